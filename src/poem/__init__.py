@@ -1,0 +1,45 @@
+"""Test-time adaptation as sentences: `poem.adapt(model, "poem")` learns while it predicts.
+
+Names resolve on first use, so that importing the package, and `poem --help`, need no torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from poem._version import __version__
+
+_HOMES = {
+    "adapt": "poem.api",
+    "Adapter": "poem.adapter",
+    "Recipe": "poem.recipes",
+    "methods": "poem.method",
+    "recipe": "poem.method",
+    "evaluate": "poem.benchmark",
+    "parts": "poem.parts",
+}
+__all__ = ["Adapter", "Recipe", "__version__", "adapt", "evaluate", "methods", "parts", "recipe"]
+
+if TYPE_CHECKING:
+    from poem import parts
+    from poem.adapter import Adapter
+    from poem.api import adapt
+    from poem.benchmark import evaluate
+    from poem.method import methods, recipe
+    from poem.recipes import Recipe
+
+
+def __getattr__(name: str) -> Any:
+    """Import the module behind a public name when it is first asked for."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'poem' has no attribute {name!r}; public names: {', '.join(__all__)}")
+    module = import_module(_HOMES[name])
+    value = module if name == "parts" else getattr(module, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """Public names."""
+    return sorted(__all__)

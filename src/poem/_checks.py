@@ -1,0 +1,113 @@
+"""Bad input, met before anything has changed: what was expected, what came, what to type."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from poem.recipes import Recipe
+
+log = logging.getLogger("poem")
+
+
+def model(module: nn.Module) -> nn.Module:
+    """The module to borrow; wrappers that hide it are refused or opened."""
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"expected an nn.Module from images to logits, got {type(module).__name__}")
+    if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        raise TypeError(f"expected a plain module, got {type(module).__name__}; adapt model.module, one per device")
+    if isinstance(module, torch.jit.ScriptModule):
+        raise TypeError("expected a module whose layers can be reached, got a ScriptModule; adapt the module it came from")
+    inner = getattr(module, "_orig_mod", None)
+    if isinstance(inner, nn.Module):
+        log.info("adapting the module inside torch.compile's wrapper")
+        module = inner
+    for name, parameter in module.named_parameters():
+        if parameter.dtype == torch.float16 and parameter.device.type == "cpu":
+            raise ValueError(f"expected float32 or bfloat16 on the CPU, got float16 in {name}; call model.float()")
+        if parameter.is_inference():
+            raise ValueError(f"{name} was made under inference_mode and cannot learn; build the model outside it")
+    return module
+
+
+def normalisation(needed: bool, name: str, mean: Sequence[float] | None, std: Sequence[float] | None) -> None:
+    """Mean and std come together, and methods that augment cannot do without."""
+    if (mean is None) != (std is None):
+        raise ValueError("expected mean and std together, got one of them; pass both, or neither")
+    if needed and mean is None:
+        raise ValueError(
+            f"{name} augments images in [0, 1] and needs the normalisation inside: pass images in [0, 1] and mean=, std= "
+            "(for a model that takes [0, 1] as it is: mean=(0, 0, 0), std=(1, 1, 1))"
+        )
+
+
+def something_moves(recipe: Recipe, module: nn.Module, names: list[str], branch: list[str]) -> None:
+    """A recipe that learns has something to move, and its branch too."""
+    kind = type(module).__name__
+    if recipe.learns and not names:
+        raise ValueError(f"{recipe.parameters!r} matched no parameter of {kind}; try parameters=Everything()")
+    if recipe.branch is not None and not branch:
+        raise ValueError(f"no norm layer of {kind} lies beyond the split; pass split= to name an earlier module")
+
+
+def still_here(unloaded: bool) -> None:
+    """An adapter that gave its model back cannot be used again."""
+    if unloaded:
+        raise RuntimeError("this adapter was unloaded; make a new one with poem.adapt(model, ...)")
+
+
+def images(batch: Tensor, module: nn.Module, channels: int | None) -> Tensor:
+    """A batch of images that the network can take, free of inference mode."""
+    if not isinstance(batch, Tensor):
+        raise TypeError(f"expected a tensor of images, got {type(batch).__name__}; adapter.stream(loader) takes loaders")
+    if not batch.is_floating_point():
+        raise ValueError(f"expected floating-point images, got {batch.dtype}; divide by 255: x.float() / 255")
+    if channels is not None and batch.dim() != 4:
+        raise ValueError(f"expected images of shape (batch, {channels}, height, width), got {tuple(batch.shape)}")
+    if channels is not None and batch.shape[1] != channels:
+        raise ValueError(f"expected {channels} channels, got {batch.shape[1]} in shape {tuple(batch.shape)}")
+    if batch.dim() < 2 or len(batch) == 0:
+        raise ValueError(f"expected at least one image, got shape {tuple(batch.shape)}")
+    first = next(module.parameters(), None)
+    if first is not None and first.device != batch.device:
+        raise ValueError(f"expected images on {first.device}, where the model is, got {batch.device}; use images.to(...)")
+    return batch.clone() if batch.is_inference() else batch.detach()
+
+
+def finite(batch: Tensor) -> None:
+    """No NaN, no infinity; names the first sample that has one."""
+    sound = batch.flatten(1).isfinite().all(1)
+    if not bool(sound.all()):
+        bad = [int(i) for i in (~sound).nonzero()[:5, 0]]
+        raise ValueError(f"expected finite images, got NaN or Inf in sample {bad[0]} (all: {bad}); nothing was learnt")
+
+
+def classes(found: int, before: int | None) -> None:
+    """The number of classes does not change under way."""
+    if before is not None and found != before:
+        raise ValueError(f"expected {before} classes as before, got {found}; call adapter.reset() for another task")
+
+
+def state(new: Any, mine: dict[str, Any], *, begun: bool) -> None:
+    """A state that this adapter can take over."""
+    if not isinstance(new, dict) or "schema" not in new:
+        raise ValueError("expected a state from adapter.state_dict(), got something else")
+    for key, remedy in (
+        ("schema", "save it again with this version"),
+        ("recipe", f"make the adapter with method {new.get('method')!r}"),
+        ("source", "load the same weights into the model first"),
+    ):
+        if new.get(key) != mine[key]:
+            raise ValueError(f"expected {key} {mine[key]!r}, got {new.get(key)!r}; {remedy}")
+    required = {key for key in mine["tensors"] if not key.startswith("memory.")}
+    missing = sorted(required - set(new["tensors"]))
+    if missing:
+        raise ValueError(f"expected tensors {missing[:3]} in the state, which it lacks; was it cut short?")
+    for key, tensor in mine["tensors"].items():
+        other = new["tensors"].get(key)
+        if other is not None and (other.shape != tensor.shape or other.dtype != tensor.dtype):
+            raise ValueError(f"expected {key} of shape {tuple(tensor.shape)}, got {tuple(other.shape)} ({other.dtype})")

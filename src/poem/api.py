@@ -1,0 +1,78 @@
+"""The front door: `poem.adapt`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from poem.adapter import Adapter
+from poem.method import Preset, recipe
+from poem.network import Precision
+from poem.recipes import Recipe
+
+
+def adapt(
+    model: nn.Module,
+    method: str | Recipe = "poem",
+    *,
+    lr: float | None = None,
+    batch_size: int | None = None,
+    classes: Sequence[int] | None = None,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    source_data: Iterable[Any] | Tensor | None = None,
+    split: str | None = None,
+    preset: Preset = "imagenet",
+    seed: int = 0,
+    fast: Literal["auto"] | bool = "auto",
+    precision: Precision = "fp32",
+    logits: Callable[[Any], Tensor] | None = None,
+    example: Tensor | None = None,
+    **changes: Any,
+) -> Adapter:
+    """Turn a classifier into one that learns while it predicts.
+
+    The model is borrowed, not copied: between calls it is as it came, and `adapter.unload()` gives it back.
+
+    Args:
+        model: Any module from one image tensor to logits.
+        method: A name from `poem.methods()`, such as `"deyo+poem"`, or a `Recipe` of your own.
+        lr: Learning rate; by default the method's rule by network family and batch size.
+        batch_size: What the learning-rate rule and ROID divide by; by default the first batch's size.
+        classes: Indices the logits are cut to, before softmax, entropy and thresholds.
+        mean: Channel means, subtracted inside; methods that augment images need it, with images in [0, 1].
+        std: Channel deviations, divided by inside.
+        source_data: Images, or a loader of them, for EATA's Fisher anchor.
+        split: Name of the module whose input is the split point, where the structure does not show it.
+        preset: Published constants: `"imagenet"`, `"cifar"` (CIFAR-10) or `"cifar100"`.
+        seed: Seed of the adapter's own random generator; the global one is left alone.
+        fast: `"auto"` takes the fastest path that is there; `False` the plain loop.
+        precision: `"fp32"`, `"tf32"` or `"bf16"` inside the network; everything else stays in full precision.
+        logits: How to get logits from what the model returns, where that is not a tensor, `.logits` or `["logits"]`.
+        example: Images to try the branch on now instead of at the first batch; nothing is learnt from them.
+        changes: Fields of the recipe, and the aliases `threshold`, `rounds`, `alpha`, `depth`, `readout`.
+
+    Returns:
+        An adapter: call it with images.
+    """
+    if fast not in ("auto", True, False):
+        raise ValueError(f"expected fast 'auto', True or False, got {fast!r}")
+    if fast is True:
+        raise ValueError("fast=True asks for captured CUDA graphs, which this version has not; use fast='auto'")
+    if precision not in ("fp32", "tf32", "bf16"):
+        raise ValueError(f"expected precision fp32, tf32 or bf16, got {precision!r}")
+    name = method if isinstance(method, str) else "custom"
+    chosen = recipe(method, preset) if isinstance(method, str) else method
+    if not isinstance(chosen, Recipe):
+        raise TypeError(f"expected a method's name or a Recipe, got {type(method).__name__}")
+    if lr is not None:
+        changes = {**changes, "lr": lr}
+    # Built outside inference mode: what moves must be able to carry a gradient.
+    with torch.inference_mode(False):
+        return Adapter(
+            model, chosen.changed(changes), name=name, batch_size=batch_size, classes=classes, mean=mean, std=std,
+            source_data=source_data, split=split, seed=seed, precision=precision, logits=logits, example=example,
+        )  # fmt: skip

@@ -1,0 +1,76 @@
+"""The adapted weights as a plain module, for ONNX, torch.export or a checkpoint."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+from poem.network import Group, Network
+from poem.parts.base import Memory
+from poem.parts.branch import AdaptBranch
+from poem.parts.statistics import FromBatch, RunningMean, Source
+from poem.recipes import Recipe
+
+
+class Exported(nn.Module):
+    """Normalisation, one network or two, class mask. Two networks stand whole, side by side: plain beats small."""
+
+    def __init__(self, heads: list[nn.Module], network: Network, branch: AdaptBranch | None) -> None:
+        super().__init__()
+        self.heads = nn.ModuleList(heads)
+        self.branch = branch
+        self._logits = network._logits
+        for name in ("_mean", "_std", "_classes"):
+            self.register_buffer(name, getattr(network, name))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """What the adapter answers when frozen."""
+        mean, std, classes = self._mean, self._std, self._classes
+        if isinstance(mean, Tensor) and isinstance(std, Tensor):
+            images = (images - mean) / std
+        logits = [self._logits(head(images)) for head in self.heads]
+        if isinstance(classes, Tensor):
+            logits = [each[:, classes] for each in logits]
+        return logits[0] if self.branch is None else self.branch.together(logits[0], logits[1])
+
+
+def exported(network: Network, recipe: Recipe, moved: Memory, state: Memory) -> nn.Module:
+    """Copies of the model with the adapted values written into them."""
+    statistics = recipe.statistics
+    if not isinstance(statistics, FromBatch | RunningMean | Source):
+        raise ValueError(f"{statistics!r} depends on each batch and cannot be exported; use statistics=Source()")
+    prefix = "teacher." if recipe.readout.look == "teacher" else ""
+    values = {key: state[f"{prefix}{key}"] for key in moved}
+    heads = []
+    for keys in (("theta",), ("theta", "branch"))[: len(values)]:
+        head = copy.deepcopy(network.model).eval()
+        for key in keys:
+            group = network.theta if key == "theta" else network.branch
+            assert group is not None
+            with torch.no_grad():
+                own = dict(head.named_parameters())
+                for name, value in group.named(values[key]).items():
+                    own[name].copy_(value)
+        _settle(head, statistics, state, branch="branch" in keys)
+        heads.append(head.requires_grad_(False))
+    return Exported(heads, network, recipe.branch).eval()
+
+
+def _settle(head: nn.Module, statistics: FromBatch | RunningMean | Source, state: Memory, *, branch: bool) -> None:
+    """Batch-norm layers that normalise as the recipe does."""
+    for name, layer in head.named_modules():
+        if not isinstance(layer, nn.modules.batchnorm._BatchNorm):
+            continue
+        if isinstance(statistics, FromBatch):
+            layer.track_running_stats = False
+            layer.running_mean = layer.running_var = layer.num_batches_tracked = None
+        elif isinstance(statistics, RunningMean):
+            for buffer, moment in ((layer.running_mean, "mean"), (layer.running_var, "var")):
+                keys = [f"memory.{'branch.' if branch else ''}statistics.{name}.{moment}"]
+                if buffer is not None and keys[0] in state:
+                    buffer.copy_(state[keys[0]])
+
+
+__all__ = ["Exported", "Group", "exported"]

@@ -1,0 +1,64 @@
+"""How much does each moving number matter on source data? EATA's importance weights.
+
+Paper: EATA (Niu et al., ICML 2022). Labels are the network's own; importance is the mean over batches of the squared
+gradient of the batch's mean loss. Kept per data object and weights, so that a sweep pays once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from poem._checks import finite
+from poem._files import fingerprint
+from poem.network import Network
+from poem.parts.statistics import Statistics
+
+SAMPLES = 2000
+_KNOWN: WeakKeyDictionary[Any, dict[tuple[Any, ...], tuple[Tensor, int]]] = WeakKeyDictionary()
+
+
+def fisher(network: Network, statistics: Statistics, data: Iterable[Any] | Tensor, size: int) -> tuple[Tensor, int]:
+    """Importance of each number of `theta`, and how many images it took."""
+    weights = fingerprint(*[parameter for parameter in network.model.parameters()])
+    version = data._version if isinstance(data, Tensor) else None
+    key = (weights, network.theta.names, repr(statistics), size, version)
+    try:
+        known = _KNOWN.setdefault(data, {})
+    except TypeError:  # lists and generators cannot be remembered
+        known = {}
+    if key not in known:
+        known[key] = _measure(network, statistics, data, size)
+    importance, images = known[key]
+    return importance.to(network.theta.source().device), images
+
+
+def _measure(network: Network, statistics: Statistics, data: Iterable[Any] | Tensor, size: int) -> tuple[Tensor, int]:
+    theta = network.theta.source().requires_grad_()
+    total, batches, images = torch.zeros_like(theta), 0, 0
+    for batch in _batches(data, size):
+        finite(batch)
+        (logits,), _ = network.heads(batch.to(theta.device), theta, None, statistics, {})
+        label = logits.detach().argmax(1, keepdim=True)
+        loss = -logits.log_softmax(1).gather(1, label).mean()
+        (gradient,) = torch.autograd.grad(loss, theta)
+        total += gradient.square()
+        batches, images = batches + 1, images + len(batch)
+    if batches == 0:
+        raise ValueError("expected source_data with at least one batch of images, got none")
+    return total / batches, images
+
+
+def _batches(data: Iterable[Any] | Tensor, size: int) -> Iterator[Tensor]:
+    """The first `SAMPLES` images, in the loader's batches or in batches of `size`."""
+    left = SAMPLES
+    for item in data.split(size) if isinstance(data, Tensor) else data:
+        images = item[0] if isinstance(item, tuple | list) else item
+        if left <= 0:
+            return
+        yield images[:left]
+        left -= len(images)

@@ -1,0 +1,197 @@
+"""What a batch cost and what it changed, per batch and in total.
+
+Counts are in images. *Needed* rows are those that the method's arithmetic asks for (the paper's tables count these);
+*computed* rows are those that went through the network, because a masked pass keeps the batch whole. Tensors are read
+only when somebody asks, so that keeping the books never waits for a device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+Count = int | Tensor
+
+
+class FirstLast(NamedTuple):
+    """A quantity at the first look at a batch, and at the last."""
+
+    first: Tensor
+    last: Tensor
+
+
+@dataclass
+class Costs:
+    """Running sums of one batch, or of a stream."""
+
+    forwards: Count = 0
+    backwards: Count = 0
+    forwards_computed: Count = 0
+    backwards_computed: Count = 0
+    taught: Count = 0
+    rounds: Count = 0
+    updates: Count = 0
+
+    def add(self, other: Costs) -> None:
+        """Adds another's sums to these."""
+        for item in fields(Costs):
+            setattr(self, item.name, getattr(self, item.name) + getattr(other, item.name))
+
+
+class Batchwise:
+    """`adapter.last`: everything known about the batch that was answered last."""
+
+    def __init__(self, costs: Costs) -> None:
+        self._costs = costs
+        self.selected: Tensor = torch.zeros(0, dtype=torch.bool)
+        """(B,) who was selected at the first look."""
+        self.newly_reliable: Tensor = torch.zeros(0, dtype=torch.bool)
+        """(B,) not selected at the first look, selected at a later one."""
+        self.no_longer_reliable: Tensor = torch.zeros(0, dtype=torch.bool)
+        """(B,) selected at the first look, not at the last one that selected."""
+        self.entropy = FirstLast(torch.zeros(0), torch.zeros(0))
+        """(B,) each, in nats: at the first look and at the last."""
+        self.first_logits: Tensor = torch.zeros(0, 0)
+        """(B, C) before any update."""
+        self.notes: list[str] = []
+        """What the engine had to say about this batch, such as a fallback."""
+        self._loss: Tensor | None = None
+        self._reset: bool | Tensor = False
+        self._applied: list[Tensor] = []
+        self._nothing = False
+
+    @property
+    def first_entropy(self) -> Tensor:
+        """(B,) in nats, before any update."""
+        return self.entropy.first
+
+    @property
+    def last_entropy(self) -> Tensor:
+        """(B,) in nats, at the last look."""
+        return self.entropy.last
+
+    @property
+    def taught(self) -> int:
+        """Samples that taught, summed over the updates."""
+        return int(self._costs.taught)
+
+    @property
+    def rounds(self) -> int:
+        """How often an update was tried."""
+        return int(self._costs.rounds)
+
+    @property
+    def updates(self) -> int:
+        """How many updates were made."""
+        return int(self._costs.updates)
+
+    @property
+    def forwards(self) -> int:
+        """Images needed in forward passes."""
+        return int(self._costs.forwards)
+
+    @property
+    def backwards(self) -> int:
+        """Images with a non-zero share in a loss, summed over backward passes."""
+        return int(self._costs.backwards)
+
+    @property
+    def forwards_computed(self) -> int:
+        """Rows that went through the network."""
+        return int(self._costs.forwards_computed)
+
+    @property
+    def backwards_computed(self) -> int:
+        """Rows that went back through the network."""
+        return int(self._costs.backwards_computed)
+
+    @property
+    def loss(self) -> float | None:
+        """The last update's loss, or None where none was tried."""
+        return None if self._loss is None else float(self._loss)
+
+    @property
+    def reset(self) -> bool:
+        """Whether everything went back to the source, before or after this batch."""
+        return bool(self._reset)
+
+    @property
+    def skipped(self) -> str | None:
+        """Why nothing was learnt, or None."""
+        if self._nothing:
+            return "nothing selected"
+        if self._applied and not any(bool(applied) for applied in self._applied):
+            return "the update was not finite, or nothing passed the second filter"
+        return None
+
+    def _gather(self, parts: list[Batchwise]) -> None:
+        """Take over what was found image by image, or for the one batch there was."""
+        self.selected = torch.cat([part.selected for part in parts])
+        self.newly_reliable = torch.cat([part.newly_reliable for part in parts])
+        self.no_longer_reliable = torch.cat([part.no_longer_reliable for part in parts])
+        first = torch.cat([part.entropy.first for part in parts])
+        self.entropy = FirstLast(first, torch.cat([part.entropy.last for part in parts]))
+        self.first_logits = torch.cat([part.first_logits for part in parts])
+        self._loss = next((part._loss for part in reversed(parts) if part._loss is not None), None)
+        self._applied = [applied for part in parts for applied in part._applied]
+        self._nothing = all(part._nothing for part in parts)
+        for part in parts:
+            self._reset = part._reset if self._reset is False else self._reset
+
+    def __repr__(self) -> str:
+        words = f"taught={self.taught}, rounds={self.rounds}, updates={self.updates}, forwards={self.forwards}"
+        return f"Batchwise({words}, backwards={self.backwards}, loss={self.loss}, skipped={self.skipped!r})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Totals:
+    """`adapter.totals`: the same, summed since the last reset by hand."""
+
+    batches: int
+    images: int
+    forwards: int
+    backwards: int
+    forwards_computed: int
+    backwards_computed: int
+    taught: int
+    rounds: int
+    updates: int
+    selected: int
+    newly_reliable: int
+    no_longer_reliable: int
+    resets: int
+    skips: int
+
+
+@dataclass
+class Books(Costs):
+    """The running sums behind `adapter.totals`; on a device they stay there until read."""
+
+    batches: Count = 0
+    images: Count = 0
+    selected: Count = 0
+    newly_reliable: Count = 0
+    no_longer_reliable: Count = 0
+    resets: Count = 0
+    skips: Count = 0
+
+    def close(self, entry: Batchwise, images: int) -> None:
+        """Adds a finished batch."""
+        self.add(entry._costs)
+        self.batches += 1
+        self.images += images
+        self.selected = self.selected + entry.selected.sum()
+        self.newly_reliable = self.newly_reliable + entry.newly_reliable.sum()
+        self.no_longer_reliable = self.no_longer_reliable + entry.no_longer_reliable.sum()
+        self.resets = self.resets + (entry._reset if isinstance(entry._reset, Tensor) else int(entry._reset))
+        missed: Count = int(entry._nothing)
+        if entry._applied and not entry._nothing:
+            missed = 1 - torch.stack(entry._applied).any().long()
+        self.skips = self.skips + missed
+
+    def read(self) -> Totals:
+        """All sums as plain numbers."""
+        return Totals(**{item.name: int(getattr(self, item.name)) for item in fields(self)})

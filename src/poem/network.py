@@ -1,0 +1,369 @@
+"""A borrowed model, run with other tensors in place of its own.
+
+The model is never changed for longer than a call: moving tensors are put in place, the pass is run, and everything is
+put back. Several adapters may therefore borrow one model, each with its own state.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from poem.parts.base import Memory
+from poem.parts.statistics import Statistics
+
+Precision = Literal["fp32", "tf32", "bf16"]
+HALF = (torch.float16, torch.bfloat16)
+
+
+@dataclass
+class Lease:
+    """Who else uses the model: one caller at a time, any number of borrowers."""
+
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    borrowers: int = 0
+
+
+_LEASES: WeakKeyDictionary[nn.Module, Lease] = WeakKeyDictionary()
+
+
+def lease(model: nn.Module) -> Lease:
+    """The one lease of this model in this process."""
+    return _LEASES.setdefault(model, Lease())
+
+
+class Group:
+    """Named parameters of a model, seen as one flat vector."""
+
+    def __init__(self, model: nn.Module, names: Sequence[str]) -> None:
+        parameters = dict(model.named_parameters())
+        self.names = tuple(names)
+        self._own = [parameters[name] for name in names]
+        places: dict[int, list[tuple[nn.Module, str]]] = {}
+        for module in model.modules():  # a tied parameter stands in several places
+            for attribute, parameter in module._parameters.items():
+                if parameter is not None:
+                    places.setdefault(id(parameter), []).append((module, attribute))
+        self._places = [places[id(parameter)] for parameter in self._own]
+        self._sizes = [parameter.numel() for parameter in self._own]
+
+    @property
+    def size(self) -> int:
+        """How many numbers may move."""
+        return sum(self._sizes)
+
+    def source(self) -> Tensor:
+        """The model's own values as a new flat vector, in single precision where the model has less."""
+        if not self._own:
+            return torch.zeros(0)
+        flat = [p.detach().float() if p.dtype in HALF else p.detach() for p in self._own]
+        return torch.cat([tensor.reshape(-1) for tensor in flat])
+
+    def named(self, flat: Tensor) -> dict[str, Tensor]:
+        """Views of a flat vector, by name and in shape."""
+        pieces = flat.split(self._sizes) if self._sizes else ()
+        return {n: piece.view(p.shape) for n, piece, p in zip(self.names, pieces, self._own, strict=True)}
+
+    def swaps(self, flat: Tensor) -> list[Swap]:
+        """Where each piece of a flat vector goes, in the precision that the model computes in."""
+        pieces = zip(self.named(flat).values(), self._own, self._places, strict=True)
+        return [(module, key, piece.to(p.dtype)) for piece, p, places in pieces for module, key in places]
+
+
+Swap = tuple[nn.Module, str, Tensor]
+
+
+@contextmanager
+def swapped(swaps: Sequence[Swap]) -> Iterator[None]:
+    """The given tensors stand where parameters stood, until the block ends."""
+    before = [(module, key, module._parameters[key]) for module, key, _ in swaps]
+    try:
+        for module, key, tensor in swaps:
+            module._parameters[key] = tensor  # type: ignore[assignment]  # a view with a gradient, for one pass
+        yield
+    finally:
+        for module, key, parameter in before:
+            module._parameters[key] = parameter
+
+
+@dataclass
+class Pass:
+    """What a pass needs to know while it runs."""
+
+    statistics: Statistics
+    memory: Memory
+    mask: Tensor | None = None
+    branch: Literal["none", "doubled", "alone"] = "none"
+    swaps: Mapping[nn.Module, list[Swap]] = field(default_factory=dict)  # the branch's affine tensors, per layer
+    doubled: bool = False  # the split has been passed and the batch now holds both halves
+    record: Memory = field(default_factory=dict)
+    features: Tensor | None = None
+
+
+class BorrowedNorm:
+    """Stands in for a norm layer's forward while a call lasts; every verb ends in the layer's own forward."""
+
+    def __init__(self, name: str, layer: nn.Module, current: Callable[[], Pass]) -> None:
+        self.name, self.layer, self._current = name, layer, current
+        self.batch = isinstance(layer, nn.modules.batchnorm._BatchNorm)
+        self.own: Callable[..., Tensor] = layer.forward
+
+    def __call__(self, x: Tensor, *rest: Any) -> Tensor:
+        """The layer with the source's tensors, the branch's, or each on its half."""
+        run = self._current()
+        swaps = run.swaps.get(self.layer, [])
+        if run.branch == "alone":
+            with swapped(swaps):
+                return self._one(x, rest, run, f"branch.{self.key}" if swaps else self.key)
+        if not run.doubled:
+            if swaps:
+                raise RuntimeError(f"expected the layer {self.name!r} after the split, it ran before; pass split=")
+            return self._one(x, rest, run, self.key)
+        source, branch = x.chunk(2)
+        first = self._one(source, rest, run, self.key)
+        with swapped(swaps):
+            return torch.cat([first, self._one(branch, rest, run, f"branch.{self.key}")])
+
+    def _one(self, x: Tensor, rest: tuple[Any, ...], run: Pass, key: str) -> Tensor:
+        """One head's share, with the statistics that the recipe chose."""
+        if not self.batch:
+            return self.own(x, *rest)
+        run.record.update(run.statistics.remember(self, x, run.mask, run.memory, key))
+        return run.statistics(self, x, run.mask, run.memory, key)
+
+    @property
+    def key(self) -> str:
+        """Under which name the layer's statistics are remembered."""
+        return f"statistics.{self.name}"
+
+    @property
+    def source_mean(self) -> Tensor | None:
+        """The running mean that came with the model."""
+        return self.layer._buffers.get("running_mean")
+
+    @property
+    def source_var(self) -> Tensor | None:
+        """The running variance that came with the model."""
+        return self.layer._buffers.get("running_var")
+
+    def with_source(self, x: Tensor) -> Tensor:
+        """As the layer came, in eval mode."""
+        return self.own(x)
+
+    def with_batch(self, x: Tensor) -> Tensor:
+        """In training mode, with tracking off so that the running statistics stay."""
+        with _set(self.layer, training=True, track_running_stats=False):
+            return self.own(x)
+
+    def with_moments(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+        """Normalised here; the layer then scales and shifts, and whatever else it does, with neutral statistics."""
+        eps = float(self.layer.eps)  # type: ignore[arg-type]
+        shape = (1, -1, *[1] * (x.dim() - 2))
+        normal = ((x - mean.view(shape)) * (var.view(shape) + eps).rsqrt()).to(x.dtype)
+        neutral = torch.zeros_like(mean), torch.full_like(var, 1 - eps)
+        buffers = self.layer._buffers
+        before = buffers.get("running_mean"), buffers.get("running_var")
+        buffers["running_mean"], buffers["running_var"] = neutral
+        try:
+            return self.own(normal)
+        finally:
+            buffers["running_mean"], buffers["running_var"] = before
+
+
+class Network:
+    """Runs a borrowed model: normalisation before it, class mask after it, one head or two."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        theta: Group,
+        branch: Group | None = None,
+        split: str | None = None,
+        norms: Sequence[str] = (),
+        head: str | None = None,
+        classes: Sequence[int] | None = None,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+        logits: Callable[[Any], Tensor] | None = None,
+        precision: Precision = "fp32",
+    ) -> None:
+        modules = dict(model.named_modules())
+        self.model, self.theta, self.branch = model, theta, branch
+        self.doubles: bool | None = None  # not yet proven
+        self._all = list(modules.values())
+        self._split = modules[split] if split is not None else None
+        self._head = modules[head] if head is not None else None
+        self._logits = logits or tensor_of
+        self._precision = precision
+        self._classes = None if classes is None else torch.as_tensor(classes, dtype=torch.long)
+        self._mean = None if mean is None else torch.as_tensor(mean).view(1, -1, 1, 1)
+        self._std = None if std is None else torch.as_tensor(std).view(1, -1, 1, 1)
+        self._current: Pass | None = None
+        self._autocast: tuple[bool, torch.dtype] = (False, torch.bfloat16)
+        inside = {id(module) for places in (branch._places if branch else ()) for module, _ in places}
+        self.norms = [
+            BorrowedNorm(name, modules[name], self._running)
+            for name in norms
+            if isinstance(modules[name], nn.modules.batchnorm._BatchNorm) or id(modules[name]) in inside
+        ]
+
+    @contextmanager
+    def borrowed(self, device: str) -> Iterator[None]:
+        """The model is ours until the block ends: in eval mode, its norm layers and its split listening to us.
+
+        Outside the network nothing runs under autocast: entropies, thresholds and updates keep full precision.
+        """
+        with lease(self.model).lock, ExitStack() as undo:
+            self._autocast = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+            undo.enter_context(torch.autocast(device, enabled=False))
+            training = [module for module in self._all if module.training]
+            for module in training:
+                module.training = False
+                undo.callback(setattr, module, "training", True)
+            for norm in self.norms:
+                before = norm.layer.__dict__.get("forward")
+                norm.own = norm.layer.forward
+                norm.layer.forward = norm  # type: ignore[assignment]
+                undo.callback(_put_back, norm.layer, before)
+            if self._split is not None:
+                undo.callback(self._split.register_forward_pre_hook(self._double, with_kwargs=True).remove)
+            if self._head is not None:
+                undo.callback(self._head.register_forward_pre_hook(self._keep).remove)
+            yield
+
+    def heads(
+        self,
+        images: Tensor,
+        theta: Tensor | None,
+        branch: Tensor | None,
+        statistics: Statistics,
+        memory: Memory,
+        mask: Tensor | None = None,
+    ) -> tuple[tuple[Tensor, ...], Pass]:
+        """Logits of each head, and what the pass recorded. `theta=None` runs the source's own tensors."""
+        run = Pass(statistics, memory, mask)
+        if branch is None or self.branch is None:
+            return (self._once(images, theta, run),), run
+        swaps: dict[nn.Module, list[Swap]] = {}
+        for swap in self.branch.swaps(branch):
+            swaps.setdefault(swap[0], []).append(swap)
+        if self.doubles is not False:
+            run.branch, run.swaps = "doubled", swaps
+            both = self._once(images, theta, run)
+            if len(both) != 2 * len(images):
+                raise RuntimeError(f"expected {2 * len(images)} rows from the doubled batch, got {len(both)}")
+            source, adapted = both.chunk(2)
+            return (source, adapted), run
+        source = self._once(images, theta, run)
+        other = Pass(statistics, memory, mask, branch="alone", swaps=swaps, record=run.record)
+        return (source, self._once(images, theta, other)), run
+
+    def prove(self, images: Tensor, statistics: Statistics, memory: Memory) -> float:
+        """How far the doubled pass is from two plain ones, each half with its own tensors; decides `doubles`.
+
+        The branch is moved away from the source first, so that a deep part that mixes samples cannot hide.
+        """
+        assert self.branch is not None
+        start = self.branch.source()
+        moved = start + 0.1 * torch.cos(torch.arange(start.numel(), device=start.device)).to(start.dtype)
+        self.doubles = False
+        plain, _ = self.heads(images, None, moved, statistics, memory)
+        self.doubles = True
+        try:
+            doubled, _ = self.heads(images, None, moved, statistics, memory)
+            far = max(float((a - b).abs().max() / (1 + b.abs().max())) for a, b in zip(doubled, plain, strict=True))
+        except Exception:  # whatever a model does with a batch of another size, two passes are right
+            far = torch.inf
+        coarse = self._precision != "fp32" or next(self.model.parameters()).dtype in HALF
+        self.doubles = far < (5e-2 if coarse else 1e-3)
+        return far
+
+    def _once(self, images: Tensor, theta: Tensor | None, run: Pass) -> Tensor:
+        """One pass through the model; logits in at least single precision."""
+        x = images
+        if self._mean is not None and self._std is not None:
+            x = (x - self._mean.to(x)) / self._std.to(x)
+        self._current = run
+        try:
+            with swapped([] if theta is None else self.theta.swaps(theta)), self._computing(x.device.type):
+                first = next(self.model.parameters(), x)
+                logits = self._logits(self.model(x.to(first.dtype) if first.dtype in HALF else x))
+        finally:
+            self._current = None
+        if logits.dtype in HALF:
+            logits = logits.float()
+        return logits if self._classes is None else logits[:, self._classes.to(logits.device)]
+
+    @contextmanager
+    def _computing(self, device: str) -> Iterator[None]:
+        """Our own autocast: the caller's cache would hold on to weights that have moved since."""
+        asked, dtype = (True, torch.bfloat16) if self._precision == "bf16" else self._autocast
+        tf32 = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+        if self._precision == "tf32":
+            torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+        try:
+            with torch.autocast(device, dtype=dtype, enabled=asked, cache_enabled=False):
+                yield
+        finally:
+            torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = tf32
+
+    def _running(self) -> Pass:
+        """The pass under way."""
+        assert self._current is not None
+        return self._current
+
+    def _double(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """At the split: every tensor along the batch stands twice, once per head."""
+        run = self._current
+        if run is None or run.branch != "doubled":
+            return None
+        run.doubled = True
+
+        def twice(value: Any) -> Any:
+            return torch.cat([value, value]) if isinstance(value, Tensor) and value.dim() > 1 else value
+
+        return tuple(twice(value) for value in args), {key: twice(value) for key, value in kwargs.items()}
+
+    def _keep(self, _: nn.Module, args: tuple[Any, ...]) -> None:
+        """At the head: its input, for corrections that read it."""
+        if self._current is not None and args and isinstance(args[0], Tensor):
+            self._current.features = args[0].flatten(1)
+
+
+def tensor_of(output: Any) -> Tensor:
+    """The logits in what a model returned: a tensor, `.logits`, or `["logits"]`."""
+    found = output
+    if not isinstance(found, Tensor):
+        found = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
+    if not isinstance(found, Tensor):
+        kind = type(output).__name__
+        raise TypeError(f"expected logits (a tensor, .logits or ['logits']), got {kind}; pass logits=lambda out: ...")
+    if found.dim() != 2:
+        raise ValueError(f"expected logits of shape (batch, classes), got {tuple(found.shape)}; pass logits=")
+    return found
+
+
+@contextmanager
+def _set(module: nn.Module, **flags: bool) -> Iterator[None]:
+    """Flags of a module, until the block ends."""
+    before = {name: getattr(module, name) for name in flags}
+    module.__dict__.update(flags)
+    try:
+        yield
+    finally:
+        module.__dict__.update(before)
+
+
+def _put_back(module: nn.Module, forward: Any) -> None:
+    """The forward that the module had, on the class or on itself."""
+    del module.__dict__["forward"]
+    if forward is not None:
+        module.forward = forward

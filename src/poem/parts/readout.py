@@ -1,0 +1,119 @@
+"""Which look answers, and which correction follows?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from poem.parts.base import Look, Part
+
+Which = Literal["first", "before-last", "last", "teacher"]
+
+
+@dataclass(frozen=True, repr=False)
+class Correction(Part):
+    """Leaves the answer as it is."""
+
+    @property
+    def features(self) -> bool:
+        """Whether the correction reads the input of the last linear layer."""
+        return False
+
+    def __call__(self, look: Look) -> Tensor:
+        """The answer (B, C)."""
+        return look.logits
+
+
+@dataclass(frozen=True, repr=False)
+class Uncorrected(Correction):
+    """The look's own logits."""
+
+
+@dataclass(frozen=True, repr=False)
+class Prior(Correction):
+    """Corrects by the batch's smoothed mean prediction: multiplies the logits by it, or with `"log"` adds its logarithm.
+
+    A combined answer has no logits of its own; its log-probabilities are centred first, because a factor acts on the
+    sign.
+
+    Paper: ROID (Marsden et al., WACV 2024), prior correction.
+    """
+
+    by: Literal["factor", "log"] = "factor"
+
+    def __call__(self, look: Look) -> Tensor:
+        """Logits favouring what the batch is full of."""
+        mean = look.probs.mean(0)
+        smooth = max(1 / len(look.logits), 1 / look.classes) / mean.max()
+        prior = (mean + smooth) / (1 + smooth * look.classes)
+        logits = look.logits if len(look.heads) == 1 else look.logits - look.logits.mean(1, keepdim=True)
+        return logits * prior if self.by == "factor" else logits + prior.log()
+
+
+@dataclass(frozen=True, repr=False)
+class Laplacian(Correction):
+    """Makes neighbours in feature space agree: the Laplacian-adjusted maximum-likelihood estimate. Answers log Y.
+
+    `affinity` is `"rbf"` (bandwidth: mean distance to the `neighbours`-th nearest, self counted first), `"knn"`
+    (symmetrised) or `"linear"`. A batch of one has no neighbours and is answered as it is.
+
+    Paper: LAME (Boudiaf et al., CVPR 2022).
+    Reference code: the benchmark of Marsden et al. (MIT).
+    Differs: answers log-probabilities, and never asks for more neighbours than there are.
+    """
+
+    neighbours: int = 5
+    affinity: Literal["rbf", "knn", "linear"] = "rbf"
+    steps: int = 100
+
+    @property
+    def features(self) -> bool:
+        """Yes."""
+        return True
+
+    def __call__(self, look: Look) -> Tensor:
+        """A fixed point of `Y = softmax(log p + K Y)`, stopped when its energy stands still."""
+        if look.features is None:
+            raise ValueError("Laplacian() needs a model whose last layer is linear; none was found")
+        if len(look.logits) == 1:
+            return look.log_probs
+        unary = -(look.probs + 1e-10).log()
+        kernel = self._kernel(torch.nn.functional.normalize(look.features.to(unary.dtype), dim=1))
+        answer, energy = (-unary).log_softmax(1), torch.inf
+        for step in range(self.steps):
+            pairwise = kernel @ answer.exp()
+            answer = (pairwise - unary).log_softmax(1)
+            y = answer.exp()
+            before, energy = energy, float((unary * y - pairwise * y + y * y.clamp(min=1e-20).log()).sum())
+            if step > 1 and abs(energy - before) <= 1e-8 * abs(before):
+                break
+        return answer
+
+    def _kernel(self, features: Tensor) -> Tensor:
+        """Affinities (B, B)."""
+        if self.affinity == "linear":
+            return features @ features.T
+        distance = torch.cdist(features, features, compute_mode="donot_use_mm_for_euclid_dist")
+        count = len(features)
+        if self.affinity == "rbf":
+            width = distance.topk(min(self.neighbours, count), largest=False).values[:, -1].mean()
+            return (-distance.square() / (2 * width.square()).clamp(min=1e-20)).exp()
+        nearest = distance.fill_diagonal_(torch.inf).topk(min(self.neighbours, count - 1), largest=False).indices
+        graph = torch.zeros_like(distance).scatter_(1, nearest, 1.0)
+        return 0.5 * (graph + graph.T)
+
+
+@dataclass(frozen=True, repr=False)
+class Readout(Part):
+    """`look` answers (before the first update, before the last, after the last, or the teacher), then `correct`."""
+
+    look: Which = "first"
+    correct: Correction = Uncorrected()  # noqa: RUF009 - frozen
+
+    def __post_init__(self) -> None:
+        """Refuses a look that does not exist."""
+        if self.look not in ("first", "before-last", "last", "teacher"):
+            raise ValueError(f"expected readout first, before-last, last or teacher, got {self.look!r}")

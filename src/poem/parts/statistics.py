@@ -1,0 +1,157 @@
+"""What do batch-norm layers normalise with?
+
+Layer and group norms have no question here: they look at one sample at a time.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from poem.parts.base import Memory, Part
+
+
+class BatchLayer(Protocol):
+    """A borrowed batch-norm layer. Each verb runs the layer's own forward, activation included."""
+
+    @property
+    def source_mean(self) -> Tensor | None:
+        """Running mean that came with the model, if it has one."""
+        ...
+
+    @property
+    def source_var(self) -> Tensor | None:
+        """Running variance that came with the model."""
+        ...
+
+    def with_source(self, x: Tensor) -> Tensor:
+        """Normalise with the model's own running statistics."""
+        ...
+
+    def with_batch(self, x: Tensor) -> Tensor:
+        """Normalise with the statistics of `x`."""
+        ...
+
+    def with_moments(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+        """Normalise with the given statistics."""
+        ...
+
+
+@dataclass(frozen=True, repr=False)
+class Statistics(Part):
+    """Chooses the mean and variance of each batch-norm layer, at every pass."""
+
+    def start(self, key: str, layer: BatchLayer) -> Memory:
+        """What a layer remembers before the first batch."""
+        return {}
+
+    @abstractmethod
+    def __call__(self, layer: BatchLayer, x: Tensor, mask: Tensor | None, memory: Memory, key: str) -> Tensor:
+        """The layer's output for `x`; rows that `mask` leaves out do not enter the statistics."""
+
+    def remember(self, layer: BatchLayer, x: Tensor, mask: Tensor | None, memory: Memory, key: str) -> Memory:
+        """What the layer should find at the next batch, given what it saw at this one."""
+        return {}
+
+
+@dataclass(frozen=True, repr=False)
+class Source(Statistics):
+    """The statistics of the training data, as the model came. Without any (never tracked): the batch's."""
+
+    def __call__(self, layer: BatchLayer, x: Tensor, mask: Tensor | None, memory: Memory, key: str) -> Tensor:
+        """The layer as it came."""
+        return layer.with_source(x)
+
+
+@dataclass(frozen=True, repr=False)
+class FromBatch(Statistics):
+    """The statistics of the batch in hand; a masked pass equals the pass over the kept samples alone.
+
+    A layer that sees one value per channel (a batch of one on a 1x1 map) has no variance to speak of and falls back to
+    the source statistics.
+
+    Paper: Nado et al. 2020, Schneider et al. 2020; used by Tent and its descendants.
+    """
+
+    def __call__(self, layer: BatchLayer, x: Tensor, mask: Tensor | None, memory: Memory, key: str) -> Tensor:
+        """Batch statistics, biased variance."""
+        if x.numel() == x.shape[1]:
+            return layer.with_source(x)
+        if mask is None:
+            return layer.with_batch(x)
+        return layer.with_moments(x, *moments(x, mask))
+
+
+@dataclass(frozen=True, repr=False)
+class Mixed(Statistics):
+    """A weighted mean of the source's statistics and the batch's: `(1 - alpha) source + alpha batch`.
+
+    The batch's variance is unbiased and no gradient flows through the statistics, because the reference codes read them
+    out of a running average.
+
+    Paper: Schneider et al., NeurIPS 2020; MEMO uses alpha = 1/17 (a prior worth 16 samples).
+    """
+
+    alpha: float = 0.1
+
+    def __call__(self, layer: BatchLayer, x: Tensor, mask: Tensor | None, memory: Memory, key: str) -> Tensor:
+        """Mixed statistics, constants for the backward pass."""
+        if layer.source_mean is None or layer.source_var is None:
+            return FromBatch()(layer, x, mask, memory, key)
+        return layer.with_moments(x, *mix(x, mask, layer.source_mean, layer.source_var, self.alpha))
+
+
+@dataclass(frozen=True, repr=False)
+class RunningMean(Statistics):
+    """An average over the stream: `(1 - alpha) so far + alpha batch`, starting from the source's statistics.
+
+    Paper: BN-EMA, as in the online-TTA benchmark of Marsden et al.; RoTTA's robust batch norm is its relative.
+    Differs: one pass instead of two, so a layer sees inputs that were normalised by averages, not by the batch.
+    """
+
+    alpha: float = 0.1
+
+    def start(self, key: str, layer: BatchLayer) -> Memory:
+        """The source's statistics."""
+        if layer.source_mean is None or layer.source_var is None:
+            return {}
+        return {f"{key}.mean": layer.source_mean.clone(), f"{key}.var": layer.source_var.clone()}
+
+    def __call__(self, layer: BatchLayer, x: Tensor, mask: Tensor | None, memory: Memory, key: str) -> Tensor:
+        """The average, this batch included."""
+        new = self.remember(layer, x, mask, memory, key)
+        if not new:
+            return FromBatch()(layer, x, mask, memory, key)
+        return layer.with_moments(x, new[f"{key}.mean"], new[f"{key}.var"])
+
+    def remember(self, layer: BatchLayer, x: Tensor, mask: Tensor | None, memory: Memory, key: str) -> Memory:
+        """The average moved by this batch."""
+        if f"{key}.mean" not in memory:
+            return {}
+        mean, var = mix(x, mask, memory[f"{key}.mean"], memory[f"{key}.var"], self.alpha)
+        return {f"{key}.mean": mean, f"{key}.var": var}
+
+
+def moments(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Mean and biased variance per channel, over the rows that `mask` keeps."""
+    values = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    axes = [0, *range(2, x.dim())]
+    if mask is None:
+        return values.mean(axes), values.var(axes, correction=0)
+    rows = mask.view(-1, *[1] * (x.dim() - 1)).to(values.dtype)
+    count = (rows.sum() * values[0, 0].numel()).clamp(min=1)
+    mean = (values * rows).sum(axes) / count
+    centred = values - mean.view(1, -1, *[1] * (x.dim() - 2))
+    return mean, (centred.square() * rows).sum(axes) / count
+
+
+def mix(x: Tensor, mask: Tensor | None, mean: Tensor, var: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
+    """`(1 - alpha)` of the given statistics and `alpha` of the batch's, detached, with the unbiased variance."""
+    batch_mean, batch_var = moments(x.detach(), mask)
+    count = (x.shape[0] if mask is None else mask.sum()) * (x.numel() // (x.shape[0] * x.shape[1]))
+    unbiased = batch_var * count / (torch.as_tensor(count) - 1).clamp(min=1)
+    return mean + alpha * (batch_mean - mean), var + alpha * (unbiased - var)

@@ -1,0 +1,117 @@
+"""How does a gradient become an update?
+
+All moving numbers are one flat vector, so an optimiser is a few lines, and the new vector is a value: nothing moves
+until the loop says so.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from poem.parts.base import Memory, Part
+
+
+@dataclass(frozen=True, repr=False)
+class Step(Part):
+    """Turns a gradient into a change."""
+
+    @property
+    def plain(self) -> Step:
+        """The optimiser underneath: what teaches the branch."""
+        return self
+
+    @property
+    def climbs(self) -> bool:
+        """Whether the step looks elsewhere first."""
+        return False
+
+    def start(self, theta: Tensor) -> Memory:
+        """What the optimiser remembers before the first step."""
+        return {}
+
+    def climb(self, gradient: Tensor) -> Tensor:
+        """Where to look before stepping, relative to here."""
+        return torch.zeros_like(gradient)
+
+    @abstractmethod
+    def __call__(self, gradient: Tensor, lr: float, memory: Memory) -> tuple[Tensor, Memory]:
+        """The change to add, and the new memory."""
+
+
+@dataclass(frozen=True, repr=False)
+class SGD(Step):
+    """Stochastic gradient descent with momentum, as torch's (no dampening, no weight decay)."""
+
+    momentum: float = 0.9
+    nesterov: bool = False
+
+    def start(self, theta: Tensor) -> Memory:
+        """No velocity."""
+        return {"velocity": torch.zeros_like(theta)}
+
+    def __call__(self, gradient: Tensor, lr: float, memory: Memory) -> tuple[Tensor, Memory]:
+        """Along the velocity, or with Nesterov one look ahead of it."""
+        velocity = self.momentum * memory["velocity"] + gradient
+        direction = gradient + self.momentum * velocity if self.nesterov else velocity
+        return -lr * direction, {"velocity": velocity}
+
+
+@dataclass(frozen=True, repr=False)
+class Adam(Step):
+    """Adam as torch's, without weight decay."""
+
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+
+    def start(self, theta: Tensor) -> Memory:
+        """No averages, no steps."""
+        return {"mean": torch.zeros_like(theta), "square": torch.zeros_like(theta), "steps": theta.new_zeros(())}
+
+    def __call__(self, gradient: Tensor, lr: float, memory: Memory) -> tuple[Tensor, Memory]:
+        """Bias-corrected mean over bias-corrected deviation."""
+        one, two = self.betas
+        steps = memory["steps"] + 1
+        mean = one * memory["mean"] + (1 - one) * gradient
+        square = two * memory["square"] + (1 - two) * gradient.square()
+        deviation = (square / (1 - two**steps)).sqrt() + self.eps
+        return -lr * (mean / (1 - one**steps)) / deviation, {"mean": mean, "square": square, "steps": steps}
+
+
+@dataclass(frozen=True, repr=False)
+class SAM(Step):
+    """Sharpness-aware: climbs `radius` along the gradient, asks again who teaches there, and steps by what it finds.
+
+    Paper: SAR (Niu et al., ICLR 2023), after Foret et al., ICLR 2021.
+    Reference code: mr-eggplant/SAR (BSD-3).
+    Differs: an empty selection steps nowhere (the published code coasts on its momentum); the inner optimiser is
+    cleared by a reset.
+    """
+
+    radius: float = 0.05
+    base: Step = field(default_factory=SGD)
+
+    @property
+    def plain(self) -> Step:
+        """The inner optimiser."""
+        return self.base
+
+    def start(self, theta: Tensor) -> Memory:
+        """The inner optimiser's memory: climbing leaves no trace."""
+        return self.base.start(theta)
+
+    @property
+    def climbs(self) -> bool:
+        """Yes."""
+        return True
+
+    def climb(self, gradient: Tensor) -> Tensor:
+        """`radius` along the gradient, one norm over all numbers."""
+        return self.radius * gradient / (torch.linalg.vector_norm(gradient) + 1e-12)
+
+    def __call__(self, gradient: Tensor, lr: float, memory: Memory) -> tuple[Tensor, Memory]:
+        """The inner optimiser's step, from where we stood."""
+        return self.base(gradient, lr, memory)

@@ -1,0 +1,48 @@
+"""Is there a teacher, and what does it say?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from poem.parts.augment import Augment, Jitter
+from poem.parts.base import Batch, Part
+
+Predict = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, repr=False)
+class MeanTeacher(Part):
+    """A slow average of the student, which sets the target and gives the answer.
+
+    Where the source model is unsure of the batch (mean confidence below `unsure`), the target is the mean of the
+    teacher's logits over `copies` augmented copies; otherwise its plain logits.
+
+    Paper: CoTTA (Wang et al., CVPR 2022).
+    Reference code: qinenergy/cotta (MIT).
+    Differs: the augmented passes are spent only where they are used; buffers are not averaged (as published).
+    """
+
+    momentum: float = 0.999
+    copies: int = 32
+    unsure: float = 0.1
+    augment: Augment = field(default_factory=lambda: Jitter(padding="edge", blur=(0.001, 0.5), noise=0.005))
+
+    def target(self, batch: Batch, teacher: Predict, source: Predict) -> Tensor:
+        """The teacher's logits (B, C) for this batch."""
+        confidence = source(batch.images).softmax(1).amax(1).mean()
+        if not bool(confidence < self.unsure):
+            return teacher(batch.images)
+        total: Tensor | None = None
+        for _ in range(self.copies):
+            logits = teacher(self.augment(batch.images, batch.rng))
+            total = logits if total is None else total + logits
+        assert total is not None
+        return total / self.copies
+
+    def follow(self, teacher: Tensor, student: Tensor) -> Tensor:
+        """The teacher moved a little towards the student."""
+        return torch.lerp(student, teacher, self.momentum)

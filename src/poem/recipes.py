@@ -1,0 +1,149 @@
+"""A method as a sentence: one choice per question, frozen, printable, comparable."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from poem.parts.augment import Augment
+from poem.parts.branch import AdaptBranch
+from poem.parts.exploration import Exploration, Explore, Once
+from poem.parts.objective import Entropy, Objective
+from poem.parts.parameters import NormAffine, Nothing, Parameters
+from poem.parts.readout import Readout
+from poem.parts.recovery import Never, Recovery
+from poem.parts.selection import Equal, Everyone, Select, Weigh
+from poem.parts.statistics import FromBatch, Statistics
+from poem.parts.step import SGD, Step
+from poem.parts.teacher import MeanTeacher
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The learning rate by network family and batch size, as EATA, SAR, DeYO and POEM set it.
+
+    Convolutional: 0.00025 from 32 images on, below that 0.0005 / 64 per image. Transformer: 0.001 / 64 per image.
+    `double_one` doubles it for streams of single images (SAR, DeYO, POEM and what is built on them).
+    """
+
+    double_one: bool = False
+    convolutional: float = 0.00025
+    transformer: float = 0.001
+
+    def __call__(self, family: str, batch_size: int) -> float:
+        """The learning rate."""
+        if family == "transformer":
+            rate = self.transformer / 64 * batch_size
+        else:
+            rate = self.convolutional if batch_size >= 32 else self.convolutional / 64 * batch_size * 2
+        return 2 * rate if self.double_one and batch_size == 1 else rate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """What a method decides. The defaults are Tent's."""
+
+    parameters: Parameters = field(default_factory=NormAffine)
+    statistics: Statistics = field(default_factory=FromBatch)
+    views: Augment | None = None
+    teacher: MeanTeacher | None = None
+    select: Select = field(default_factory=Everyone)
+    weigh: Weigh = field(default_factory=Equal)
+    minimise: Objective = field(default_factory=Entropy)
+    step: Step = field(default_factory=SGD)
+    lr: float | Rule = field(default_factory=Rule)
+    recover: Recovery = field(default_factory=Never)
+    explore: Exploration = field(default_factory=Once)
+    branch: AdaptBranch | None = None
+    readout: Readout = field(default_factory=Readout)
+
+    def __post_init__(self) -> None:
+        """Refuses sentences that contradict themselves."""
+        for item in dataclasses.fields(self):
+            _expect(item.name, getattr(self, item.name))
+        if self.readout.look == "teacher" and self.teacher is None:
+            raise ValueError("readout 'teacher' needs a teacher; add teacher=MeanTeacher() to the recipe")
+
+    @property
+    def learns(self) -> bool:
+        """Whether any tensor may move."""
+        return not isinstance(self.parameters, Nothing)
+
+    @property
+    def unit_range(self) -> bool:
+        """Whether the method augments images and so needs them in [0, 1], with mean and std inside."""
+        return self.views is not None or self.teacher is not None or self.minimise.augments
+
+    def changed(self, changes: Mapping[str, Any]) -> Recipe:
+        """A copy with some fields replaced; `threshold rounds alpha depth readout` reach into their parts."""
+        recipe = self
+        for name, value in changes.items():
+            if name == "threshold":
+                if recipe.select.margin is None:
+                    raise ValueError(f"threshold={value} needs an EntropyBelow in the selection, got {recipe.select!r}")
+                recipe = replace(recipe, select=recipe.select.with_margin(value))
+            elif name == "rounds":
+                recipe = replace(recipe, explore=_rounds(recipe.explore, value))
+            elif name in ("alpha", "depth"):
+                if recipe.branch is None:
+                    raise ValueError(f"{name}={value} is a setting of the adapt branch, which this recipe has not")
+                recipe = replace(recipe, branch=replace(recipe.branch, **{name: value}))
+            elif name == "readout" and isinstance(value, str):
+                recipe = replace(recipe, readout=replace(recipe.readout, look=value))  # type: ignore[arg-type]
+            else:
+                recipe = replace(recipe, **{field_name(name): value})
+        return recipe
+
+    def __str__(self) -> str:
+        """The sentence: one line per question whose answer is not the plain one."""
+        plain, lines = Recipe(), []
+        for item in dataclasses.fields(self):
+            value = getattr(self, item.name)
+            if value is not None and (value != getattr(plain, item.name) or item.name in ("parameters", "select")):
+                lines.append(f"{item.name:>10}  {value!r}")
+        return "\n".join(lines)
+
+
+FIELDS = tuple(item.name for item in dataclasses.fields(Recipe))
+ALIASES = ("threshold", "rounds", "alpha", "depth")
+_KINDS: dict[str, tuple[type, ...]] = {
+    "parameters": (Parameters,),
+    "statistics": (Statistics,),
+    "views": (Callable, type(None)),  # type: ignore[dict-item]
+    "teacher": (MeanTeacher, type(None)),
+    "select": (Select,),
+    "weigh": (Weigh,),
+    "minimise": (Objective,),
+    "step": (Step,),
+    "lr": (float, int, Rule),
+    "recover": (Recovery,),
+    "explore": (Exploration,),
+    "branch": (AdaptBranch, type(None)),
+    "readout": (Readout,),
+}
+
+
+def field_name(name: str) -> str:
+    """The name itself if a recipe has such a field; otherwise an error with the nearest ones."""
+    if name not in FIELDS:
+        near = difflib.get_close_matches(name, FIELDS + ALIASES, n=3, cutoff=0.5)
+        hint = f" Did you mean {' or '.join(near)}?" if near else ""
+        raise TypeError(f"a recipe has no field {name!r}.{hint} Fields: {' '.join(FIELDS)}; aliases: {' '.join(ALIASES)}")
+    return name
+
+
+def _expect(name: str, value: object) -> None:
+    """Refuses a value of the wrong kind, such as a class where an instance is meant."""
+    if not isinstance(value, _KINDS[name]):
+        kinds = " or ".join("None" if kind is type(None) else kind.__name__ for kind in _KINDS[name])
+        raise TypeError(f"expected {name} to be a {kinds}, got {value!r}")
+
+
+def _rounds(explore: Exploration, updates: int) -> Exploration:
+    """The same way of looking again, with another number of updates; Once becomes Explore where more are asked for."""
+    if isinstance(explore, Once) and updates > 1:
+        return Explore(updates)
+    return replace(explore, updates=updates)
