@@ -66,6 +66,8 @@ def images(batch: Tensor, module: nn.Module, channels: int | None) -> Tensor:
         raise TypeError(f"expected a tensor of images, got {type(batch).__name__}; adapter.stream(loader) takes loaders")
     if not batch.is_floating_point():
         raise ValueError(f"expected floating-point images, got {batch.dtype}; divide by 255: x.float() / 255")
+    if channels is not None and channels > 16:  # the network folds pixels into channels before its first convolution
+        channels = None
     if channels is not None and batch.dim() != 4:
         raise ValueError(f"expected images of shape (batch, {channels}, height, width), got {tuple(batch.shape)}")
     if channels is not None and batch.shape[1] != channels:

@@ -7,6 +7,7 @@ alone, and `BASE*` repeats the base's update without picking anew.
 from __future__ import annotations
 
 import difflib
+import inspect
 from collections.abc import Callable
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -313,10 +314,7 @@ def recipe(name: str, preset: Preset = "imagenet") -> Recipe:
         near = difflib.get_close_matches(name, methods(), n=3, cutoff=0.5)
         hint = f" Did you mean {' or '.join(near)}?" if near else ""
         raise ValueError(f"unknown method {name!r}.{hint} Bases: {' '.join(BASES)}; suffixes: {' '.join(SUFFIXES)}")
-    base, suffix = name, ""
-    for ending in SUFFIXES:
-        if name.endswith(ending) and name not in BASES:
-            base, suffix = name.removesuffix(ending), ending
+    base, suffix = _parsed(name)
     found = preset_values(BASES[base](), base, preset)
     return SUFFIXES[suffix](found) if suffix else found
 
@@ -353,3 +351,22 @@ def preset_values(base: Recipe, name: str, preset: Preset) -> Recipe:
         follow = FollowTeacher(symmetric=False)
         changed = replace(changed, teacher=teacher, minimise=follow, recover=StochasticRestore(0.01))
     return changed
+
+
+def describe(name: str) -> str:
+    """What a method does, its paper, reference code and differences, as its docstring says."""
+    recipe(name)
+    base, suffix = _parsed(name)
+    text = inspect.cleandoc(BASES[base].__doc__ or "")
+    if suffix:
+        added = inspect.cleandoc(SUFFIXES[suffix].__doc__ or "")
+        text = f"{base} with this on top: {added}\n\n{base}: {text}"
+    return text
+
+
+def _parsed(name: str) -> tuple[str, str]:
+    """Base and suffix of a known name."""
+    if name in BASES:
+        return name, ""
+    suffix = next(ending for ending in SUFFIXES if name.endswith(ending) and name.removesuffix(ending) in BASES)
+    return name.removesuffix(suffix), suffix

@@ -58,7 +58,7 @@ class Laplacian(Correction):
     """Makes neighbours in feature space agree: the Laplacian-adjusted maximum-likelihood estimate. Answers log Y.
 
     `affinity` is `"rbf"` (bandwidth: mean distance to the `neighbours`-th nearest, self counted first), `"knn"`
-    (symmetrised) or `"linear"`. A batch of one has no neighbours and is answered as it is.
+    (symmetrised) or `"linear"`. One or two images have no neighbourhood and are answered as they are.
 
     Paper: LAME (Boudiaf et al., CVPR 2022).
     Reference code: the benchmark of Marsden et al. (MIT).
@@ -78,7 +78,7 @@ class Laplacian(Correction):
         """A fixed point of `Y = softmax(log p + K Y)`, stopped when its energy stands still."""
         if look.features is None:
             raise ValueError("Laplacian() needs a model whose last layer is linear; none was found")
-        if len(look.logits) == 1:
+        if len(look.logits) <= 2:
             return look.log_probs
         unary = -(look.probs + 1e-10).log()
         kernel = self._kernel(torch.nn.functional.normalize(look.features.to(unary.dtype), dim=1))
@@ -97,11 +97,11 @@ class Laplacian(Correction):
         if self.affinity == "linear":
             return features @ features.T
         distance = torch.cdist(features, features, compute_mode="donot_use_mm_for_euclid_dist")
-        count = len(features)
+        near = min(self.neighbours, len(features) - 1)
         if self.affinity == "rbf":
-            width = distance.topk(min(self.neighbours, count), largest=False).values[:, -1].mean()
+            width = distance.topk(near, largest=False).values[:, -1].mean()
             return (-distance.square() / (2 * width.square()).clamp(min=1e-20)).exp()
-        nearest = distance.fill_diagonal_(torch.inf).topk(min(self.neighbours, count - 1), largest=False).indices
+        nearest = distance.fill_diagonal_(torch.inf).topk(near, largest=False).indices
         graph = torch.zeros_like(distance).scatter_(1, nearest, 1.0)
         return 0.5 * (graph + graph.T)
 

@@ -1,0 +1,14 @@
+"""One file per command, in the order of a user's day.
+
+A command's module imports the standard library alone; what it needs beyond that is imported inside `run`, so that
+`poem --help` answers at once.
+"""
+
+from __future__ import annotations
+
+COMMANDS: dict[str, str] = {
+    "demo": "watch source, tent and poem on a stream of corrupted digits",
+    "list": "names of methods, one line each",
+    "show": "a method as a sentence: its recipe, paper and differences",
+}
+"""Name and help line of every command; `poem.commands.<name with _ for ->` holds `options(parser)` and `run(args)`."""

@@ -1,0 +1,135 @@
+"""Every method agrees with a straight-line reference that shares no code with the library, batch after batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from nets import make_net
+from oracles import METHODS, Record, answers
+from torch import Generator, Tensor
+
+import poem
+from poem.parts import (
+    AdaptBranch,
+    Consistency,
+    Entropy,
+    EntropyBelow,
+    EveryCalls,
+    FisherAnchor,
+    LossAverageBelow,
+    MeanTeacher,
+    NotRedundant,
+    PLPDAbove,
+    SoftLikelihoodRatio,
+    StochasticRestore,
+)
+
+NETS = ("bn", "gn", "ln")
+# Under these, selections of random images are neither empty nor full, sets change between looks, and resets fire.
+LR = {"bn": 0.05, "gn": 0.02, "ln": 0.002}
+SHARPNESS = {"bn": 10.0, "gn": 6.0, "ln": 9.0}
+PLPD = {"bn": 0.2, "gn": 0.1, "ln": 0.0}
+REDUNDANCY = {"bn": 0.75, "gn": 0.98, "ln": 0.99}
+LOSS_FLOOR = {"bn": 0.5, "gn": 0.65, "ln": 0.82}
+OFFICIAL_FLOOR = {"bn": 1.6, "gn": 1.7, "ln": 1.5}
+
+
+def images(count: int, seed: int) -> Tensor:
+    """Coloured quarters under noise of random strength, in [0, 1]."""
+    rng = torch.Generator().manual_seed(seed)
+    colour = torch.rand(count, 3, 1, 1, generator=rng, dtype=torch.float64)
+    strength = torch.rand(count, 1, 1, 1, generator=rng, dtype=torch.float64)
+    noise = torch.rand(count, 3, 16, 16, generator=rng, dtype=torch.float64)
+    quarters = (torch.rand(count, 3, 2, 2, generator=rng, dtype=torch.float64) > 0.5).double()
+    quarters = quarters.repeat_interleave(8, dim=2).repeat_interleave(8, dim=3)
+    return (1 - strength) * (0.5 * colour + 0.5 * quarters) + strength * noise
+
+
+def augment(x: Tensor, rng: Generator) -> Tensor:
+    bright = 0.8 + 0.4 * torch.rand(1, generator=rng).double()
+    noise = torch.rand(x.shape, generator=rng).double() - 0.5
+    flip = bool(torch.rand(1, generator=rng) < 0.5)
+    y = (bright * x + 0.1 * noise).clamp(0, 1)
+    return y.flip(3) if flip else y
+
+
+def views(image: Tensor, rng: Generator) -> Tensor:
+    return torch.cat([augment(image, rng) for _ in range(8)])
+
+
+def settings(method: str, kind: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The same unusual settings in the reference's words and in ours."""
+    base = method.removesuffix("*").split("+")[0]
+    theirs: dict[str, Any] = {}
+    ours: dict[str, Any] = {}
+    if base in ("eta", "eata", "rdumb"):
+        theirs["redundancy"] = REDUNDANCY[kind]
+        ours["select"] = EntropyBelow(0.4) & NotRedundant(REDUNDANCY[kind])
+    if base == "sar":
+        theirs["loss_floor"] = LOSS_FLOOR[kind]
+        ours["recover"] = LossAverageBelow(LOSS_FLOOR[kind])
+    if base == "poem-official":
+        theirs |= {"redundancy": REDUNDANCY[kind], "plpd": PLPD[kind], "loss_floor": OFFICIAL_FLOOR[kind]}
+        ours["select"] = EntropyBelow(0.4) & PLPDAbove(PLPD[kind]) & NotRedundant(REDUNDANCY[kind])
+        ours["recover"] = LossAverageBelow(OFFICIAL_FLOOR[kind], of="first")
+    if base in ("deyo", "poem-official-v2"):
+        theirs["plpd"] = PLPD[kind]
+        first = EntropyBelow(0.5) if base == "deyo" else EntropyBelow(0.4, first=0.5)
+        ours["select"] = first & PLPDAbove(PLPD[kind])
+    if base == "eata":
+        theirs["fisher_weight"] = 20.0
+        ours["minimise"] = Entropy() + FisherAnchor(20.0)
+    if base == "rdumb":
+        theirs["reset_every"] = 4
+        ours["recover"] = EveryCalls(4)
+    if base == "cotta":
+        theirs |= {"p_th": 0.9, "copies": 4, "restore": 0.05, "teacher_memory": 0.9}
+        ours["teacher"] = MeanTeacher(momentum=0.9, copies=4, unsure=0.9, augment=augment)
+        ours["recover"] = StochasticRestore(0.05)
+    if base == "roid":
+        ours["minimise"] = SoftLikelihoodRatio() + Consistency(augment)
+    if base == "memo":
+        ours["views"] = views
+    return theirs, ours
+
+
+@pytest.mark.parametrize("kind", NETS)
+@pytest.mark.parametrize("method", METHODS)
+def test_every_batch_agrees_with_the_reference(method: str, kind: str) -> None:
+    net = make_net(kind, sharpness=SHARPNESS[kind]).double()
+    batches, source = list(images(72, seed=1).split(12)), list(images(24, seed=2).split(12))
+    lr = LR[kind] / 10 if method.startswith("roid") else LR[kind]
+    theirs, ours = settings(method, kind)
+    trace: list[Record] = []
+    expected = answers(
+        method, net, batches, lr=lr, source=source, augment=augment, views=views, trace=trace, **theirs
+    )
+    data = source if method.startswith("eata") else None
+    adapter = poem.adapt(net, method, lr=lr, mean=(0, 0, 0), std=(1, 1, 1), source_data=data, **ours)
+    for index, (batch, answer) in enumerate(zip(batches, expected, strict=True)):
+        got = adapter(batch)
+        assert got.dtype == torch.float64
+        far = float((got - answer).abs().max())
+        assert far < 1e-5, f"batch {index} differs by {far:.3g}"
+        if trace and "memo" not in method:
+            assert torch.equal(adapter.last.selected, trace[index].selected)
+            assert adapter.last.reset == trace[index].reset
+    learns = method not in ("source", "bn", "lame")
+    assert (adapter.totals.taught > 0) == learns
+    if learns and method != "memo":  # the reference books one update per batch of images
+        assert adapter.totals.updates == sum(len(record.taught) for record in trace)
+
+
+def test_the_settings_exercise_what_they_should() -> None:
+    """Second rounds, newly reliable samples and resets all occur, so that agreement is not empty."""
+    for kind in NETS:
+        for method in ("poem", "deyo+poem", "eata+poem", "sar+poem-i", "poem-official"):
+            net = make_net(kind, sharpness=SHARPNESS[kind]).double()
+            adapter = poem.adapt(net, method, lr=LR[kind], **settings(method, kind)[1])
+            for batch in images(72, seed=1).split(12):
+                adapter(batch)
+            assert adapter.totals.updates > adapter.totals.batches - adapter.totals.skips, (kind, method)
+            assert adapter.totals.newly_reliable + adapter.totals.no_longer_reliable > 0, (kind, method)
+    assert AdaptBranch() == poem.recipe("poem").branch
