@@ -21,7 +21,9 @@ def model(module: nn.Module) -> nn.Module:
     if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
         raise TypeError(f"expected a plain module, got {type(module).__name__}; adapt model.module, one per device")
     if isinstance(module, torch.jit.ScriptModule):
-        raise TypeError("expected a module whose layers can be reached, got a ScriptModule; adapt the module it came from")
+        raise TypeError(
+            "expected a module whose layers can be reached, got a ScriptModule; adapt the module it came from"
+        )
     inner = getattr(module, "_orig_mod", None)
     if isinstance(inner, nn.Module):
         log.info("adapting the module inside torch.compile's wrapper")
@@ -40,8 +42,8 @@ def normalisation(needed: bool, name: str, mean: Sequence[float] | None, std: Se
         raise ValueError("expected mean and std together, got one of them; pass both, or neither")
     if needed and mean is None:
         raise ValueError(
-            f"{name} augments images in [0, 1] and needs the normalisation inside: pass images in [0, 1] and mean=, std= "
-            "(for a model that takes [0, 1] as it is: mean=(0, 0, 0), std=(1, 1, 1))"
+            f"{name} augments images in [0, 1] and needs the normalisation inside: pass images in [0, 1], mean= and "
+            "std= (for a model that takes [0, 1] as it is: mean=(0, 0, 0), std=(1, 1, 1))"
         )
 
 
@@ -63,7 +65,9 @@ def still_here(unloaded: bool) -> None:
 def images(batch: Tensor, module: nn.Module, channels: int | None) -> Tensor:
     """A batch of images that the network can take, free of inference mode."""
     if not isinstance(batch, Tensor):
-        raise TypeError(f"expected a tensor of images, got {type(batch).__name__}; adapter.stream(loader) takes loaders")
+        raise TypeError(
+            f"expected a tensor of images, got {type(batch).__name__}; adapter.stream(loader) takes loaders"
+        )
     if not batch.is_floating_point():
         raise ValueError(f"expected floating-point images, got {batch.dtype}; divide by 255: x.float() / 255")
     if channels is not None and channels > 16:  # the network folds pixels into channels before its first convolution
@@ -76,7 +80,9 @@ def images(batch: Tensor, module: nn.Module, channels: int | None) -> Tensor:
         raise ValueError(f"expected at least one image, got shape {tuple(batch.shape)}")
     first = next(module.parameters(), None)
     if first is not None and first.device != batch.device:
-        raise ValueError(f"expected images on {first.device}, where the model is, got {batch.device}; use images.to(...)")
+        raise ValueError(
+            f"expected images on {first.device}, where the model is, got {batch.device}; use images.to(...)"
+        )
     return batch.clone() if batch.is_inference() else batch.detach()
 
 
@@ -94,7 +100,7 @@ def classes(found: int, before: int | None) -> None:
         raise ValueError(f"expected {before} classes as before, got {found}; call adapter.reset() for another task")
 
 
-def state(new: Any, mine: dict[str, Any], *, begun: bool) -> None:
+def state(new: Any, mine: dict[str, Any]) -> None:
     """A state that this adapter can take over."""
     if not isinstance(new, dict) or "schema" not in new:
         raise ValueError("expected a state from adapter.state_dict(), got something else")
@@ -105,7 +111,7 @@ def state(new: Any, mine: dict[str, Any], *, begun: bool) -> None:
     ):
         if new.get(key) != mine[key]:
             raise ValueError(f"expected {key} {mine[key]!r}, got {new.get(key)!r}; {remedy}")
-    required = {key for key in mine["tensors"] if not key.startswith("memory.")}
+    required = {key for key in mine["tensors"] if not key.startswith("memory/")}
     missing = sorted(required - set(new["tensors"]))
     if missing:
         raise ValueError(f"expected tensors {missing[:3]} in the state, which it lacks; was it cut short?")

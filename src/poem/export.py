@@ -7,11 +7,12 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from poem.network import Group, Network
+from poem.network import Network
 from poem.parts.base import Memory
 from poem.parts.branch import AdaptBranch
 from poem.parts.statistics import FromBatch, RunningMean, Source
 from poem.recipes import Recipe
+from poem.state import State
 
 
 class Exported(nn.Module):
@@ -36,29 +37,28 @@ class Exported(nn.Module):
         return logits[0] if self.branch is None else self.branch.together(logits[0], logits[1])
 
 
-def exported(network: Network, recipe: Recipe, moved: Memory, state: Memory) -> nn.Module:
-    """Copies of the model with the adapted values written into them."""
+def exported(network: Network, recipe: Recipe, state: State) -> nn.Module:
+    """Copies of the model with the adapted values written into them, one per head."""
     statistics = recipe.statistics
     if not isinstance(statistics, FromBatch | RunningMean | Source):
         raise ValueError(f"{statistics!r} depends on each batch and cannot be exported; use statistics=Source()")
-    prefix = "teacher." if recipe.readout.look == "teacher" else ""
-    values = {key: state[f"{prefix}{key}"] for key in moved}
+    values = state.teacher if recipe.readout.look == "teacher" else state.moving
     heads = []
-    for keys in (("theta",), ("theta", "branch"))[: len(values)]:
+    for keys in [("theta",), ("theta", "branch")][: len(values)]:
         head = copy.deepcopy(network.model).eval()
+        own = dict(head.named_parameters())
         for key in keys:
             group = network.theta if key == "theta" else network.branch
             assert group is not None
             with torch.no_grad():
-                own = dict(head.named_parameters())
                 for name, value in group.named(values[key]).items():
                     own[name].copy_(value)
-        _settle(head, statistics, state, branch="branch" in keys)
+        _settle(head, statistics, state.memory, branch="branch" in keys)
         heads.append(head.requires_grad_(False))
     return Exported(heads, network, recipe.branch).eval()
 
 
-def _settle(head: nn.Module, statistics: FromBatch | RunningMean | Source, state: Memory, *, branch: bool) -> None:
+def _settle(head: nn.Module, statistics: FromBatch | RunningMean | Source, memory: Memory, *, branch: bool) -> None:
     """Batch-norm layers that normalise as the recipe does."""
     for name, layer in head.named_modules():
         if not isinstance(layer, nn.modules.batchnorm._BatchNorm):
@@ -68,9 +68,7 @@ def _settle(head: nn.Module, statistics: FromBatch | RunningMean | Source, state
             layer.running_mean = layer.running_var = layer.num_batches_tracked = None
         elif isinstance(statistics, RunningMean):
             for buffer, moment in ((layer.running_mean, "mean"), (layer.running_var, "var")):
-                keys = [f"memory.{'branch.' if branch else ''}statistics.{name}.{moment}"]
-                if buffer is not None and keys[0] in state:
-                    buffer.copy_(state[keys[0]])
-
-
-__all__ = ["Exported", "Group", "exported"]
+                mine = f"statistics.{name}.{moment}"
+                found = memory.get(f"branch.{mine}" if branch else mine)
+                if buffer is not None and found is not None:
+                    buffer.copy_(found)

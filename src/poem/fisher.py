@@ -24,7 +24,7 @@ _KNOWN: WeakKeyDictionary[Any, dict[tuple[Any, ...], tuple[Tensor, int]]] = Weak
 
 def fisher(network: Network, statistics: Statistics, data: Iterable[Any] | Tensor, size: int) -> tuple[Tensor, int]:
     """Importance of each number of `theta`, and how many images it took."""
-    weights = fingerprint(*[parameter for parameter in network.model.parameters()])
+    weights = fingerprint(*network.model.parameters())
     version = data._version if isinstance(data, Tensor) else None
     key = (weights, network.theta.names, repr(statistics), size, version)
     try:
@@ -56,7 +56,7 @@ def _measure(network: Network, statistics: Statistics, data: Iterable[Any] | Ten
 def _batches(data: Iterable[Any] | Tensor, size: int) -> Iterator[Tensor]:
     """The first `SAMPLES` images, in the loader's batches or in batches of `size`."""
     left = SAMPLES
-    for item in data.split(size) if isinstance(data, Tensor) else data:
+    for item in torch.split(data, size) if isinstance(data, Tensor) else data:
         images = item[0] if isinstance(item, tuple | list) else item
         if left <= 0:
             return

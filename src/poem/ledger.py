@@ -44,8 +44,8 @@ class Costs:
 class Batchwise:
     """`adapter.last`: everything known about the batch that was answered last."""
 
-    def __init__(self, costs: Costs) -> None:
-        self._costs = costs
+    def __init__(self, costs: Costs | None = None) -> None:
+        self.costs = costs or Costs()
         self.selected: Tensor = torch.zeros(0, dtype=torch.bool)
         """(B,) who was selected at the first look."""
         self.newly_reliable: Tensor = torch.zeros(0, dtype=torch.bool)
@@ -58,10 +58,10 @@ class Batchwise:
         """(B, C) before any update."""
         self.notes: list[str] = []
         """What the engine had to say about this batch, such as a fallback."""
-        self._loss: Tensor | None = None
-        self._reset: bool | Tensor = False
-        self._applied: list[Tensor] = []
-        self._nothing = False
+        self.loss_value: Tensor | None = None
+        self.reset_flag: bool | Tensor = False
+        self.made: list[Tensor] = []
+        self.nothing = False
 
     @property
     def first_entropy(self) -> Tensor:
@@ -76,58 +76,58 @@ class Batchwise:
     @property
     def taught(self) -> int:
         """Samples that taught, summed over the updates."""
-        return int(self._costs.taught)
+        return int(self.costs.taught)
 
     @property
     def rounds(self) -> int:
         """How often an update was tried."""
-        return int(self._costs.rounds)
+        return int(self.costs.rounds)
 
     @property
     def updates(self) -> int:
         """How many updates were made."""
-        return int(self._costs.updates)
+        return int(self.costs.updates)
 
     @property
     def forwards(self) -> int:
         """Images needed in forward passes."""
-        return int(self._costs.forwards)
+        return int(self.costs.forwards)
 
     @property
     def backwards(self) -> int:
         """Images with a non-zero share in a loss, summed over backward passes."""
-        return int(self._costs.backwards)
+        return int(self.costs.backwards)
 
     @property
     def forwards_computed(self) -> int:
         """Rows that went through the network."""
-        return int(self._costs.forwards_computed)
+        return int(self.costs.forwards_computed)
 
     @property
     def backwards_computed(self) -> int:
         """Rows that went back through the network."""
-        return int(self._costs.backwards_computed)
+        return int(self.costs.backwards_computed)
 
     @property
     def loss(self) -> float | None:
         """The last update's loss, or None where none was tried."""
-        return None if self._loss is None else float(self._loss)
+        return None if self.loss_value is None else float(self.loss_value)
 
     @property
     def reset(self) -> bool:
         """Whether everything went back to the source, before or after this batch."""
-        return bool(self._reset)
+        return bool(self.reset_flag)
 
     @property
     def skipped(self) -> str | None:
         """Why nothing was learnt, or None."""
-        if self._nothing:
+        if self.nothing:
             return "nothing selected"
-        if self._applied and not any(bool(applied) for applied in self._applied):
+        if self.made and not any(bool(applied) for applied in self.made):
             return "the update was not finite, or nothing passed the second filter"
         return None
 
-    def _gather(self, parts: list[Batchwise]) -> None:
+    def gather(self, parts: list[Batchwise]) -> None:
         """Take over what was found image by image, or for the one batch there was."""
         self.selected = torch.cat([part.selected for part in parts])
         self.newly_reliable = torch.cat([part.newly_reliable for part in parts])
@@ -135,11 +135,11 @@ class Batchwise:
         first = torch.cat([part.entropy.first for part in parts])
         self.entropy = FirstLast(first, torch.cat([part.entropy.last for part in parts]))
         self.first_logits = torch.cat([part.first_logits for part in parts])
-        self._loss = next((part._loss for part in reversed(parts) if part._loss is not None), None)
-        self._applied = [applied for part in parts for applied in part._applied]
-        self._nothing = all(part._nothing for part in parts)
+        self.loss_value = next((part.loss_value for part in reversed(parts) if part.loss_value is not None), None)
+        self.made = [applied for part in parts for applied in part.made]
+        self.nothing = all(part.nothing for part in parts)
         for part in parts:
-            self._reset = part._reset if self._reset is False else self._reset
+            self.reset_flag = part.reset_flag if self.reset_flag is False else self.reset_flag
 
     def __repr__(self) -> str:
         words = f"taught={self.taught}, rounds={self.rounds}, updates={self.updates}, forwards={self.forwards}"
@@ -180,16 +180,18 @@ class Books(Costs):
 
     def close(self, entry: Batchwise, images: int) -> None:
         """Adds a finished batch."""
-        self.add(entry._costs)
+        self.add(entry.costs)
         self.batches += 1
         self.images += images
         self.selected = self.selected + entry.selected.sum()
         self.newly_reliable = self.newly_reliable + entry.newly_reliable.sum()
         self.no_longer_reliable = self.no_longer_reliable + entry.no_longer_reliable.sum()
-        self.resets = self.resets + (entry._reset if isinstance(entry._reset, Tensor) else int(entry._reset))
-        missed: Count = int(entry._nothing)
-        if entry._applied and not entry._nothing:
-            missed = 1 - torch.stack(entry._applied).any().long()
+        self.resets = self.resets + (
+            entry.reset_flag if isinstance(entry.reset_flag, Tensor) else int(entry.reset_flag)
+        )
+        missed: Count = int(entry.nothing)
+        if entry.made and not entry.nothing:
+            missed = 1 - torch.stack(entry.made).any().long()
         self.skips = self.skips + missed
 
     def read(self) -> Totals:

@@ -68,7 +68,7 @@ class Group:
 
     def named(self, flat: Tensor) -> dict[str, Tensor]:
         """Views of a flat vector, by name and in shape."""
-        pieces = flat.split(self._sizes) if self._sizes else ()
+        pieces = torch.split(flat, self._sizes) if self._sizes else ()
         return {n: piece.view(p.shape) for n, piece, p in zip(self.names, pieces, self._own, strict=True)}
 
     def swaps(self, flat: Tensor) -> list[Swap]:
@@ -231,7 +231,7 @@ class Network:
             for norm in self.norms:
                 before = norm.layer.__dict__.get("forward")
                 norm.own = norm.layer.forward
-                norm.layer.forward = norm  # type: ignore[assignment]
+                norm.layer.forward = norm
                 undo.callback(_put_back, norm.layer, before)
             if self._split is not None:
                 undo.callback(self._split.register_forward_pre_hook(self._double, with_kwargs=True).remove)

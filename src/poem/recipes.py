@@ -131,7 +131,9 @@ def field_name(name: str) -> str:
     if name not in FIELDS:
         near = difflib.get_close_matches(name, FIELDS + ALIASES, n=3, cutoff=0.5)
         hint = f" Did you mean {' or '.join(near)}?" if near else ""
-        raise TypeError(f"a recipe has no field {name!r}.{hint} Fields: {' '.join(FIELDS)}; aliases: {' '.join(ALIASES)}")
+        raise TypeError(
+            f"a recipe has no field {name!r}.{hint} Fields: {' '.join(FIELDS)}; aliases: {' '.join(ALIASES)}"
+        )
     return name
 
 

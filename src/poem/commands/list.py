@@ -1,4 +1,7 @@
-"""Example: poem list 'sar*'"""
+"""Names and what they are.
+
+Example: poem list 'sar*'
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Example: poem show sar+poem-i"""
+"""What a method is made of.
+
+Example: poem show sar+poem-i
+"""
 
 from __future__ import annotations
 

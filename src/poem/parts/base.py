@@ -72,6 +72,7 @@ class Look:
     batch: Batch
     ask: Ask
     round: int = 0  # how many updates this batch has already had
+    shown: Tensor | None = None  # the images that were looked at: the batch's own, or views of them
     features: Tensor | None = None  # (B, D), input of the last linear layer, where a correction wants it
     theta: Tensor | None = None  # the weights this look was taken with
     zeta: Tensor | None = None  # and the branch's

@@ -9,14 +9,16 @@ from poem.parts.base import Part
 
 @dataclass(frozen=True, repr=False)
 class Exploration(Part):
-    """At most `updates` updates per batch; with `reselect` the set is picked anew before each, until it stands still."""
+    """At most `updates` updates per batch; with `reselect` the set is picked anew before each until it stands still."""
 
     updates: int = 1
 
     def __post_init__(self) -> None:
         """Refuses a count that means nothing."""
         if self.updates < 1:
-            raise ValueError(f"expected at least 1 update, got {self.updates}; use the method 'source' to learn nothing")
+            raise ValueError(
+                f"expected at least 1 update, got {self.updates}; use the method 'source' to learn nothing"
+            )
 
     @property
     def reselect(self) -> bool:

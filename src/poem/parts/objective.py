@@ -25,6 +25,11 @@ class Objective(Part):
         """Whether it augments images, and so needs them in [0, 1]."""
         return False
 
+    @property
+    def anchored(self) -> bool:
+        """Whether it asks for source data."""
+        return False
+
     @abstractmethod
     def __call__(self, lesson: Lesson) -> Tensor:
         """A scalar with a gradient."""
@@ -45,6 +50,11 @@ class Total(Objective):
     def augments(self) -> bool:
         """Whether either does."""
         return self.first.augments or self.second.augments
+
+    @property
+    def anchored(self) -> bool:
+        """Whether either does."""
+        return self.first.anchored or self.second.anchored
 
     def __call__(self, lesson: Lesson) -> Tensor:
         """One plus the other."""
@@ -93,6 +103,11 @@ class FisherAnchor(Objective):
     """
 
     weight: float = 2000.0
+
+    @property
+    def anchored(self) -> bool:
+        """Yes."""
+        return True
 
     def __call__(self, lesson: Lesson) -> Tensor:
         """A penalty on the parameters; no average, no half."""
@@ -169,9 +184,3 @@ class FollowTeacher(Objective):
         if self.symmetric:
             losses = 0.5 * losses - 0.5 * (student.exp() * teacher).sum(1)
         return lesson.mean(losses)
-
-
-def hard_label_loss(logits: Tensor) -> Tensor:
-    """Mean cross-entropy to the network's own labels: what EATA's importance weights are the squared gradient of."""
-    return -logits.log_softmax(1).gather(1, logits.argmax(1, keepdim=True)).mean()
-

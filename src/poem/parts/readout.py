@@ -34,7 +34,7 @@ class Uncorrected(Correction):
 
 @dataclass(frozen=True, repr=False)
 class Prior(Correction):
-    """Corrects by the batch's smoothed mean prediction: multiplies the logits by it, or with `"log"` adds its logarithm.
+    """Corrects by the batch's smoothed mean prediction: the logits times it, or with `"log"` plus its logarithm.
 
     A combined answer has no logits of its own; its log-probabilities are centred first, because a factor acts on the
     sign.
@@ -111,7 +111,7 @@ class Readout(Part):
     """`look` answers (before the first update, before the last, after the last, or the teacher), then `correct`."""
 
     look: Which = "first"
-    correct: Correction = Uncorrected()  # noqa: RUF009 - frozen
+    correct: Correction = Uncorrected()
 
     def __post_init__(self) -> None:
         """Refuses a look that does not exist."""

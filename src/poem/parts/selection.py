@@ -35,6 +35,10 @@ class Select(Part):
         """The same selection with another entropy threshold."""
         return self
 
+    def few(self, classes: int) -> bool:
+        """Whether so few classes leave almost nobody."""
+        return False
+
     def start(self, look: Look) -> Memory:
         """What is remembered before the first batch."""
         return {}
@@ -73,6 +77,10 @@ class Both(Select):
         """Both with the new threshold."""
         return Both(self.first.with_margin(fraction), self.second.with_margin(fraction))
 
+    def few(self, classes: int) -> bool:
+        """Whether either says so."""
+        return self.first.few(classes) or self.second.few(classes)
+
     def start(self, look: Look) -> Memory:
         """Both memories."""
         return {**self.first.start(look), **self.second.start(look)}
@@ -100,7 +108,7 @@ class Everyone(Select):
 
 @dataclass(frozen=True, repr=False)
 class EntropyBelow(Select):
-    """Samples whose entropy is strictly below `fraction * ln C`; `first` is the fraction of the first round, if another.
+    """Samples whose entropy is strictly below `fraction * ln C`; `first` is the first round's fraction, if another.
 
     Paper: EATA (Niu et al., ICML 2022), equation for the reliable set; POEM, Eq. 2.
     """
@@ -136,6 +144,10 @@ class NotRedundant(Select):
     cosine: float = 0.05
     momentum: float = 0.9
 
+    def few(self, classes: int) -> bool:
+        """A cosine this small needs hundreds of classes: with ten, every sure prediction is near the average."""
+        return self.cosine <= 0.05 and classes <= 100
+
     def start(self, look: Look) -> Memory:
         """No average yet."""
         nothing = look.probs.new_zeros(look.classes)
@@ -163,7 +175,7 @@ class Patches(Part):
     def __call__(self, look: Look) -> Tensor:
         """Shuffled images; the permutations are drawn once per batch."""
         images, grid = look.batch.images, self.grid
-        count, channels, high, wide = images.shape
+        count, _, high, wide = images.shape
         order = look.batch.once(self, lambda rng: torch.rand(count, grid * grid, generator=rng).argsort(dim=1))
         fitted = _resize(images, high // grid * grid, wide // grid * grid)
         tiles = F.unfold(fitted, (fitted.shape[2] // grid, fitted.shape[3] // grid), stride=_tile(fitted, grid))

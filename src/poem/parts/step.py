@@ -110,7 +110,8 @@ class SAM(Step):
 
     def climb(self, gradient: Tensor) -> Tensor:
         """`radius` along the gradient, one norm over all numbers."""
-        return self.radius * gradient / (torch.linalg.vector_norm(gradient) + 1e-12)
+        length = gradient.square().sum().sqrt()
+        return gradient * (self.radius / (length + 1e-12))
 
     def __call__(self, gradient: Tensor, lr: float, memory: Memory) -> tuple[Tensor, Memory]:
         """The inner optimiser's step, from where we stood."""

@@ -29,7 +29,7 @@ class MeanTeacher(Part):
     momentum: float = 0.999
     copies: int = 32
     unsure: float = 0.1
-    augment: Augment = field(default_factory=lambda: Jitter(padding="edge", blur=(0.001, 0.5), noise=0.005))
+    augment: Augment = field(default_factory=Jitter.cotta)
 
     def target(self, batch: Batch, teacher: Predict, source: Predict) -> Tensor:
         """The teacher's logits (B, C) for this batch."""

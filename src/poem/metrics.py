@@ -1,0 +1,92 @@
+"""How good were the answers? `update`, `result`, `reset` over logits and labels; labels come no further than here."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class Metric(Protocol):
+    """Something that is fed batch by batch."""
+
+    def update(self, logits: Tensor, labels: Tensor) -> None:
+        """Take in a batch: logits (B, C), labels (B,)."""
+        ...
+
+    def result(self) -> float:
+        """The value over everything seen since the last reset."""
+        ...
+
+    def reset(self) -> None:
+        """Forget everything."""
+        ...
+
+
+class Accuracy:
+    """Share of samples whose label is among the `top` likeliest, each sample counted once."""
+
+    def __init__(self, top: int = 1) -> None:
+        self.top = top
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self._right, self._seen = 0, 0
+
+    def update(self, logits: Tensor, labels: Tensor) -> None:
+        """Take in a batch."""
+        best = logits.topk(min(self.top, logits.shape[1]), dim=1).indices
+        self._right += int((best == labels[:, None]).any(1).sum())
+        self._seen += len(labels)
+
+    def result(self) -> float:
+        """Between 0 and 1."""
+        return self._right / max(self._seen, 1)
+
+
+class NLL:
+    """Mean negative log-likelihood of the label, in nats."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self._sum, self._seen = 0.0, 0
+
+    def update(self, logits: Tensor, labels: Tensor) -> None:
+        """Take in a batch."""
+        self._sum += float(torch.nn.functional.cross_entropy(logits.double(), labels, reduction="sum"))
+        self._seen += len(labels)
+
+    def result(self) -> float:
+        """Zero is certain and right."""
+        return self._sum / max(self._seen, 1)
+
+
+class ECE:
+    """Expected calibration error: the gap between confidence and accuracy, over `bins` of equal width."""
+
+    def __init__(self, bins: int = 15) -> None:
+        self.bins = bins
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self._count = torch.zeros(self.bins, dtype=torch.float64)
+        self._confidence, self._right = self._count.clone(), self._count.clone()
+
+    def update(self, logits: Tensor, labels: Tensor) -> None:
+        """Take in a batch."""
+        confidence, label = logits.double().softmax(1).max(1)
+        right = (label == labels).double().cpu()
+        place = (confidence.cpu() * self.bins).ceil().long().sub(1).clamp(0, self.bins - 1)
+        self._count += torch.bincount(place, minlength=self.bins)
+        self._confidence.index_add_(0, place, confidence.cpu())
+        self._right.index_add_(0, place, right)
+
+    def result(self) -> float:
+        """Between 0 and 1; zero is calibrated."""
+        return float((self._confidence - self._right).abs().sum() / self._count.sum().clamp(min=1))

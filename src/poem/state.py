@@ -1,0 +1,155 @@
+"""Everything that moves, in one place.
+
+Tensors are replaced, never written into: an update that must not happen leaves nothing to undo, and a copy of the
+dictionaries is a snapshot.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from poem import _checks as checks
+from poem import _files as files
+from poem.network import Network
+from poem.parts.base import Look, Memory
+from poem.recipes import Recipe
+
+log = logging.getLogger("poem")
+
+
+class State:
+    """The one owner of moving tensors, optimiser memory, what parts remember, and chance.
+
+    `moving` holds the flat vectors `theta` and, with an adapt branch, `branch`; `teacher` their slow averages; `steps`
+    each one's optimiser memory; `memory` what parts and statistics remember.
+    """
+
+    def __init__(self, recipe: Recipe, network: Network, seed: int, batch_size: int | None) -> None:
+        self._recipe, self._network, self._seed, self._batch_size = recipe, network, seed, batch_size
+        self.source: Memory = {"theta": network.theta.source()}
+        if network.branch is not None:
+            self.source["branch"] = network.branch.source()
+        self.rng = torch.Generator()
+        self.reset()
+
+    def reset(self) -> None:
+        """As on the first day: tensors, memory, chance, counts, and what the first batch fixes."""
+        self.rng.manual_seed(self._seed)
+        self.calls = 0
+        self.size: int | None = self._batch_size
+        self.classes: int | None = None
+        self.start: Memory | None = None  # what parts remember at first; known with the number of classes
+        self.restart()
+
+    def restart(self, allowed: Tensor | None = None) -> None:
+        """Back to the source, tensors and memory alike; where `allowed` is given, only if it is true."""
+        recipe, source = self._recipe, self.source
+        steps = {k: (recipe.step if k == "theta" else recipe.step.plain).start(v) for k, v in source.items()}
+        teacher = dict(source) if recipe.teacher is not None else {}
+        memory = {**self._statistics(), **(self.start or {})}
+        if allowed is None:
+            self.moving, self.teacher, self.steps, self.memory = dict(source), teacher, steps, memory
+        else:
+            for mine, fresh in ((self.moving, source), (self.teacher, teacher), (self.memory, memory)):
+                put(mine, fresh, allowed)
+            for key, fresh in steps.items():
+                put(self.steps[key], fresh, allowed)
+
+    def begin(self, look: Look) -> None:
+        """The first look fixes the number of classes, and with it what the parts remember."""
+        recipe = self._recipe
+        if self.start is None:
+            found = {
+                **recipe.select.start(look),
+                **recipe.weigh.start(look),
+                **recipe.recover.start(look.logits.detach()),
+            }
+            self.start = found
+            self.memory = {**found, **self.memory}
+            if recipe.select.few(look.classes):
+                log.warning("with %d classes %r selects almost nobody; try preset='cifar'", look.classes, recipe.select)
+        checks.classes(look.classes, self.classes)
+        self.classes = look.classes
+
+    @contextmanager
+    def unless_it_fails(self) -> Iterator[None]:
+        """A block that either ends or leaves no trace."""
+        steps = {key: dict(value) for key, value in self.steps.items()}
+        tensors = dict(self.moving), dict(self.teacher), steps, dict(self.memory)
+        rest = self.calls, self.size, self.classes, self.start
+        chance = self.rng.get_state()
+        try:
+            yield
+        except BaseException:
+            self.moving, self.teacher, self.steps, self.memory = tensors
+            self.calls, self.size, self.classes, self.start = rest
+            self.rng.set_state(chance)
+            raise
+
+    def follow(self, device: torch.device) -> None:
+        """Move to where the model is now."""
+        if self.source["theta"].device == device:
+            return
+        log.info("the adapter's state follows the model to %s", device)
+        for tensors in (self.source, self.moving, self.teacher, self.memory, *self.steps.values(), self.start or {}):
+            tensors.update({key: value.to(device) for key, value in tensors.items()})
+
+    def named(self) -> dict[str, Tensor]:
+        """Moving tensors by name and in shape; the branch's start with `branch.`."""
+        named = self._network.theta.named(self.moving["theta"])
+        if self._network.branch is not None:
+            branch = self._network.branch.named(self.moving["branch"])
+            named.update({f"branch.{name}": tensor for name, tensor in branch.items()})
+        return named
+
+    def as_dict(self, method: str) -> dict[str, Any]:
+        """What is needed to go on elsewhere: only what moved, with a schema version."""
+        tensors = {f"moved/{name}": tensor for name, tensor in self.named().items()}
+        tensors |= {f"teacher/{key}": tensor for key, tensor in self.teacher.items()}
+        tensors |= {f"step/{key}/{name}": tensor for key, step in self.steps.items() for name, tensor in step.items()}
+        tensors |= {f"memory/{key}": tensor for key, tensor in self.memory.items()}
+        return {
+            "schema": files.SCHEMA, "method": method, "recipe": repr(self._recipe),
+            "source": files.fingerprint(*self.source.values()),
+            "calls": self.calls, "batch_size": self.size, "classes": self.classes,
+            "rng": self.rng.get_state(), "tensors": {key: tensor.clone() for key, tensor in tensors.items()},
+        }  # fmt: skip
+
+    def take(self, state: dict[str, Any], method: str) -> None:
+        """Take over a state of the same recipe on the same model; any other is refused and changes nothing."""
+        checks.state(state, self.as_dict(method))
+        device = self.source["theta"].device
+        parts: dict[str, Memory] = {"moved": {}, "teacher": {}, "step": {}, "memory": {}}
+        for key, tensor in state["tensors"].items():
+            kind, _, name = key.partition("/")
+            parts[kind][name] = tensor.to(device).clone()
+        groups = {"theta": self._network.theta.names}
+        if self._network.branch is not None:
+            groups["branch"] = tuple(f"branch.{name}" for name in self._network.branch.names)
+        for key, names in groups.items():
+            flat = [parts["moved"][name].reshape(-1) for name in names]
+            self.moving[key] = torch.cat(flat) if flat else self.source[key]
+            self.steps[key] = {n: parts["step"][f"{key}/{n}"] for n in self.steps[key]}
+        self.teacher, self.memory = parts["teacher"], parts["memory"]
+        self.calls, self.size, self.classes = state["calls"], state["batch_size"], state["classes"]
+        self.start = None
+        self.rng.set_state(state["rng"].cpu())
+
+    def _statistics(self) -> Memory:
+        """What batch-norm layers remember at first, each head its own."""
+        start: Memory = {}
+        for norm in self._network.norms:
+            for key in (norm.key, f"branch.{norm.key}"):
+                start.update(self._recipe.statistics.start(key, norm) if norm.batch else {})
+        return start
+
+
+def put(mine: Memory, new: Memory, allowed: Tensor) -> None:
+    """Replace tensors where `allowed`, decided on the device: nobody waits for the answer."""
+    mine.update({key: torch.where(allowed, value.detach(), mine[key]) for key, value in new.items()})
