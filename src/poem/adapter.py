@@ -43,17 +43,15 @@ class Adapter:
         classes: Sequence[int] | None = None,
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
-        source_data: Iterable[Any] | Tensor | None = None,
         split: str | None = None,
         seed: int = 0,
         precision: Precision = "fp32",
         logits: Callable[[Any], Tensor] | None = None,
-        example: Tensor | None = None,
     ) -> None:
         model = checks.model(model)
         checks.normalisation(recipe.unit_range, name, mean, std)
         self.recipe, self.name, self.facts = recipe, name, anatomy(model)
-        self._settings = {
+        self._settings: dict[str, Any] = {
             "name": name, "batch_size": batch_size, "classes": classes, "mean": mean, "std": std, "split": split,
             "seed": seed, "precision": precision, "logits": logits,
         }  # fmt: skip
@@ -70,11 +68,6 @@ class Adapter:
         self.preparation = {"forwards": 0, "backwards": 0}
         """Images spent on source data before the stream began, apart from `totals`."""
         lease(model).borrowers += 1
-        if recipe.minimise.anchored:
-            self._prepare(source_data)
-        if example is not None:
-            with self.frozen():
-                self(example)
 
     def __call__(self, images: Tensor) -> Tensor:
         """Predict and learn: logits (B, C), or the log of the combined probability where a branch answers too."""
@@ -93,6 +86,14 @@ class Adapter:
         else:
             self._state.rng.set_state(chance)
         return answer
+
+    def prepare(self, source_data: Iterable[Any] | Tensor) -> None:
+        """Measure on source images how much each number matters, for recipes with a Fisher anchor."""
+        checks.still_here(self._unloaded)
+        device, size = self._state.source["theta"].device.type, self._state.size or 64
+        with torch.inference_mode(False), torch.enable_grad(), self._network.borrowed(device):
+            self._fisher, images = fisher(self._network, self.recipe.statistics, source_data, size)
+        self.preparation = {"forwards": images, "backwards": images}
 
     def stream(self, loader: Iterable[Any]) -> Iterator[Tensor]:
         """Answers for each batch of a loader of images, or of tuples that begin with images (labels are dropped)."""
@@ -190,17 +191,6 @@ class Adapter:
         entry.gather(parts)
         return torch.cat(answers)
 
-    def _prepare(self, data: Iterable[Any] | Tensor | None) -> None:
-        """Importance of every moving number on source data, for the Fisher anchor."""
-        if data is None:
-            log.warning("%s has no source_data for its Fisher anchor and runs as ETA", self.name)
-            return
-        device = self._state.source["theta"].device.type
-        size = self._state.size or 64
-        with torch.inference_mode(False), torch.enable_grad(), self._network.borrowed(device):
-            self._fisher, images = fisher(self._network, self.recipe.statistics, data, size)
-        self.preparation = {"forwards": images, "backwards": images}
-
     def _prove(self, images: Tensor, entry: Batchwise) -> None:
         """Doubling the batch at the split is right for this model, or the branch runs as a second pass."""
         with torch.no_grad():
@@ -218,11 +208,7 @@ class Adapter:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Adapter:
         """A new adapter with the same state, on a copy of the model."""
-        twin = object.__new__(Adapter)
-        memo[id(self)] = twin
-        bare = {**self._settings, "name": self.name}
-        plain = Adapter(copy.deepcopy(self._network.model, memo), self.recipe, **bare)  # type: ignore[arg-type]
-        twin.__dict__.update(plain.__dict__)
+        twin = Adapter(copy.deepcopy(self._network.model, memo), self.recipe, **self._settings)
         twin._fisher, twin.preparation = self._fisher, dict(self.preparation)
         twin._network.doubles = self._network.doubles
         twin.load_state_dict(self.state_dict())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
@@ -12,6 +13,8 @@ from poem.adapter import Adapter
 from poem.method import Preset, recipe
 from poem.network import Precision
 from poem.recipes import Recipe
+
+log = logging.getLogger("poem")
 
 
 def adapt(
@@ -72,7 +75,15 @@ def adapt(
         changes = {**changes, "lr": lr}
     # Built outside inference mode: what moves must be able to carry a gradient.
     with torch.inference_mode(False):
-        return Adapter(
+        adapter = Adapter(
             model, chosen.changed(changes), name=name, batch_size=batch_size, classes=classes, mean=mean, std=std,
-            source_data=source_data, split=split, seed=seed, precision=precision, logits=logits, example=example,
+            split=split, seed=seed, precision=precision, logits=logits,
         )  # fmt: skip
+        if source_data is not None:
+            adapter.prepare(source_data)
+        elif adapter.recipe.minimise.anchored:
+            log.warning("%s has no source_data for its Fisher anchor and runs as ETA", name)
+        if example is not None:
+            with adapter.frozen():
+                adapter(example)
+    return adapter

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from poem._checks import finite
+from poem._checks import images as images_of
 from poem._files import fingerprint
 from poem.network import Network
 from poem.parts.statistics import Statistics
@@ -41,8 +42,9 @@ def _measure(network: Network, statistics: Statistics, data: Iterable[Any] | Ten
     theta = network.theta.source().requires_grad_()
     total, batches, images = torch.zeros_like(theta), 0, 0
     for batch in _batches(data, size):
+        batch = images_of(batch.to(theta.device), network.model, None)
         finite(batch)
-        (logits,), _ = network.heads(batch.to(theta.device), theta, None, statistics, {})
+        (logits,), _ = network.heads(batch, theta, None, statistics, {})
         label = logits.detach().argmax(1, keepdim=True)
         loss = -logits.log_softmax(1).gather(1, label).mean()
         (gradient,) = torch.autograd.grad(loss, theta)

@@ -294,8 +294,7 @@ class Network:
         self._current = run
         try:
             with swapped([] if theta is None else self.theta.swaps(theta)), self._computing(x.device.type):
-                first = next(self.model.parameters(), x)
-                logits = self._logits(self.model(x.to(first.dtype) if first.dtype in HALF else x))
+                logits = self._logits(self.model(x.to(next(self.model.parameters(), x).dtype)))
         finally:
             self._current = None
         if logits.dtype in HALF:

@@ -32,14 +32,15 @@ class State:
 
     def __init__(self, recipe: Recipe, network: Network, seed: int, batch_size: int | None) -> None:
         self._recipe, self._network, self._seed, self._batch_size = recipe, network, seed, batch_size
-        self.source: Memory = {"theta": network.theta.source()}
-        if network.branch is not None:
-            self.source["branch"] = network.branch.source()
         self.rng = torch.Generator()
         self.reset()
 
     def reset(self) -> None:
         """As on the first day: tensors, memory, chance, counts, and what the first batch fixes."""
+        network = self._network
+        self.source: Memory = {"theta": network.theta.source()}
+        if network.branch is not None:
+            self.source["branch"] = network.branch.source()
         self.rng.manual_seed(self._seed)
         self.calls = 0
         self.size: int | None = self._batch_size

@@ -1,0 +1,77 @@
+"""What the words say is what the code does: README and docs run, tables agree, names exist, links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_model import TABLE
+
+import poem
+from poem.method import BASES, GROWING, SUFFIXES, describe
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_python_blocks_of_a_page_run_one_after_the_other(page: Path) -> None:
+    torch.manual_seed(0)
+    names: dict[str, Any] = {}
+    for block in re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL):
+        exec(compile(block, str(page), "exec"), names)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_to_files_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)", page.read_text()):
+        if "://" not in target:
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)
+def test_examples_run(example: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(example), run_name="__main__")
+    assert capsys.readouterr().out
+
+
+def test_the_page_of_architectures_is_the_tested_table() -> None:
+    rows = re.findall(
+        r"^\| `(.+)` \| .* \| `(.+)` \| (.+) \| (.+) \| (.+) \| (.+) \|$", _read("docs/architectures.md"), re.M
+    )
+    found = [(name, split, *(int(n.replace(",", "")) for n in counts)) for name, split, *counts in rows]
+    assert found == [(row.name, row.split, row.norms, row.top, row.numbers, row.total) for row in TABLE]
+
+
+def test_the_readme_names_every_base_and_suffix() -> None:
+    readme = _read("README.md")
+    for base in BASES:
+        assert f"`{base}`" in readme, base
+    for suffix in SUFFIXES:
+        assert f"BASE{suffix}" in readme, suffix
+
+
+def test_every_method_says_its_paper_code_and_differences() -> None:
+    for name in poem.methods():
+        for word in ("Paper:", "Reference code:", "Differs:"):
+            assert word in describe(name), (name, word)
+    assert set(GROWING) < set(BASES)
+
+
+def test_every_public_name_resolves_and_is_described() -> None:
+    for name in poem.__all__:
+        value = getattr(poem, name)
+        assert name == "__version__" or (value.__doc__ and value.__doc__.strip()), name
+    for name in poem.parts.__all__:
+        assert getattr(poem.parts, name).__doc__, name
+    with pytest.raises(AttributeError, match="public names"):
+        _ = poem.nonsense
+
+
+def _read(name: str) -> str:
+    return (ROOT / name).read_text()
