@@ -1,11 +1,6 @@
 """The words that recipes are made of, one file per question.
 
-```python
-from poem import Recipe
-from poem.parts import ByEntropy, EntropyBelow, PLPDAbove
-
-mine = Recipe(select=EntropyBelow(0.5) & PLPDAbove(0.1), weigh=ByEntropy(0.4))
-```
+For example `Recipe(select=EntropyBelow(0.5) & PLPDAbove(0.1), weigh=ByEntropy(0.4))`.
 """
 
 from poem.parts.augment import Augment, AugMix, Jitter

@@ -89,8 +89,8 @@ class AverageWithSource(Recovery):
     keep: float = 0.99
 
     def pull(self, theta: Tensor, source: Tensor, rng: torch.Generator) -> Tensor:
-        """A step along the line to the source."""
-        return self.keep * theta + (1 - self.keep) * source
+        """A step along the line to the source; nowhere, to the bit, where nothing has moved."""
+        return theta + (1 - self.keep) * (source - theta)
 
 
 @dataclass(frozen=True, repr=False)
