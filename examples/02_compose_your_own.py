@@ -29,7 +29,7 @@ class MarginAbove(Select):
 def main() -> None:
     """Compose, print, adapt."""
     mine = poem.Recipe(
-        select=EntropyBelow(0.9) & MarginAbove(0.05) & PLPDAbove(-1.0),
+        select=EntropyBelow(0.8) & MarginAbove(0.1) & PLPDAbove(-1.0),
         weigh=ByEntropy(0.4),
         lr=0.001,
     )
@@ -37,17 +37,20 @@ def main() -> None:
     print(with_poem)
 
     torch.manual_seed(0)
+    head = nn.Linear(32, 10)
+    with torch.no_grad():
+        head.weight.mul_(8)  # sharper predictions, so that some samples are sure
     model = nn.Sequential(
         nn.Conv2d(3, 16, 3, 2, 1), nn.GroupNorm(4, 16), nn.ReLU(),
         nn.Conv2d(16, 32, 3, 2, 1), nn.GroupNorm(4, 32), nn.ReLU(),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), head,
     )  # fmt: skip
-    with torch.no_grad():
-        model[-1].weight.mul_(20)  # sharper predictions, so that some samples are sure
     adapter = poem.adapt(model, with_poem)
-    for images in torch.rand(3, 32, 3, 32, 32):
+    for images in torch.rand(3, 32, 3, 1, 1) + 0.5 * torch.rand(3, 32, 3, 32, 32):
         adapter(images)
-        print(f"selected {int(adapter.last.selected.sum())} of 32, taught {adapter.last.taught}, {adapter.last.updates} updates")
+        print(
+            f"selected {int(adapter.last.selected.sum())} of 32, taught {adapter.last.taught}, {adapter.last.updates} updates"
+        )
     print(adapter.totals)
 
 

@@ -103,9 +103,7 @@ def test_every_batch_agrees_with_the_reference(method: str, kind: str) -> None:
     lr = LR[kind] / 10 if method.startswith("roid") else LR[kind]
     theirs, ours = settings(method, kind)
     trace: list[Record] = []
-    expected = answers(
-        method, net, batches, lr=lr, source=source, augment=augment, views=views, trace=trace, **theirs
-    )
+    expected = answers(method, net, batches, lr=lr, source=source, augment=augment, views=views, trace=trace, **theirs)
     data = source if method.startswith("eata") else None
     adapter = poem.adapt(net, method, lr=lr, mean=(0, 0, 0), std=(1, 1, 1), source_data=data, **ours)
     for index, (batch, answer) in enumerate(zip(batches, expected, strict=True)):

@@ -25,7 +25,7 @@ _HAIR = 1e-3  # put on top before 8-bit levels are cut to integers, so that floa
 class Augment(Protocol):
     """Turns images (B, C, H, W) in [0, 1] into other images in [0, 1], by chance drawn from `rng` only."""
 
-    def __call__(self, images: Tensor, rng: Generator) -> Tensor:
+    def __call__(self, images: Tensor, rng: Generator, /) -> Tensor:
         """Return the augmented images; `rng` is a CPU generator."""
         ...
 
