@@ -10,5 +10,6 @@ COMMANDS: dict[str, str] = {
     "demo": "watch source, tent and poem on a stream of corrupted digits",
     "list": "names of methods, one line each",
     "show": "a method as a sentence: its recipe, paper and differences",
+    "data": "what of a data set is here, what is missing, where it comes from",
 }
 """Name and help line of every command; `poem.commands.<name with _ for ->` holds `options(parser)` and `run(args)`."""

@@ -156,7 +156,8 @@ class NotRedundant(Select):
     def __call__(self, look: Look, among: Tensor, memory: Memory) -> Tensor:
         """Far enough from the average."""
         cosine = F.cosine_similarity(memory["redundancy.mean"][None], look.probs, dim=1)
-        return among & (~memory["redundancy.seen"] | (cosine.abs() < self.cosine))
+        sound = ~cosine.isnan()
+        return among & torch.where(memory["redundancy.seen"], cosine.abs() < self.cosine, sound)
 
     def remember(self, look: Look, mask: Tensor, memory: Memory) -> Memory:
         """The average moved towards those who taught; unchanged if nobody did."""
@@ -218,7 +219,7 @@ class PLPDAbove(Select):
     """Samples whose prediction leans on shape: destroying it costs the predicted class more than `drop` in probability.
 
     PLPD is `p(x)[c] - p(destroyed x)[c]` with `c` the predicted class. The second pass has no gradient and, on batch
-    norm, the statistics of the samples in question alone.
+    norm, the statistics of the samples in question alone. `ByPLPD` reuses it where both destroy alike.
 
     Paper: DeYO (Lee et al., ICLR 2024).
     Differs: one permutation per image per batch, which every look reuses; redrawing it would change the set each time.

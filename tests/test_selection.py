@@ -1,0 +1,532 @@
+"""Who teaches and how much each counts: masks stay inside what was asked, and asking leaves no trace."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from poem.parts import (
+    Batch,
+    ByDiversityAndCertainty,
+    ByEntropy,
+    ByPLPD,
+    Diverse,
+    EntropyBelow,
+    Equal,
+    Everyone,
+    FirstRound,
+    Look,
+    Memory,
+    NotRedundant,
+    Occlusion,
+    Patches,
+    Pixels,
+    PLPDAbove,
+    Select,
+    Weigh,
+)
+from poem.parts.base import min_max
+from poem.parts.selection import plpd
+
+SELECTS: tuple[Select, ...] = (
+    Everyone(),
+    EntropyBelow(0.4),
+    EntropyBelow(0.3, first=0.8),
+    NotRedundant(0.7),
+    PLPDAbove(0.0),
+    PLPDAbove(0.05, Pixels()),
+    PLPDAbove(0.0, Occlusion()),
+    Diverse(),
+    EntropyBelow(0.5) & PLPDAbove(0.0),
+    EntropyBelow(0.6) & PLPDAbove(0.0) & NotRedundant(0.8),
+    Diverse() & EntropyBelow(0.7),
+)
+WEIGHS: tuple[Weigh, ...] = (
+    Equal(),
+    ByEntropy(0.4),
+    ByPLPD(),
+    ByDiversityAndCertainty(),
+    ByEntropy(0.4) + ByPLPD(),
+    FirstRound(ByEntropy(0.4)),
+)
+batches = given(
+    seed=st.integers(0, 10_000),
+    rows=st.integers(1, 9),
+    classes=st.integers(2, 12),
+    spread=st.sampled_from([0.0, 0.5, 3.0, 30.0]),
+)
+quick = settings(max_examples=30, deadline=None)
+
+
+@dataclass
+class Model:
+    """Answers with a fixed linear map of the pixels, and notes what it was asked."""
+
+    classes: int
+    spread: float = 1.0
+    asked: list[tuple[Tensor, Tensor | None]] = field(default_factory=list)
+
+    def __call__(self, images: Tensor, *, among: Tensor | None = None, grad: bool = False) -> Tensor:
+        self.asked.append((images, among))
+        weight = torch.randn(images[0].numel(), self.classes, generator=torch.Generator().manual_seed(7)).to(images)
+        return self.spread * images.flatten(1) @ weight / 4
+
+
+def random_batch(rows: int, seed: int, size: int = 8) -> Batch:
+    rng = torch.Generator().manual_seed(seed)
+    return Batch(torch.rand(rows, 3, size, size, generator=rng, dtype=torch.float64), rng, rows)
+
+
+def random_look(seed: int, rows: int, classes: int, spread: float, round: int = 0) -> Look:
+    batch, model = random_batch(rows, seed), Model(classes, spread)
+    logits = model(batch.images)
+    model.asked.clear()
+    return Look(logits, (logits,), batch, model, round)
+
+
+def look_of(logits: Tensor, batch: Batch | None = None, round: int = 0) -> Look:
+    batch = batch or random_batch(len(logits), seed=0)
+    return Look(logits, (logits,), batch, Model(logits.shape[1]), round)
+
+
+def some(rows: int, seed: int) -> Tensor:
+    return torch.rand(rows, generator=torch.Generator().manual_seed(seed + 1)) < 0.7
+
+
+def warmed(part: Select | Weigh, seed: int, classes: int) -> Memory:
+    """What a part remembers after a first batch of its own."""
+    look = random_look(seed + 1, 5, classes, 3.0)
+    memory = part.start(look)
+    return {**memory, **part.remember(look, torch.ones(5, dtype=torch.bool), memory)}
+
+
+def copied(memory: Memory) -> Memory:
+    return {key: value.clone() for key, value in memory.items()}
+
+
+def assert_same(one: Memory, other: Memory) -> None:
+    assert one.keys() == other.keys()
+    for key, value in one.items():
+        assert torch.equal(value, other[key]), key
+
+
+# Every selection ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("select", SELECTS, ids=repr)
+@quick
+@batches
+def test_nobody_outside_those_in_question_is_selected(
+    select: Select, seed: int, rows: int, classes: int, spread: float
+) -> None:
+    for memory in (select.start(random_look(seed, rows, classes, spread)), warmed(select, seed, classes)):
+        among = some(rows, seed)
+        mask = select(random_look(seed, rows, classes, spread), among, memory)
+        assert mask.shape == (rows,)
+        assert mask.dtype == torch.bool
+        assert not mask.requires_grad
+        assert not bool((mask & ~among).any())
+        nobody = torch.zeros(rows, dtype=torch.bool)
+        assert not bool(select(random_look(seed, rows, classes, spread), nobody, memory).any())
+
+
+@pytest.mark.parametrize("select", SELECTS, ids=repr)
+@quick
+@batches
+def test_asking_twice_gives_the_same_and_writes_nothing(
+    select: Select, seed: int, rows: int, classes: int, spread: float
+) -> None:
+    look, memory, among = random_look(seed, rows, classes, spread), warmed(select, seed, classes), some(rows, seed)
+    before, images, chance = copied(memory), look.batch.images.clone(), torch.random.get_rng_state()
+    first = select(look, among, memory)
+    drawn = look.batch.rng.get_state()
+    again = select(look, among, memory)
+    other = select(Look(look.logits, look.heads, look.batch, look.ask), among, memory)
+    assert torch.equal(first, again)
+    assert torch.equal(first, other)
+    assert_same(memory, before)
+    assert torch.equal(look.batch.images, images)
+    assert torch.equal(look.batch.rng.get_state(), drawn)
+    assert torch.equal(torch.random.get_rng_state(), chance)
+
+
+@pytest.mark.parametrize("part", [*SELECTS, *WEIGHS], ids=repr)
+@quick
+@batches
+def test_remembering_returns_new_values_and_leaves_the_old(
+    part: Select | Weigh, seed: int, rows: int, classes: int, spread: float
+) -> None:
+    look, memory, mask = random_look(seed, rows, classes, spread), warmed(part, seed, classes), some(rows, seed)
+    before = copied(memory)
+    new = part.remember(look, mask, memory)
+    assert_same(memory, before)
+    assert new.keys() <= part.start(look).keys()
+    for key, value in new.items():
+        assert value.shape == memory[key].shape
+        assert value.dtype == memory[key].dtype
+        assert not value.requires_grad
+    assert_same(new, part.remember(look, mask, memory))
+
+
+@dataclass(frozen=True, repr=False)
+class Odd(Select):
+    """Keeps every other one of those still in question, so that the order of filters shows."""
+
+    def __call__(self, look: Look, among: Tensor, memory: Memory) -> Tensor:
+        return among & (among.cumsum(0) % 2 == 1)
+
+
+@quick
+@batches
+def test_the_second_filter_sees_what_the_first_kept(seed: int, rows: int, classes: int, spread: float) -> None:
+    look, among = random_look(seed, rows, classes, spread), some(rows, seed)
+    below = EntropyBelow(0.6)
+    assert torch.equal((below & Odd())(look, among, {}), Odd()(look, below(look, among, {}), {}))
+    assert torch.equal((Odd() & below)(look, among, {}), below(look, Odd()(look, among, {}), {}))
+    three = (Odd() & below) & Odd()
+    assert torch.equal(three(look, among, {}), (Odd() & (below & Odd()))(look, among, {}))
+
+
+def test_the_order_of_filters_matters() -> None:
+    logits = torch.tensor([[0.0, 0.0], [9.0, 0.0], [9.0, 0.0], [9.0, 0.0]])
+    everyone = torch.ones(4, dtype=torch.bool)
+    first = (Odd() & EntropyBelow(0.4))(look_of(logits), everyone, {})
+    second = (EntropyBelow(0.4) & Odd())(look_of(logits), everyone, {})
+    assert first.tolist() == [False, False, True, False]
+    assert second.tolist() == [False, True, False, True]
+
+
+def test_a_composition_passes_the_network_if_either_does_and_has_one_margin() -> None:
+    assert (EntropyBelow(0.5) & PLPDAbove(0.2)).passes
+    assert (PLPDAbove(0.2) & EntropyBelow(0.5)).passes
+    assert not (EntropyBelow(0.5) & NotRedundant(0.05)).passes
+    assert (PLPDAbove(0.2) & EntropyBelow(0.5)).margin == 0.5
+    assert (EntropyBelow(0.5) & PLPDAbove(0.2)).with_margin(0.3) == EntropyBelow(0.3) & PLPDAbove(0.2)
+    assert PLPDAbove(0.2).margin is None
+    assert repr(EntropyBelow(0.5) & PLPDAbove(0.2)) == "EntropyBelow(0.5) & PLPDAbove(0.2)"
+
+
+# Entropy --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("classes", [2, 5, 10, 100, 1000])
+@pytest.mark.parametrize("fraction", [0.4, 0.5])
+def test_an_entropy_exactly_at_the_threshold_is_not_below_it(fraction: float, classes: int) -> None:
+    limit = torch.tensor(fraction * math.log(classes), dtype=torch.float64)
+    values = torch.stack([limit, limit.nextafter(torch.tensor(0.0, dtype=torch.float64)), limit + 1e-9])
+    look = look_of(torch.zeros(3, classes, dtype=torch.float64))
+    look.__dict__["entropy"] = values
+    selected = EntropyBelow(fraction)(look, torch.ones(3, dtype=torch.bool), {})
+    assert selected.tolist() == [False, True, False]
+
+
+def test_a_uniform_prediction_is_not_below_the_whole_of_ln_c() -> None:
+    look = look_of(torch.zeros(1, 2, dtype=torch.float64))
+    assert look.entropy.item() == math.log(2)
+    assert not EntropyBelow(1.0)(look, torch.ones(1, dtype=torch.bool), {}).item()
+
+
+def test_the_first_fraction_holds_in_the_first_round_alone() -> None:
+    logits = torch.tensor([[2.2, 0.0]], dtype=torch.float64)  # entropy 0.465 ln 2
+    one = torch.ones(1, dtype=torch.bool)
+    select = EntropyBelow(0.4, first=0.5)
+    assert select(look_of(logits, round=0), one, {}).item()
+    assert not select(look_of(logits, round=1), one, {}).item()
+    assert not EntropyBelow(0.4)(look_of(logits, round=0), one, {}).item()
+
+
+@pytest.mark.parametrize(
+    "select", [s for s in SELECTS if s not in (Everyone(), NotRedundant(0.7))] + [NotRedundant(1.5)], ids=repr
+)
+@pytest.mark.parametrize("broken", [math.nan, math.inf])
+def test_a_broken_sample_is_never_selected(select: Select, broken: float) -> None:
+    look = random_look(3, 6, 5, 3.0)
+    logits = look.logits.clone()
+    logits[2, 1] = broken
+    mask = select(look_of(logits), torch.ones(6, dtype=torch.bool), warmed(select, 3, 5))
+    assert not mask[2].item()
+
+
+@pytest.mark.parametrize("broken", [math.nan, math.inf])
+def test_a_broken_sample_keeps_nobody_else_from_teaching(broken: float) -> None:
+    look = random_look(3, 6, 5, 3.0)
+    logits = look.logits.clone()
+    logits[2, 1] = broken
+    everyone = torch.ones(6, dtype=torch.bool)
+    for select in (EntropyBelow(0.7), PLPDAbove(-0.5), EntropyBelow(0.7) & NotRedundant(0.99)):
+        memory = warmed(select, 3, 5)
+        sound = select(look, everyone, memory)
+        assert bool(sound[[0, 1, 3, 4, 5]].any())
+        sound[2] = False
+        assert torch.equal(select(look_of(logits, look.batch), everyone, memory), sound)
+
+
+# Redundancy -----------------------------------------------------------------------------------------------------------
+
+
+def test_before_anybody_has_taught_nobody_is_redundant() -> None:
+    select, look = NotRedundant(1e-6), random_look(0, 6, 5, 3.0)
+    among = some(6, 0)
+    assert bool(among.any())
+    assert torch.equal(select(look, among, select.start(look)), among)
+
+
+def test_the_average_begins_with_the_mean_of_those_who_taught() -> None:
+    select, look = NotRedundant(0.3), random_look(0, 6, 5, 3.0)
+    mask = torch.tensor([True, False, True, False, False, False])
+    memory = select.remember(look, mask, select.start(look))
+    torch.testing.assert_close(memory["redundancy.mean"], (look.probs[0] + look.probs[2]) / 2)
+    assert memory["redundancy.seen"].item()
+
+
+def test_the_average_then_moves_by_a_tenth() -> None:
+    select, look = NotRedundant(0.3), random_look(0, 6, 5, 3.0)
+    memory = warmed(select, 0, 5)
+    mask = torch.tensor([False, True, False, False, True, True])
+    new = select.remember(look, mask, memory)["redundancy.mean"]
+    torch.testing.assert_close(new, 0.9 * memory["redundancy.mean"] + 0.1 * look.probs[mask].mean(0))
+
+
+def test_nobody_teaching_leaves_the_average_as_it_is() -> None:
+    select, look, nobody = NotRedundant(0.3), random_look(0, 6, 5, 3.0), torch.zeros(6, dtype=torch.bool)
+    start = select.start(look)
+    assert_same({**start, **select.remember(look, nobody, start)}, start)
+    assert not start["redundancy.seen"].item()
+    memory = warmed(select, 0, 5)
+    assert_same({**memory, **select.remember(look, nobody, memory)}, memory)
+
+
+@quick
+@batches
+def test_redundancy_is_the_cosine_to_the_average(seed: int, rows: int, classes: int, spread: float) -> None:
+    select, look = NotRedundant(0.6), random_look(seed, rows, classes, spread)
+    memory = warmed(select, seed, classes)
+    mean = memory["redundancy.mean"]
+    cosines = [float(p @ mean / (p.norm() * mean.norm())) for p in look.probs]
+    mask = select(look, torch.ones(rows, dtype=torch.bool), memory).tolist()
+    assert all(kept == (cosine < 0.6) for kept, cosine in zip(mask, cosines, strict=True) if abs(cosine - 0.6) > 1e-9)
+
+
+# Destroying an image --------------------------------------------------------------------------------------------------
+
+
+def tiles_of(image: Tensor, grid: int) -> list[Tensor]:
+    high, wide = image.shape[1] // grid, image.shape[2] // grid
+    cut = range(grid)
+    return [image[:, r * high : (r + 1) * high, c * wide : (c + 1) * wide] for r in cut for c in cut]
+
+
+def permutation(before: Tensor, after: Tensor, grid: int) -> tuple[int, ...]:
+    """Which tile of the image stands at each place; fails unless each occurs once."""
+    old, new = tiles_of(before, grid), tiles_of(after, grid)
+    order = tuple(next(i for i, tile in enumerate(old) if torch.equal(tile, place)) for place in new)
+    assert sorted(order) == list(range(grid * grid))
+    return order
+
+
+@pytest.mark.parametrize(("grid", "shape"), [(4, (8, 8)), (2, (6, 10)), (4, (16, 8)), (1, (5, 5))])
+def test_patches_keep_every_tile_and_its_content(grid: int, shape: tuple[int, int]) -> None:
+    rng = torch.Generator().manual_seed(0)
+    batch = Batch(torch.rand(6, 3, *shape, generator=rng), rng, 6)
+    shuffled = Patches(grid)(look_of(torch.zeros(6, 5), batch))
+    orders = [permutation(a, b, grid) for a, b in zip(batch.images, shuffled, strict=True)]
+    if grid > 1:
+        assert len(set(orders)) > 1, "every image is cut alike"
+        assert any(order != tuple(range(grid * grid)) for order in orders)
+
+
+def test_patches_of_a_size_that_does_not_divide_are_resized_and_back() -> None:
+    rng = torch.Generator().manual_seed(0)
+    batch = Batch(torch.rand(2, 3, 10, 9, generator=rng), rng, 2)
+    look = look_of(torch.zeros(2, 5), batch)
+    fitted = torch.nn.functional.interpolate(batch.images, (8, 8), mode="bilinear", align_corners=False)
+    order = batch.once(Patches(4), lambda rng: torch.rand(2, 16, generator=rng).argsort(dim=1))
+    rows = [torch.cat([torch.cat([tiles_of(x, 4)[i] for i in o[r : r + 4]], 2) for r in range(0, 16, 4)], 1)
+            for x, o in zip(fitted, order.tolist(), strict=True)]  # fmt: skip
+    by_hand = torch.nn.functional.interpolate(torch.stack(rows), (10, 9), mode="bilinear", align_corners=False)
+    torch.testing.assert_close(Patches(4)(look), by_hand)
+
+
+@pytest.mark.parametrize("destroy", [Patches(4), Pixels()], ids=repr)
+def test_a_second_look_at_a_batch_reuses_the_draw_and_the_next_batch_draws_anew(destroy: Patches | Pixels) -> None:
+    batch = random_batch(4, seed=0)
+    first = destroy(look_of(torch.zeros(4, 5), batch))
+    second = destroy(look_of(torch.ones(4, 5), batch, round=1))
+    assert torch.equal(first, second)
+    following = Batch(batch.images, batch.rng, 4)
+    assert not torch.equal(first, destroy(look_of(torch.zeros(4, 5), following)))
+
+
+def test_pixels_move_in_one_way_for_all_images_and_channels() -> None:
+    batch = random_batch(4, seed=0)
+    shuffled = Pixels()(look_of(torch.zeros(4, 5), batch)).flatten(2)
+    plain = batch.images.flatten(2)
+    order = [int((plain[0, 0] == value).nonzero()) for value in shuffled[0, 0]]
+    assert sorted(order) == list(range(64))
+    assert order != list(range(64))
+    assert torch.equal(shuffled, plain[:, :, order])
+
+
+@pytest.mark.parametrize("size", [8, 10, 16])
+def test_occlusion_covers_the_middle_with_the_mean_and_nothing_else(size: int) -> None:
+    batch = random_batch(3, seed=0, size=size)
+    before = batch.images.clone()
+    covered = Occlusion()(look_of(torch.zeros(3, 5), batch))
+    assert torch.equal(batch.images, before)
+    low, wide = size // 4, size // 2
+    middle = covered[:, :, low : low + wide, low : low + wide]
+    torch.testing.assert_close(middle, before.mean((2, 3), keepdim=True).expand_as(middle))
+    covered[:, :, low : low + wide, low : low + wide] = before[:, :, low : low + wide, low : low + wide]
+    assert torch.equal(covered, before)
+
+
+def test_plpd_is_what_the_predicted_class_loses() -> None:
+    look = random_look(1, 6, 5, 3.0)
+    among = torch.tensor([True, True, False, True, True, False])
+    found = plpd(look, among, Patches(4))
+    destroyed = Model(5, 3.0)(Patches(4)(look)).softmax(1)
+    for i, label in enumerate(look.probs.argmax(1)):
+        assert found[i].item() == pytest.approx(float(look.probs[i, label] - destroyed[i, label]), abs=1e-12)
+    assert isinstance(look.ask, Model)
+    (images, asked), *rest = look.ask.asked
+    assert torch.equal(images, Patches(4)(look))
+    assert asked is not None
+    assert torch.equal(asked, among)
+    assert rest == []
+
+
+def test_a_drop_exactly_at_the_threshold_is_not_above_it() -> None:
+    look = random_look(1, 3, 5, 3.0)
+    look.cache[Patches(4)] = torch.tensor([0.2, 0.2 + 1e-12, 0.1], dtype=torch.float64)
+    assert PLPDAbove(0.2)(look, torch.ones(3, dtype=torch.bool), {}).tolist() == [False, True, False]
+
+
+def test_filter_and_weight_ask_the_network_once_per_look() -> None:
+    look, everyone = random_look(1, 6, 5, 3.0), torch.ones(6, dtype=torch.bool)
+    mask = (EntropyBelow(0.9) & PLPDAbove(-0.5))(look, everyone, {})
+    (ByEntropy(0.4) + ByPLPD())(look, mask, {})
+    assert isinstance(look.ask, Model)
+    assert len(look.ask.asked) == 1
+    assert torch.equal(look.ask.asked[0][1], EntropyBelow(0.9)(look, everyone, {}))  # type: ignore[arg-type]
+
+
+# Diversity ------------------------------------------------------------------------------------------------------------
+
+
+@quick
+@batches
+def test_the_diverse_are_those_not_below_the_mean(seed: int, rows: int, classes: int, spread: float) -> None:
+    select, look = Diverse(), random_look(seed, rows, classes, spread)
+    memory = warmed(select, seed, classes)
+    mask = select(look, torch.ones(rows, dtype=torch.bool), memory)
+    assert bool(mask.any()), "the most diverse is never below the mean"
+    prior = memory["prior.mean"]
+    unlike = torch.stack([1 - p @ prior / (p.norm() * prior.norm()) for p in look.probs])
+    clear = (unlike - unlike.mean()).abs() > 1e-6
+    assert torch.equal(mask[clear], (unlike >= unlike.mean())[clear])
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_where_all_are_equally_diverse_nobody_is_left_out(rows: int) -> None:
+    look = look_of(torch.tensor([[3.0, 1.0, 0.0]], dtype=torch.float64).expand(rows, 3))
+    everyone, select, weigh = torch.ones(rows, dtype=torch.bool), Diverse(), ByDiversityAndCertainty()
+    assert torch.equal(select(look, everyone, select.start(look)), everyone)
+    weights = weigh(look, everyone, weigh.start(look))
+    torch.testing.assert_close(weights, torch.full_like(weights, math.exp(3)))
+
+
+def test_the_prior_begins_uniform_and_takes_in_those_who_do_not_teach() -> None:
+    look, nobody = random_look(0, 6, 5, 3.0), torch.zeros(6, dtype=torch.bool)
+    for part in (Diverse(), ByDiversityAndCertainty()):
+        start = part.start(look)
+        torch.testing.assert_close(start["prior.mean"], torch.full((5,), 0.2, dtype=torch.float64))
+        expected = 0.9 * 0.2 + 0.1 * look.probs.mean(0)
+        torch.testing.assert_close(part.remember(look, nobody, start)["prior.mean"], expected)
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=12))
+@settings(max_examples=100, deadline=None)
+def test_min_max_maps_to_the_unit_range_or_to_ones(values: list[float]) -> None:
+    given_values = torch.tensor(values, dtype=torch.float64)
+    found = min_max(given_values)
+    if max(values) - min(values) < 1e-12:
+        assert torch.equal(found, torch.ones_like(found))
+    else:
+        assert found.min() == 0
+        assert found.max() == 1
+        span = max(values) - min(values)
+        torch.testing.assert_close(found, (given_values - min(values)) / span)
+
+
+# Weights --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("weigh", WEIGHS, ids=repr)
+@quick
+@batches
+def test_weights_are_positive_and_carry_no_gradient(
+    weigh: Weigh, seed: int, rows: int, classes: int, spread: float
+) -> None:
+    look = random_look(seed, rows, classes, spread)
+    logits = look.logits.requires_grad_()
+    look = Look(logits, (logits,), look.batch, look.ask)
+    memory = warmed(weigh, seed, classes)
+    before = copied(memory)
+    weights = weigh(look, torch.ones(rows, dtype=torch.bool), memory)
+    assert look.entropy.requires_grad, "the entropy itself has a gradient to lose"
+    assert weights.shape == (rows,)
+    assert not weights.requires_grad
+    assert bool((weights > 0).all())
+    assert torch.equal(weights, weigh(look, torch.ones(rows, dtype=torch.bool), memory))
+    assert_same(memory, before)
+
+
+@quick
+@batches
+def test_inside_its_margin_a_sample_counts_at_least_one(seed: int, rows: int, classes: int, spread: float) -> None:
+    look, everyone = random_look(seed, rows, classes, spread), torch.ones(rows, dtype=torch.bool)
+    weights = ByEntropy(0.4)(look, everyone, {})
+    inside = EntropyBelow(0.4)(look, everyone, {})
+    assert torch.equal(inside, weights > 1)
+    by_hand = [math.exp(0.4 * math.log(classes) - float(h)) for h in look.entropy]
+    torch.testing.assert_close(weights, torch.tensor(by_hand, dtype=torch.float64))
+
+
+@quick
+@batches
+def test_weights_by_plpd_lie_between_one_over_e_and_e(seed: int, rows: int, classes: int, spread: float) -> None:
+    look, everyone = random_look(seed, rows, classes, spread), torch.ones(rows, dtype=torch.bool)
+    weights = ByPLPD()(look, everyone, {})
+    torch.testing.assert_close(weights, plpd(look, everyone, Patches()).exp())
+    assert bool(((weights >= 1 / math.e) & (weights <= math.e)).all())
+
+
+def test_weights_by_diversity_and_certainty_follow_the_formula() -> None:
+    weigh, look = ByDiversityAndCertainty(), random_look(2, 7, 5, 3.0)
+    memory = warmed(weigh, 2, 5)
+    prior = memory["prior.mean"]
+    unlike = torch.stack([1 - p @ prior / (p.norm() * prior.norm()) for p in look.probs])
+    diverse = (unlike - unlike.min()) / (unlike.max() - unlike.min())
+    sure = (look.entropy.max() - look.entropy) / (look.entropy.max() - look.entropy.min())
+    weights = weigh(look, torch.ones(7, dtype=torch.bool), memory)
+    torch.testing.assert_close(weights, (3 * diverse * sure).exp())
+
+
+def test_weights_add_up() -> None:
+    look, everyone = random_look(2, 7, 5, 3.0), torch.ones(7, dtype=torch.bool)
+    both = (ByEntropy(0.4) + ByPLPD())(look, everyone, {})
+    torch.testing.assert_close(both, ByEntropy(0.4)(look, everyone, {}) + ByPLPD()(look, everyone, {}))
+    assert repr(ByEntropy(0.3) + Equal()) == "ByEntropy(0.3) + Equal()"
+
+
+def test_weights_of_the_first_round_are_equal_afterwards() -> None:
+    first, later = (random_look(2, 7, 5, 3.0, round=r) for r in (0, 1))
+    everyone, weigh = torch.ones(7, dtype=torch.bool), FirstRound(ByEntropy(0.4))
+    assert torch.equal(weigh(first, everyone, {}), ByEntropy(0.4)(first, everyone, {}))
+    assert torch.equal(weigh(later, everyone, {}), torch.ones(7, dtype=torch.float64))

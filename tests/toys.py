@@ -1,0 +1,81 @@
+"""Toy data for the contract: random images for made-up nets, and handwritten digits with a declared shift.
+
+The digits are scikit-learn's (8 x 8, shipped with it), enlarged to 3 x 16 x 16. Nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from functools import cache
+
+import torch
+from nets import make_net
+from torch import Tensor, nn
+
+TRAIN = 1200  # digits to train on; the other 597 make the stream
+EPOCHS = {"bn": 8, "gn": 8, "ln": 30}
+
+
+def images(count: int, seed: int) -> Tensor:
+    """Coloured quarters under noise of random strength, in [0, 1]: entropies of a sharp random net spread widely."""
+    rng = torch.Generator().manual_seed(seed)
+    colour = torch.rand(count, 3, 1, 1, generator=rng)
+    strength = torch.rand(count, 1, 1, 1, generator=rng)
+    noise = torch.rand(count, 3, 16, 16, generator=rng)
+    quarters = (torch.rand(count, 3, 2, 2, generator=rng) > 0.5).float()
+    quarters = quarters.repeat_interleave(8, dim=2).repeat_interleave(8, dim=3)
+    return (1 - strength) * (0.5 * colour + 0.5 * quarters) + strength * noise
+
+
+@cache
+def digits() -> tuple[Tensor, Tensor]:
+    """All 1797 digits, shuffled once, in [0, 1], and their labels."""
+    from sklearn.datasets import load_digits
+
+    data = load_digits()
+    x = torch.as_tensor(data.images, dtype=torch.float32)[:, None] / 16
+    x = nn.functional.interpolate(x, (16, 16), mode="bilinear", align_corners=False).expand(-1, 3, -1, -1)
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
+    return x[order].contiguous(), torch.as_tensor(data.target)[order]
+
+
+class Clean:
+    """Clean digits in two batches, read when they are asked for: source data for the toy stream."""
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(digits()[0][:100].split(50))
+
+
+def shifted(count: int | None = None) -> tuple[Tensor, Tensor]:
+    """The declared shift of the held-out digits: seven tenths of the contrast, a grey ground, strong noise."""
+    x, y = digits()
+    x, y = x[TRAIN:][:count], y[TRAIN:][:count]
+    noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(1))
+    return (0.05 + 0.7 * x + 0.15 * noise).clamp(0, 1), y
+
+
+@cache
+def _trained(kind: str) -> nn.Module:
+    net = make_net(kind, seed=0).train()
+    x, y = (part[:TRAIN] for part in digits())
+    rng = torch.Generator().manual_seed(2)
+    optimiser = torch.optim.Adam(net.parameters(), lr=0.003)
+    for _ in range(EPOCHS[kind]):
+        for index in torch.randperm(TRAIN, generator=rng).split(64):
+            optimiser.zero_grad()
+            noisy = (x[index] + 0.05 * torch.randn(x[index].shape, generator=rng)).clamp(0, 1)
+            nn.functional.cross_entropy(net(noisy), y[index], label_smoothing=0.1).backward()
+            optimiser.step()
+    optimiser.zero_grad()
+    return net.eval()
+
+
+def trained(kind: str) -> nn.Module:
+    """A net that reads clean digits, trained once per session; each caller gets a copy."""
+    return copy.deepcopy(_trained(kind))
+
+
+def accuracy(logits: Tensor, labels: Tensor) -> float:
+    """The fraction that is right."""
+    return float((logits.argmax(1) == labels).float().mean())
