@@ -1,0 +1,82 @@
+"""Examples:
+poem verify effnet-lite0 tiny-imagenet-val --root ROOT
+poem verify vit-b16-D imagenet-c --root ROOT --corruption fog --limit 2000
+poem verify cifar10-bn ROOT/cifar10-jpeg.tar.xz --under test --weights FOLDER
+poem verify digits-bn digits-test
+"""  # noqa: D205, D415 - an epilog of the command's help
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Sequence
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    """What the command takes."""
+    parser.add_argument("base", help="a named base, or 'list' for all of them")
+    parser.add_argument("data", nargs="?", help="a data set's name, or a folder or tar of class folders")
+    parser.add_argument("--root", help="where named data lies; default: $POEM_DATA")
+    parser.add_argument("--weights", help="a file or folder with the weights, or 'random'")
+    parser.add_argument("--limit", type=int, help="so many images instead of all")
+    parser.add_argument("--mean", type=triple, help="what your code subtracts, as 0.485,0.456,0.406")
+    parser.add_argument("--std", type=triple, help="what your code divides by, as 0.229,0.224,0.225")
+    parser.add_argument("--corruption", help="of imagenet-c or cifar10-c; default: all fifteen")
+    parser.add_argument("--severity", type=int, default=5)
+    parser.add_argument("--under", help="the folder inside an archive that holds the class folders")
+    parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
+
+
+def triple(text: str) -> tuple[float, float, float]:
+    """Three numbers between commas, or one for all three channels."""
+    try:
+        values = [float(word) for word in text.split(",")]
+    except ValueError:
+        values = []
+    if len(values) not in (1, 3):
+        raise argparse.ArgumentTypeError(f"expected one number or three as 0.485,0.456,0.406, got {text!r}")
+    first, second, third = values * 3 if len(values) == 1 else values
+    return first, second, third
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure, compare, say pass or what is wrong; 0 for pass, 1 otherwise."""
+    if args.base == "list":
+        return _list()
+    if args.data is None:
+        raise ValueError("expected a base and a data set, as in poem verify effnet-lite0 tiny-imagenet-val")
+    if args.std is not None and 0.0 in args.std:
+        raise ValueError("expected a std above 0; for no normalisation pass --mean 0 --std 1")
+
+    import json
+
+    from poem.verify import verify
+
+    verdict = verify(
+        args.base, args.data, args.root, weights=args.weights, mean=args.mean, std=args.std, limit=args.limit,
+        corruption=args.corruption, severity=args.severity, under=args.under, batch_size=args.batch_size,
+        device=args.device, watch=_bar,
+    )  # fmt: skip
+    print(json.dumps(verdict.to_dict(), indent=1) if args.json else f"{verdict.card}\n\n{verdict}")
+    return 0 if verdict.passed else 1
+
+
+def _bar(indices: Sequence[int], words: str) -> Iterable[int]:
+    """A progress bar on the terminal, nothing elsewhere."""
+    from rich.console import Console
+    from rich.progress import track
+
+    console = Console(stderr=True)
+    return track(indices, words[:40], console=console, disable=not console.is_terminal, transient=True)
+
+
+def _list() -> int:
+    from poem import zoo
+
+    for name in zoo.bases():
+        base = zoo.base(name)
+        print(f"{name:<16} {base.kind:<11} {base.tag}\n{'':<16} {base.normalisation}; {base.notes}")
+        for known in base.known[:2]:
+            print(f"{'':<16} {known}")
+    return 0

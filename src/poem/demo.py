@@ -1,0 +1,75 @@
+"""The first minute: digits that training never saw, corrupted on the way in, and methods side by side."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from poem.benchmark import Row, evaluate
+
+METHODS = ("source", "tent", "eata", "sar", "deyo", "poem", "deyo+poem")
+NETS = ("digits-bn", "digits-gn", "digits-ln")
+SHIFTS = ("gaussian_noise", "defocus_blur", "fog", "contrast")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One method on one network under one shift."""
+
+    net: str
+    shift: str
+    row: Row
+
+
+def run(count: int = 512, batch_size: int = 64, severity: int = 5, methods: Sequence[str] = METHODS) -> list[Cell]:
+    """Measure every cell; adapters start afresh at each shift."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from poem import zoo
+    from poem.streams import corrupt
+    from poem.train import digits
+
+    test = digits().test
+    order = torch.randperm(len(test), generator=torch.Generator().manual_seed(0))[:count]
+    cells = []
+    with Progress(console=Console(file=sys.stderr), transient=True) as progress:
+        bar = progress.add_task("adapting", total=len(NETS) * len(SHIFTS) * len(methods))
+        for shift in SHIFTS:
+            images = corrupt(test.images[order], shift, severity).float() / 255
+            stream = list(zip(images.split(batch_size), test.labels[order].split(batch_size), strict=True))
+            for net in NETS:
+                model, base = zoo.load(net)
+                for method in methods:
+                    progress.update(bar, description=f"{net} {shift} {method}", advance=1)
+                    table = evaluate(model, stream, [method], mean=base.mean, std=base.std, preset="cifar")
+                    cells.append(Cell(net=net, shift=shift, row=table[method]))
+    return cells
+
+
+def summary(cells: Sequence[Cell]) -> str:
+    """Accuracy by method and network, mean over the shifts, with the gain over the source model."""
+    methods = list(dict.fromkeys(cell.row.method for cell in cells))
+    mean = {
+        (method, net): sum(found) / len(found)
+        for method in methods
+        for net in NETS
+        if (found := [cell.row.accuracy for cell in cells if (cell.row.method, cell.net) == (method, net)])
+    }
+    lines = [f"{'accuracy %, mean of ' + str(len(SHIFTS)) + ' shifts':<30}" + "".join(f"{net:>18}" for net in NETS)]
+    for method in methods:
+        row = f"{method:<30}"
+        for net in NETS:
+            gain = mean[method, net] - mean["source", net]
+            row += f"{mean[method, net]:>10.1f} ({gain:+5.1f})"
+        lines.append(row)
+    lost = [f"{m} on {n}" for m in methods for n in NETS if mean[m, n] < mean["source", n]]
+    best = max(mean, key=lambda key: mean[key] - mean["source", key[1]])
+    lines.append("")
+    lines.append(f"Largest gain: {best[0]} on {best[1]}, {mean[best] - mean['source', best[1]]:+.1f} points.")
+    if lost:
+        lines.append(f"Adapting loses here: {', '.join(lost)}. Few images, few classes: see 'When not to adapt'.")
+    return "\n".join(lines)

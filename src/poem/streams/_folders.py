@@ -1,0 +1,176 @@
+"""Class folders, on disk or inside a tar: what is there, what is missing, and the images in class order."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from poem.streams._archives import FolderStore, TarStore, index, plain_tar
+from poem.streams._images import About, ImageSet, Prepare, Unreadable
+
+SUFFIXES = (".jpeg", ".jpg", ".png", ".bmp", ".webp", ".ppm", ".tif", ".tiff")
+ARCHIVES = (".tar", ".tar.xz", ".txz", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expect:
+    """How much a complete set holds; None where that is open."""
+
+    classes: int | None = None
+    per_class: int | None = None
+    total: int | None = None
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Class folders as found, before anything is decoded."""
+
+    place: Path
+    store: FolderStore | TarStore
+    members: dict[str, list[int]]
+    """Class folder -> positions in the store; folders and files in the order of their labels and names."""
+    others: int
+    """Files that are not images by their ending; they are left alone."""
+
+    @property
+    def count(self) -> int:
+        """Number of images."""
+        return sum(map(len, self.members.values()))
+
+    def problems(self, expect: Expect) -> list[str]:
+        """What is not as it should be, one line each."""
+        found = []
+        if expect.classes is not None and len(self.members) != expect.classes:
+            found.append(f"expected {expect.classes} class folders, found {len(self.members)}")
+        wanted = expect.per_class
+        odd = {name: len(each) for name, each in self.members.items() if not each or wanted not in (None, len(each))}
+        if odd:
+            shown = ", ".join(f"{name} {count}" for name, count in list(odd.items())[:8])
+            more = f" and {len(odd) - 8} more" if len(odd) > 8 else ""
+            what = "at least one" if wanted is None else str(wanted)
+            found.append(f"expected {what} images per class, but: {shown}{more}")
+        if expect.total is not None and self.count != expect.total:
+            found.append(f"expected {expect.total} images in all, found {self.count}")
+        return found
+
+
+class Files(ImageSet):
+    """Images of a listing, decoded when asked for."""
+
+    def __init__(
+        self,
+        listing: Listing,
+        about: About,
+        *,
+        prepare: Prepare | None = None,
+        mask: tuple[int, ...] | None = None,
+        chosen: list[int] | None = None,
+    ) -> None:
+        places = [at for each in listing.members.values() for at in each]
+        label = {at: number for number, each in enumerate(listing.members.values()) for at in each}
+        kept = places if chosen is None else chosen
+        super().__init__(np.array([label[at] for at in kept]), about, classes=tuple(listing.members), mask=mask)
+        self.places = np.array(kept, np.int64)
+        self.store, self.prepare = listing.store, prepare or Prepare()
+
+    def where(self, index: int) -> str:
+        """The file."""
+        return self.store.where(int(self.places[index]))
+
+    def _read(self, index: int) -> Tensor:
+        try:
+            data = self.store.read(int(self.places[index]))
+        except OSError as error:
+            raise Unreadable(f"{self.where(index)}: {error.strerror or error}") from error
+        return self.prepare(data, self.where(index))
+
+
+def is_archive(path: Path) -> bool:
+    """Whether the file's name is that of a tar, compressed or not."""
+    return path.is_file() and path.name.lower().endswith(ARCHIVES)
+
+
+def listing(path: Path, *, under: str | None = None, numbered: bool = False, cache: Path | None = None) -> Listing:
+    """Class folders of a folder or an archive; `numbered` folders count by their number, not by their spelling."""
+    if is_archive(path):
+        return _archive(path, under, numbered, cache)
+    folder = path / under if under else path
+    if not folder.is_dir():
+        raise FileNotFoundError(f"expected a folder of class folders, or a tar of them, at {folder}")
+    classes = sorted(
+        (entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith(".")),
+        key=_rank(numbered, folder),
+    )
+    names: list[str] = []
+    members: dict[str, list[int]] = {}
+    others = 0
+    for name in classes:
+        files = sorted(_walk(folder / name, name))
+        images = [file for file in files if file.lower().endswith(SUFFIXES)]
+        others += len(files) - len(images)
+        members[name] = list(range(len(names), len(names) + len(images)))
+        names += images
+    return Listing(folder, FolderStore(folder, names), members, others)
+
+
+def _walk(folder: Path, prefix: str) -> Iterator[str]:
+    for entry in os.scandir(folder):
+        if entry.name.startswith("."):
+            continue
+        if entry.is_dir():
+            yield from _walk(Path(entry.path), f"{prefix}/{entry.name}")
+        else:
+            yield f"{prefix}/{entry.name}"
+
+
+def _rank(numbered: bool, place: Path) -> Callable[[str], Any]:
+    def number(name: str) -> int:
+        if not name.isdecimal():
+            raise ValueError(f"expected folders named by class number in {place}, got {name!r}")
+        return int(name)
+
+    return number if numbered else str
+
+
+def _archive(path: Path, under: str | None, numbered: bool, cache: Path | None) -> Listing:
+    tar = plain_tar(path, cache)
+    names, spans = index(tar)
+    parts = [tuple(part for part in PurePosixPath(name).parts if part not in (".", "/")) for name in names]
+    seen = [at for at, each in enumerate(parts) if each and not any(part.startswith(".") for part in each)]
+    kept = [at for at in seen if parts[at][-1].lower().endswith(SUFFIXES)]
+    others = len(seen) - len(kept)
+    start = _start(path, [parts[at] for at in kept], under)
+    kept = [at for at in kept if parts[at][: len(start)] == start]
+    members: dict[str, list[int]] = {}
+    for at in sorted(kept, key=lambda at: parts[at]):
+        rest = parts[at][len(start) :]
+        if len(rest) < 2:
+            raise ValueError(f"expected class folders in {path.name}, got an image outside: {'/'.join(parts[at])}")
+        members.setdefault(rest[0], []).append(at)
+    members = {name: members[name] for name in sorted(members, key=_rank(numbered, path))}
+    return Listing(path, TarStore(tar, names, spans), members, others)
+
+
+def _start(path: Path, parts: list[tuple[str, ...]], under: str | None) -> tuple[str, ...]:
+    """The folder inside an archive that holds the class folders."""
+    if under is not None:
+        start = tuple(part for part in PurePosixPath(under).parts if part != ".")
+        if not any(each[: len(start)] == start for each in parts):
+            tops = ", ".join(sorted({each[0] for each in parts})[:5])
+            raise ValueError(f"no images under {under!r} in {path.name}; it begins with: {tops}")
+        return start
+    if not parts:
+        raise ValueError(f"expected images in class folders in {path.name}, found none")
+    depth = 0
+    while all(len(each) > depth + 2 for each in parts) and len({each[depth] for each in parts}) == 1:
+        depth += 1
+    if all(len(each) > depth + 2 for each in parts):
+        tops = ", ".join(sorted({"/".join(each[: depth + 1]) for each in parts})[:5])
+        raise ValueError(f"expected class/file in {path.name}, got {'/'.join(parts[0])}; pass under= one of: {tops}")
+    return parts[0][:depth]

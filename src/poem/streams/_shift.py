@@ -1,0 +1,44 @@
+"""Names of the domains, and the error for a name nobody knows."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+CORRUPTIONS = (
+    "gaussian_noise", "shot_noise", "impulse_noise", "defocus_blur", "glass_blur", "motion_blur", "zoom_blur", "snow",
+    "frost", "fog", "brightness", "contrast", "elastic_transform", "pixelate", "jpeg_compression",
+)  # fmt: skip
+"""The fifteen of ImageNet-C, in the order of every paper."""
+EXTRA = ("speckle_noise", "gaussian_blur", "spatter", "saturate")
+"""Four more, held out: settings may be chosen on these."""
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """The end of an error about a name: the nearest known one, or all of them."""
+    names = list(known)
+    close = difflib.get_close_matches(word, names, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names)}"
+
+
+@dataclass(frozen=True)
+class Shift:
+    """A domain: a corruption at a severity from 1 to 5, or the clean data (`Shift()`)."""
+
+    corruption: str = "clean"
+    severity: int = 0
+
+    def __post_init__(self) -> None:
+        known = (*CORRUPTIONS, *EXTRA, "clean")
+        if self.corruption not in known:
+            raise ValueError(f"unknown corruption {self.corruption!r}; {nearest(str(self.corruption), known)}")
+        if self.severity not in ((0,) if self.corruption == "clean" else (1, 2, 3, 4, 5)):
+            wanted = "0 for clean data" if self.corruption == "clean" else "1 to 5"
+            raise ValueError(f"expected severity {wanted}, got {self.severity!r} for {self.corruption}")
+
+    def __str__(self) -> str:
+        return self.corruption if self.severity == 0 else f"{self.corruption} {self.severity}"
+
+
+CLEAN = Shift()

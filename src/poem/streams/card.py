@@ -1,0 +1,85 @@
+"""The protocol card: what was measured, in one block, so that two numbers can be told apart."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from poem.streams._shift import nearest
+
+
+@dataclass(frozen=True, kw_only=True)
+class Card:
+    """What a stream is. Prints as an aligned block; goes to JSON and back."""
+
+    data: str
+    """The data set's name."""
+    n: int
+    """Images of one domain."""
+    total: int
+    """Samples in the whole stream."""
+    subset: str = "all"
+    """Which images: all, 5k by which list, ..."""
+    classes: str = ""
+    """Number of classes, and of how many a mask chose them."""
+    corruptions: tuple[str, ...] = ("clean",)
+    severity: tuple[int, ...] = (0,)
+    order: str = "as given"
+    """Scenario, arrangement and resets."""
+    seed: int = 0
+    batch_size: int = 64
+    base: str = "not stated"
+    """The source model: exact weight tag."""
+    normalisation: str = "not stated"
+    """Mean and std, and where they are applied."""
+    source_access: str = "none"
+    """What of the source data the method saw: none, statistics, or how many images."""
+    provenance: str = "not stated"
+    """Official files, made on the fly, which frost textures."""
+    preparation: str = "as stored"
+    """Resize and crop."""
+
+    def __str__(self) -> str:
+        rows = [(item.name.replace("_", " "), _words(getattr(self, item.name))) for item in dataclasses.fields(self)]
+        wide = max(len(name) for name, _ in rows)
+        return "\n".join(f"{name:<{wide}}  {words}" for name, words in rows)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return {
+            key: list(value) if isinstance(value, tuple) else value for key, value in dataclasses.asdict(self).items()
+        }
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Card:
+        """A card from `to_dict`'s values."""
+        known = {item.name for item in dataclasses.fields(cls)}
+        for key in values:
+            if key not in known:
+                raise ValueError(f"a card has no field {key!r}; {nearest(key, sorted(known))}")
+        missing = {"data", "n", "total"} - set(values)
+        if missing:
+            raise ValueError(f"expected a card with {', '.join(sorted(missing))}, which it lacks")
+        plain: dict[str, Any] = {key: tuple(each) if isinstance(each, list) else each for key, each in values.items()}
+        return cls(**plain)
+
+    def to_json(self) -> str:
+        """One JSON object."""
+        return json.dumps(self.to_dict(), indent=2, ensure_ascii=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> Card:
+        """A card from `to_json`'s text."""
+        values = json.loads(text)
+        if not isinstance(values, dict):
+            raise ValueError(f"expected a JSON object with a card's fields, got {type(values).__name__}")
+        return cls.from_dict(values)
+
+
+def _words(value: Any) -> str:
+    if not isinstance(value, tuple):
+        return str(value)
+    words = [str(each) for each in value]
+    return ", ".join(words) if len(words) <= 6 else f"{', '.join(words[:3])}, ... {words[-1]} ({len(words)})"
