@@ -6,9 +6,9 @@ gradient of the batch's mean loss. Kept per data object and weights, so that a s
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -20,7 +20,8 @@ from poem.network import Network
 from poem.parts.statistics import Statistics
 
 SAMPLES = 2000
-_KNOWN: WeakKeyDictionary[Any, dict[tuple[Any, ...], tuple[Tensor, int]]] = WeakKeyDictionary()
+Found = tuple[Tensor, int]
+_KNOWN: dict[int, dict[tuple[Any, ...], Found]] = {}  # by identity of the data, for as long as it lives
 
 
 def fisher(network: Network, statistics: Statistics, data: Iterable[Any] | Tensor, size: int) -> tuple[Tensor, int]:
@@ -28,14 +29,22 @@ def fisher(network: Network, statistics: Statistics, data: Iterable[Any] | Tenso
     weights = fingerprint(*network.model.parameters())
     version = data._version if isinstance(data, Tensor) else None
     key = (weights, network.theta.names, repr(statistics), size, version)
-    try:
-        known = _KNOWN.setdefault(data, {})
-    except TypeError:  # lists and generators cannot be remembered
-        known = {}
+    known = _known(data)
     if key not in known:
         known[key] = _measure(network, statistics, data, size)
     importance, images = known[key]
     return importance.to(network.theta.source().device), images
+
+
+def _known(data: Iterable[Any] | Tensor) -> dict[tuple[Any, ...], Found]:
+    """What was found on this very object before; lists and generators cannot be remembered."""
+    if id(data) not in _KNOWN:
+        try:
+            weakref.finalize(data, _KNOWN.pop, id(data), None)
+        except TypeError:
+            return {}
+        _KNOWN[id(data)] = {}
+    return _KNOWN[id(data)]
 
 
 def _measure(network: Network, statistics: Statistics, data: Iterable[Any] | Tensor, size: int) -> tuple[Tensor, int]:
