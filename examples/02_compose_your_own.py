@@ -48,9 +48,8 @@ def main() -> None:
     adapter = poem.adapt(model, with_poem)
     for images in torch.rand(3, 32, 3, 1, 1) + 0.5 * torch.rand(3, 32, 3, 32, 32):
         adapter(images)
-        print(
-            f"selected {int(adapter.last.selected.sum())} of 32, taught {adapter.last.taught}, {adapter.last.updates} updates"
-        )
+        last = adapter.last
+        print(f"selected {int(last.selected.sum())} of 32, taught {last.taught}, {last.updates} updates")
     print(adapter.totals)
 
 

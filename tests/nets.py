@@ -109,7 +109,8 @@ def make_net(kind: str, *, classes: int = 10, seed: int = 0, sharpness: float = 
                 nn.init.uniform_(module.weight, 0.7, 1.3)
                 nn.init.uniform_(module.bias, -0.2, 0.2)
             if isinstance(module, nn.BatchNorm2d):
-                assert module.running_mean is not None and module.running_var is not None
+                assert module.running_mean is not None
+                assert module.running_var is not None
                 nn.init.uniform_(module.running_mean, -0.2, 0.2)
                 nn.init.uniform_(module.running_var, 0.6, 1.4)
         head = net.fc if isinstance(net, ConvNet) else net.head

@@ -51,10 +51,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from nets import ConvNet, Transformer
 from torch import Generator, Tensor, nn
 from torch.nn.functional import cross_entropy
-
-from nets import ConvNet, Transformer
 
 Augment = Callable[[Tensor, Generator], Tensor]
 Net = ConvNet | Transformer

@@ -17,9 +17,10 @@ _HOMES = {
     "methods": "poem.method",
     "recipe": "poem.method",
     "evaluate": "poem.benchmark",
+    "corrupt": "poem.streams.corruptions",
     "parts": "poem.parts",
 }
-__all__ = ["Adapter", "Recipe", "__version__", "adapt", "evaluate", "methods", "parts", "recipe"]
+__all__ = ["Adapter", "Recipe", "__version__", "adapt", "corrupt", "evaluate", "methods", "parts", "recipe"]
 
 if TYPE_CHECKING:
     from poem import parts
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from poem.benchmark import evaluate
     from poem.method import methods, recipe
     from poem.recipes import Recipe
+    from poem.streams.corruptions import corrupt
 
 
 def __getattr__(name: str) -> Any:

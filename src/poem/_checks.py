@@ -111,7 +111,11 @@ def state(new: Any, mine: dict[str, Any]) -> None:
     ):
         if new.get(key) != mine[key]:
             raise ValueError(f"expected {key} {mine[key]!r}, got {new.get(key)!r}; {remedy}")
-    required = {key for key in mine["tensors"] if not key.startswith("memory/")}
+    for key in ("calls", "batch_size", "classes", "rng", "tensors"):
+        if key not in new:
+            raise ValueError(f"expected {key!r} in the state, which lacks it; was it cut short?")
+    both = new["classes"] is not None and mine["classes"] is not None  # what parts remember is known to both
+    required = {key for key in mine["tensors"] if both or not key.startswith("memory/")}
     missing = sorted(required - set(new["tensors"]))
     if missing:
         raise ValueError(f"expected tensors {missing[:3]} in the state, which it lacks; was it cut short?")

@@ -76,15 +76,12 @@ class Adapter:
         with torch.inference_mode(False), torch.enable_grad():
             images = checks.images(images, self._network.model, self.facts.channels)
             self._state.follow(images.device)
-            with self._state.unless_it_fails(), self._network.borrowed(images.device.type):
-                chance = self._state.rng.get_state()
+            with self._state.trying(keep=learn), self._network.borrowed(images.device.type):
                 answer = self._answer(images, entry, learn)
         if learn:
             self.last = entry
             self._state.calls += 1
             self._books.close(entry, len(images))
-        else:
-            self._state.rng.set_state(chance)
         return answer
 
     def prepare(self, source_data: Iterable[Any] | Tensor) -> None:

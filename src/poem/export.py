@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from poem.network import Network
-from poem.parts.base import Memory
-from poem.parts.branch import AdaptBranch
+from poem.parts.base import Look, Memory
 from poem.parts.statistics import FromBatch, RunningMean, Source
 from poem.recipes import Recipe
 from poem.state import State
@@ -18,10 +17,10 @@ from poem.state import State
 class Exported(nn.Module):
     """Normalisation, one network or two, class mask. Two networks stand whole, side by side: plain beats small."""
 
-    def __init__(self, heads: list[nn.Module], network: Network, branch: AdaptBranch | None) -> None:
+    def __init__(self, heads: list[nn.Module], network: Network, recipe: Recipe) -> None:
         super().__init__()
         self.heads = nn.ModuleList(heads)
-        self.branch = branch
+        self._branch, self._correct = recipe.branch, recipe.readout.correct
         self._logits = network._logits
         for name in ("_mean", "_std", "_classes"):
             self.register_buffer(name, getattr(network, name))
@@ -34,7 +33,8 @@ class Exported(nn.Module):
         logits = [self._logits(head(images)) for head in self.heads]
         if isinstance(classes, Tensor):
             logits = [each[:, classes] for each in logits]
-        return logits[0] if self.branch is None else self.branch.together(logits[0], logits[1])
+        answer = logits[0] if self._branch is None else self._branch.together(logits[0], logits[1])
+        return self._correct(Look(answer, tuple(logits)))
 
 
 def exported(network: Network, recipe: Recipe, state: State) -> nn.Module:
@@ -42,6 +42,8 @@ def exported(network: Network, recipe: Recipe, state: State) -> nn.Module:
     statistics = recipe.statistics
     if not isinstance(statistics, FromBatch | RunningMean | Source):
         raise ValueError(f"{statistics!r} depends on each batch and cannot be exported; use statistics=Source()")
+    if recipe.readout.correct.features:
+        raise ValueError(f"{recipe.readout.correct!r} reads features and cannot be exported; use readout=Readout()")
     values = state.teacher if recipe.readout.look == "teacher" else state.moving
     heads = []
     for keys in [("theta",), ("theta", "branch")][: len(values)]:
@@ -55,7 +57,7 @@ def exported(network: Network, recipe: Recipe, state: State) -> nn.Module:
                     own[name].copy_(value)
         _settle(head, statistics, state.memory, branch="branch" in keys)
         heads.append(head.requires_grad_(False))
-    return Exported(heads, network, recipe.branch).eval()
+    return Exported(heads, network, recipe).eval()
 
 
 def _settle(head: nn.Module, statistics: FromBatch | RunningMean | Source, memory: Memory, *, branch: bool) -> None:

@@ -159,17 +159,17 @@ class Turn:
     def remember(self, first: Look, last: Look, sets: list[Tensor], lessons: list[Taught]) -> None:
         """Once per batch: what parts remember, then the teacher follows, then we walk back."""
         recipe, state = self.recipe, self.state
-        sound = torch.ones((), dtype=torch.bool, device=first.logits.device)
+        finite = last.logits.isfinite().all()
+        sound = lessons[-1].made if lessons else finite
         if sets:
             look, mask = (lessons[-1].look, lessons[-1].mask) if lessons else (first, sets[0])
-            sound = lessons[-1].made if lessons else sound
             losses, made = [taught.loss for taught in lessons], [taught.made for taught in lessons]
             new = {
                 **recipe.select.remember(look, mask, state.memory),
                 **recipe.weigh.remember(look, mask, state.memory),
             }
             put(state.memory, {**new, **recipe.recover.remember(losses, made, state.memory)}, sound)
-        put(state.memory, last.record, sound)
+        put(state.memory, last.record, sound & finite)
         for key in state.source if recipe.learns else ():
             if recipe.teacher is not None:
                 put(state.teacher, {key: recipe.teacher.follow(state.teacher[key], state.moving[key])}, sound)

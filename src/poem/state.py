@@ -79,19 +79,21 @@ class State:
         self.classes = look.classes
 
     @contextmanager
-    def unless_it_fails(self) -> Iterator[None]:
-        """A block that either ends or leaves no trace."""
+    def trying(self, *, keep: bool) -> Iterator[None]:
+        """A block that leaves no trace if it fails, or if it is not to be kept."""
         steps = {key: dict(value) for key, value in self.steps.items()}
         tensors = dict(self.moving), dict(self.teacher), steps, dict(self.memory)
         rest = self.calls, self.size, self.classes, self.start
         chance = self.rng.get_state()
+        done = False
         try:
             yield
-        except BaseException:
-            self.moving, self.teacher, self.steps, self.memory = tensors
-            self.calls, self.size, self.classes, self.start = rest
-            self.rng.set_state(chance)
-            raise
+            done = True
+        finally:
+            if not (done and keep):
+                self.moving, self.teacher, self.steps, self.memory = tensors
+                self.calls, self.size, self.classes, self.start = rest
+                self.rng.set_state(chance)
 
     def follow(self, device: torch.device) -> None:
         """Move to where the model is now."""

@@ -10,6 +10,7 @@ COMMANDS: dict[str, str] = {
     "demo": "watch source, tent and poem on a stream of corrupted digits",
     "list": "names of methods, one line each",
     "show": "a method as a sentence: its recipe, paper and differences",
+    "corrupt": "a folder of images to the ImageNet-C layout",
     "verify": "measure a base's source accuracy and say what is wrong",
     "train-source": "train the small source networks: digits, cifar10",
     "data": "what of a data set is here, what is missing, where it comes from",

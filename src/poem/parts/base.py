@@ -63,14 +63,24 @@ class Ask(Protocol):
         ...
 
 
+def _nothing() -> Batch:
+    """The batch of a look that nobody will ask again."""
+    return Batch(torch.empty(0), torch.Generator(), 0)
+
+
+def _nobody(images: Tensor, *, among: Tensor | None = None, grad: bool = False) -> Tensor:
+    """The network of a look that stands alone."""
+    raise RuntimeError("this look has no network to ask")
+
+
 @dataclass
 class Look:
     """One pass over a batch: what the network says of every sample, with the graph that says why."""
 
     logits: Tensor  # (B, C), what would be answered; with a branch, both heads combined
     heads: tuple[Tensor, ...]  # (B, C) each: the network's own, then the adapt branch's
-    batch: Batch
-    ask: Ask
+    batch: Batch = field(default_factory=_nothing, repr=False)
+    ask: Ask = field(default=_nobody, repr=False)
     round: int = 0  # how many updates this batch has already had
     shown: Tensor | None = None  # the images that were looked at: the batch's own, or views of them
     features: Tensor | None = None  # (B, D), input of the last linear layer, where a correction wants it

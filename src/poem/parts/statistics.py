@@ -71,8 +71,8 @@ class Source(Statistics):
 class FromBatch(Statistics):
     """The statistics of the batch in hand; a masked pass equals the pass over the kept samples alone.
 
-    A layer that sees one value per channel (a batch of one on a 1x1 map) has no variance to speak of and falls back to
-    the source statistics.
+    A layer that sees one value per channel (one image on a 1x1 map) has no variance to speak of and falls back to the
+    source statistics.
 
     Paper: Nado et al. 2020, Schneider et al. 2020; used by Tent and its descendants.
     """
@@ -83,7 +83,11 @@ class FromBatch(Statistics):
             return layer.with_source(x)
         if mask is None:
             return layer.with_batch(x)
-        return layer.with_moments(x, *moments(x, mask))
+        mean, var = moments(x, mask)
+        if x[0, 0].numel() == 1 and layer.source_mean is not None and layer.source_var is not None:
+            several = mask.sum() > 1
+            mean, var = torch.where(several, mean, layer.source_mean), torch.where(several, var, layer.source_var)
+        return layer.with_moments(x, mean, var)
 
 
 @dataclass(frozen=True, repr=False)

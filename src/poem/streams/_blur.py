@@ -65,7 +65,8 @@ def zoom_blur(levels: Tensor, draws: Draws, stop: float, step: float) -> Tensor:
         total = torch.zeros_like(levels)
         for zoom in zooms:
             total += zoom_into(levels, zoom)[..., :height, :width]
-    return total.add_(levels).div_(len(zooms) + 1)
+    # A product: CUDA divides by a number through its reciprocal, CPUs do not.
+    return total.add_(levels).mul_(1 / (len(zooms) + 1))
 
 
 def glass_blur(levels: Tensor, draws: Draws, sigma: float, reach: int, rounds: int) -> Tensor:

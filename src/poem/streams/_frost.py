@@ -104,5 +104,6 @@ def _cloud(draws: Draws, size: tuple[int, int], slope: float) -> Tensor:
     noise = torch.fft.rfft2(draws.normal(height, width)[0])
     down = torch.fft.fftfreq(height, dtype=torch.float64)[:, None] * height
     right = torch.fft.rfftfreq(width, dtype=torch.float64) * width
-    cloud = torch.fft.irfft2(noise / (1 + down**2 + right**2) ** (slope / 2), s=size)
-    return (cloud - cloud.mean()) / cloud.std()
+    cloud: Tensor = torch.fft.irfft2(noise / (1 + down**2 + right**2) ** (slope / 2), s=size)
+    spread: Tensor = (cloud - cloud.mean()) / cloud.std()
+    return spread

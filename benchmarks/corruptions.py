@@ -1,0 +1,81 @@
+"""Time our corruptions, and the public package's where it is installed, side by side.
+
+    python benchmarks/corruptions.py                     # ours alone
+    /tmp/refenv/bin/python benchmarks/corruptions.py     # both: see reference_corruptions.py for that environment
+
+Milliseconds per image of 224 x 224, the best of several turns; the two take turns, so that a busy machine slows both.
+Both get uint8 arrays, ours a batch (N, 224, 224, 3), the package one image (224, 224, 3) at a time. Torch runs on
+`--threads` threads (one, unless told), the package on as many as OpenCV likes. `--clock cpu` counts processor time
+instead of time on the wall.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "src")]
+
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+from reference_corruptions import repaired, scene  # noqa: E402
+
+from poem.streams import CORRUPTIONS, EXTRA, corrupt, frost_source  # noqa: E402
+
+
+def timed(call: Callable[[], Any], clock: Callable[[], float]) -> float:
+    """Return the milliseconds of one call."""
+    start = clock()
+    call()
+    return (clock() - start) * 1e3
+
+
+def main() -> None:
+    """Print a table; the ratio is theirs to ours, so larger is better."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", default=CORRUPTIONS + EXTRA)
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--severities", type=int, nargs="+", default=[1, 3, 5])
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--clock", choices=["wall", "cpu"], default="wall")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    clock = time.perf_counter if args.clock == "wall" else time.process_time
+    try:
+        repaired()
+        from imagecorruptions import corrupt as public
+
+        from_package = True
+    except ImportError:
+        from_package = False
+    pixels = [scene(224, index) for index in range(4)]
+    images = np.stack([pixels[at % 4] for at in range(args.batch)])
+    print(f"torch {torch.__version__}, {args.threads} thread(s), batch {args.batch}, {args.clock} clock, ", end="")
+    print(f"frost {frost_source()}, imagecorruptions {'yes' if from_package else 'not installed'}")
+    print(f"{'corruption':<20}{'severity':>9}{'ours ms':>10}{'theirs ms':>11}{'ratio':>8}")
+    for name in args.names:
+        for severity in args.severities:
+            ours, theirs = [], []
+            corrupt(images, name, severity)  # tables and textures are made once
+            for turn in range(args.turns):
+                ours.append(timed(lambda: corrupt(images, name, severity), clock) / args.batch)  # noqa: B023
+                if from_package and not (name == "glass_blur" and turn):
+                    # As long a turn as ours, or its best would come from a quieter moment; the slow ones need less.
+                    share = {"glass_blur": 1, "zoom_blur": 4}.get(name, args.batch)
+
+                    def call() -> None:
+                        for at in range(share):  # noqa: B023
+                            public(pixels[at % 4], severity=severity, corruption_name=name)  # noqa: B023
+
+                    theirs.append(timed(call, clock) / share)
+            line = f"{name:<20}{severity:>9}{min(ours):>10.2f}"
+            print(line + (f"{min(theirs):>11.2f}{min(theirs) / min(ours):>8.1f}" if theirs else ""), flush=True)
+
+
+if __name__ == "__main__":
+    main()
