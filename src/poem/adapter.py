@@ -172,8 +172,10 @@ class Adapter:
         if learn and recover.due(state.calls):
             state.restart()
             entry.reset_flag = True
-        if self._network.branch is not None and self._network.doubles is None:
+        unproven = self._network.branch is not None and self._network.doubles is None
+        if unproven or self.recipe.unit_range:  # a proof and an augmentation need sound images; the loop looks itself
             checks.finite(images)
+        if unproven:
             self._prove(images, entry)
         answers, parts = [], []
         for piece in torch.split(images, 1) if recover.each_image else (images,):
