@@ -27,10 +27,10 @@ check: $(VENV)/.dev  ## format, lint, types
 	$(BIN)/mypy
 
 test: check  ## check, then every test that takes seconds
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 test-all: check  ## the slow ones too
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "slow or not slow"
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "slow or not slow"
 
 docs: $(BIN)/python  ## the pages, as HTML in docs/_build/html
 	$(BIN)/python -m pip install --quiet -e ".[docs]"

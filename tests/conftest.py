@@ -4,8 +4,22 @@ from __future__ import annotations
 
 import os
 
+import pytest
 import torch
 
 # Tiny nets: threads cost more than they bring, and workers share two cores.
 torch.set_num_threads(1)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """The size of the contract, and how much of it this run checked."""
+    kept = broken = 0
+    for report in [*terminalreporter.getreports("passed"), *terminalreporter.getreports("failed")]:
+        if report.nodeid.partition("test_contract.py::test_")[2][:2].isdigit():
+            kept, broken = kept + report.passed, broken + report.failed
+    if kept or broken:
+        from test_contract import METHODS, NETS, POINTS
+
+        size = f"{len(METHODS)} methods x {len(NETS)} nets x {POINTS} points = {len(METHODS) * len(NETS) * POINTS}"
+        terminalreporter.write_line(f"contract: {size}; in this run {kept} kept, {broken} broken")

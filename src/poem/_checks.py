@@ -36,10 +36,27 @@ def model(module: nn.Module) -> nn.Module:
     return module
 
 
-def normalisation(needed: bool, name: str, mean: Sequence[float] | None, std: Sequence[float] | None) -> None:
-    """Mean and std come together, and methods that augment cannot do without."""
+def settings(batch_size: int | None, classes: Sequence[int] | None) -> None:
+    """A batch size and a class mask that mean something."""
+    if batch_size is not None and batch_size < 1:
+        raise ValueError(
+            f"expected a batch size of at least 1, got {batch_size}; leave it out to take the first batch's"
+        )
+    if classes is not None and (not len(classes) or len(set(classes)) < len(classes) or min(classes) < 0):
+        raise ValueError(f"expected classes as different indices into the logits, got {list(classes)[:8]}")
+
+
+def normalisation(
+    needed: bool, name: str, mean: Sequence[float] | None, std: Sequence[float] | None, channels: int | None
+) -> None:
+    """Mean and std come together, one value per channel; methods that augment cannot do without."""
     if (mean is None) != (std is None):
         raise ValueError("expected mean and std together, got one of them; pass both, or neither")
+    if mean is not None and std is not None:
+        if len(mean) != len(std) or (channels is not None and len(mean) not in (1, channels)):
+            raise ValueError(f"expected mean and std with one value per channel ({channels}), got {mean} and {std}")
+        if min(std) <= 0:
+            raise ValueError(f"expected std above 0, got {std}")
     if needed and mean is None:
         raise ValueError(
             f"{name} augments images in [0, 1] and needs the normalisation inside: pass images in [0, 1], mean= and "
@@ -92,6 +109,16 @@ def finite(batch: Tensor) -> None:
     if not bool(sound.all()):
         bad = [int(i) for i in (~sound).nonzero()[:5, 0]]
         raise ValueError(f"expected finite images, got NaN or Inf in sample {bad[0]} (all: {bad}); nothing was learnt")
+
+
+def unit_range(batch: Tensor, name: str) -> None:
+    """Images in [0, 1], for methods that augment them."""
+    low, high = float(batch.min()), float(batch.max())
+    if low < -1e-3 or high > 1 + 1e-3:
+        raise ValueError(
+            f"{name} augments images and expects them in [0, 1], got [{low:.3g}, {high:.3g}]; pass raw images, and let "
+            "mean= and std= normalise inside"
+        )
 
 
 def classes(found: int, before: int | None) -> None:

@@ -49,8 +49,9 @@ class Adapter:
         logits: Callable[[Any], Tensor] | None = None,
     ) -> None:
         model = checks.model(model)
-        checks.normalisation(recipe.unit_range, name, mean, std)
+        checks.settings(batch_size, classes)
         self.recipe, self.name, self.facts = recipe, name, anatomy(model)
+        checks.normalisation(recipe.unit_range, name, mean, std, self.facts.channels)
         self._settings: dict[str, Any] = {
             "name": name, "batch_size": batch_size, "classes": classes, "mean": mean, "std": std, "split": split,
             "seed": seed, "precision": precision, "logits": logits,
@@ -122,6 +123,7 @@ class Adapter:
 
     def export(self) -> nn.Module:
         """A plain module with the adapted weights, which predicts as the adapter does when frozen."""
+        checks.still_here(self._unloaded)
         return exported(self._network, self.recipe, self._state)
 
     def as_module(self) -> nn.Module:
@@ -130,10 +132,12 @@ class Adapter:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that moved and what is needed to go on elsewhere."""
+        checks.still_here(self._unloaded)
         return self._state.as_dict(self.name)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where a state of the same recipe on the same model left off; any other is refused."""
+        checks.still_here(self._unloaded)
         self._state.take(state, self.name)
 
     def save(self, path: str | Path) -> None:
@@ -175,6 +179,8 @@ class Adapter:
         unproven = self._network.branch is not None and self._network.doubles is None
         if unproven or self.recipe.unit_range:  # a proof and an augmentation need sound images; the loop looks itself
             checks.finite(images)
+        if self.recipe.unit_range:
+            checks.unit_range(images, self.name)
         if unproven:
             self._prove(images, entry)
         answers, parts = [], []

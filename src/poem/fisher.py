@@ -26,7 +26,7 @@ _KNOWN: dict[int, dict[tuple[Any, ...], Found]] = {}  # by identity of the data,
 
 def fisher(network: Network, statistics: Statistics, data: Iterable[Any] | Tensor, size: int) -> tuple[Tensor, int]:
     """Importance of each number of `theta`, and how many images it took."""
-    weights = fingerprint(*network.model.parameters())
+    weights = fingerprint(*network.model.parameters(), *network.model.buffers())
     version = data._version if isinstance(data, Tensor) else None
     key = (weights, network.theta.names, repr(statistics), size, version)
     known = _known(data)

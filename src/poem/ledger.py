@@ -61,6 +61,7 @@ class Batchwise:
         self.loss_value: Tensor | None = None
         self.reset_flag: bool | Tensor = False
         self.made: list[Tensor] = []
+        self.some: list[Tensor] = []  # whether anybody was left to teach, update by update
         self.nothing = False
 
     @property
@@ -124,7 +125,8 @@ class Batchwise:
         if self.nothing:
             return "nothing selected"
         if self.made and not any(bool(applied) for applied in self.made):
-            return "the update was not finite, or nothing passed the second filter"
+            taught = any(bool(some) for some in self.some)
+            return "the update was not finite" if taught else "nothing passed the second filter"
         return None
 
     def gather(self, parts: list[Batchwise]) -> None:
@@ -137,6 +139,7 @@ class Batchwise:
         self.first_logits = torch.cat([part.first_logits for part in parts])
         self.loss_value = next((part.loss_value for part in reversed(parts) if part.loss_value is not None), None)
         self.made = [applied for part in parts for applied in part.made]
+        self.some = [some for part in parts for some in part.some]
         self.nothing = all(part.nothing for part in parts)
         for part in parts:
             self.reset_flag = part.reset_flag if self.reset_flag is False else self.reset_flag

@@ -224,6 +224,7 @@ class Turn:
         entry.first_logits = logits
         entry.loss_value = lessons[-1].loss if lessons else None
         entry.made = [taught.made for taught in lessons]
+        entry.some = [taught.mask.any() for taught in lessons]
         entry.nothing = bool(sets) and not lessons
 
 

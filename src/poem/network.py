@@ -204,6 +204,7 @@ class Network:
         self._logits = logits or tensor_of
         self._precision = precision
         self._classes = None if classes is None else torch.as_tensor(classes, dtype=torch.long)
+        self._largest = 0 if classes is None else max(classes)
         self._mean = None if mean is None else torch.as_tensor(mean).view(1, -1, 1, 1)
         self._std = None if std is None else torch.as_tensor(std).view(1, -1, 1, 1)
         self._current: Pass | None = None
@@ -266,6 +267,11 @@ class Network:
         other = Pass(statistics, memory, mask, branch="alone", swaps=swaps, record=run.record)
         return (source, self._once(images, theta, other)), run
 
+    def source(self) -> Memory:
+        """The model's own values for each group, flat."""
+        groups = {"theta": self.theta, "branch": self.branch}
+        return {key: group.source() for key, group in groups.items() if group is not None}
+
     def prove(self, images: Tensor, statistics: Statistics, memory: Memory) -> float:
         """How far the doubled pass is from two plain ones, each half with its own tensors; decides `doubles`.
 
@@ -299,7 +305,11 @@ class Network:
             self._current = None
         if logits.dtype in HALF:
             logits = logits.float()
-        return logits if self._classes is None else logits[:, self._classes.to(logits.device)]
+        if self._classes is None:
+            return logits
+        if self._largest >= logits.shape[1]:
+            raise ValueError(f"expected classes below {logits.shape[1]}, the number of logits, got {self._largest}")
+        return logits[:, self._classes.to(logits.device)]
 
     @contextmanager
     def _computing(self, device: str) -> Iterator[None]:

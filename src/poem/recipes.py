@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -64,6 +65,9 @@ class Recipe:
         """Refuses sentences that contradict themselves."""
         for item in dataclasses.fields(self):
             _expect(item.name, getattr(self, item.name))
+        rate = self.lr
+        if not isinstance(rate, Rule) and (isinstance(rate, bool) or not 0 <= rate < math.inf):
+            raise ValueError(f"expected a learning rate of 0 or more, got {rate}")
         if self.readout.look == "teacher" and self.teacher is None:
             raise ValueError("readout 'teacher' needs a teacher; add teacher=MeanTeacher() to the recipe")
 

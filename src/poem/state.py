@@ -37,10 +37,8 @@ class State:
 
     def reset(self) -> None:
         """As on the first day: tensors, memory, chance, counts, and what the first batch fixes."""
-        network = self._network
-        self.source: Memory = {"theta": network.theta.source()}
-        if network.branch is not None:
-            self.source["branch"] = network.branch.source()
+        self.source = self._network.source()
+        self._print: str | None = None
         self.rng.manual_seed(self._seed)
         self.calls = 0
         self.size: int | None = self._batch_size
@@ -119,7 +117,7 @@ class State:
         tensors |= {f"memory/{key}": tensor for key, tensor in self.memory.items()}
         return {
             "schema": files.SCHEMA, "method": method, "recipe": repr(self._recipe),
-            "source": files.fingerprint(*self.source.values()),
+            "source": self._fingerprint(),
             "calls": self.calls, "batch_size": self.size, "classes": self.classes,
             "rng": self.rng.get_state(), "tensors": {key: tensor.clone() for key, tensor in tensors.items()},
         }  # fmt: skip
@@ -143,6 +141,12 @@ class State:
         self.calls, self.size, self.classes = state["calls"], state["batch_size"], state["classes"]
         self.start = None
         self.rng.set_state(state["rng"].cpu())
+
+    def _fingerprint(self) -> str:
+        """A short hash of all the model's weights: which source a state belongs to. Taken once until a reset."""
+        if self._print is None:
+            self._print = files.fingerprint(*self._network.model.parameters(), *self._network.model.buffers())
+        return self._print
 
     def _statistics(self) -> Memory:
         """What batch-norm layers remember at first, each head its own."""

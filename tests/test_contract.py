@@ -1,0 +1,570 @@
+"""The contract: fourteen promises, every method, on a batch-norm, a group-norm and a layer-norm net.
+
+What is particular to a method stands in its row of `ROWS`: the settings under which it learns from two small batches,
+and what it promises where the general promise has no meaning for it. The tests read the row and know no method by name.
+Every test first shows that something was taught, so that none holds emptily.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import toys
+from nets import make_net
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+
+import poem
+from poem.ledger import Totals
+from poem.parts import (
+    SAM,
+    AugMix,
+    Entropy,
+    EntropyBelow,
+    FisherAnchor,
+    LossAverageBelow,
+    MeanTeacher,
+    NotRedundant,
+    PLPDAbove,
+    Select,
+)
+from poem.parts.base import Look, Memory
+
+NETS = ("bn", "gn", "ln")
+POINTS = 14
+UNIT = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
+
+
+class Each(NamedTuple):
+    """A setting with a value per net."""
+
+    bn: Any
+    gn: Any
+    ln: Any
+
+
+TOY_LR = Each(0.02, 0.04, 0.02)
+GAINS = Each(0.05, 0.0, 0.0)  # on the toy stream batch norm has most to win
+NO_LOSS = Each(0.0, 0.0, 0.0)
+# Under these a random net is neither sure nor unsure of every image, and each update shows in single precision.
+LR = Each(0.05, 0.02, 0.002)
+SHARPNESS = Each(10.0, 6.0, 9.0)
+# How sharp a net of so many classes must be for the same fraction of ln C to part its images.
+SPREAD = {5: Each(10.0, 6.0, 3.75), 10: SHARPNESS, 1000: Each(12.0, 10.0, 7.5)}
+PLPD = Each(0.0, 0.0, -0.1)
+COSINE = Each(0.95, 0.995, 0.999)
+
+
+@dataclass(frozen=True)
+class Nobody(Select):
+    """A selection that keeps nobody, for methods without a threshold to lower."""
+
+    def __call__(self, look: Look, among: Tensor, memory: Memory) -> Tensor:
+        return torch.zeros_like(among)
+
+
+def same_image(images: Tensor, rng: torch.Generator) -> Tensor:
+    """An augmentation that leaves images alone."""
+    return images
+
+
+# What the source model says, under the statistics that a method reads (points 5 and 11) ------------------------------
+
+
+def source_logits(net: nn.Module, x: Tensor) -> Tensor:
+    """The model as it came."""
+    with torch.no_grad():
+        logits: Tensor = copy.deepcopy(net).eval()(x)
+    return logits
+
+
+def batch_logits(net: nn.Module, x: Tensor) -> Tensor:
+    """Batch-norm layers in training mode: each batch its own statistics."""
+    twin = copy.deepcopy(net).eval()
+    for module in twin.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.train()
+    with torch.no_grad():
+        logits: Tensor = twin(x)
+    return logits
+
+
+def mixed_logits(net: nn.Module, x: Tensor) -> Tensor:
+    """Image by image, 16 parts of the source's statistics to one of the image's own."""
+    answers = []
+    for image in x.split(1):
+        twin = copy.deepcopy(net).eval()
+
+        def mix(layer: nn.Module, args: tuple[Tensor]) -> None:
+            values = args[0].transpose(0, 1).flatten(1)
+            layer.running_mean = (16 * layer.running_mean + values.mean(1)) / 17  # type: ignore[operator]
+            layer.running_var = (16 * layer.running_var + values.var(1)) / 17  # type: ignore[operator]
+
+        for module in twin.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.register_forward_pre_hook(mix)
+        with torch.no_grad():
+            answers.append(twin(image))
+    return torch.cat(answers)
+
+
+def prior_corrected(logits: Tensor) -> Tensor:
+    """ROID: logits times the batch's smoothed mean prediction."""
+    mean = logits.softmax(1).mean(0)
+    smooth = max(1 / len(logits), 1 / logits.shape[1]) / mean.max()
+    return logits * (mean + smooth) / (1 + smooth * logits.shape[1])
+
+
+def corrected_logits(net: nn.Module, x: Tensor) -> Tensor:
+    """ROID at rest: the source model's logits, corrected by the prior."""
+    return prior_corrected(batch_logits(net, x))
+
+
+def corrected_pair(net: nn.Module, x: Tensor) -> Tensor:
+    """ROID with a branch at rest: two heads have no common logits, so log-probabilities around zero are corrected."""
+    logits = batch_logits(net, x)
+    return prior_corrected(logits - logits.mean(1, keepdim=True))
+
+
+def neighbourly_logits(net: nn.Module, x: Tensor) -> Tensor:
+    """LAME: the fixed point of `y = softmax(log p + K y)`, K a Gaussian of the distance between features."""
+    twin, seen = copy.deepcopy(net).eval(), list[Tensor]()
+    head = [module for module in twin.modules() if isinstance(module, nn.Linear)][-1]
+    head.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    with torch.no_grad():
+        log_p: Tensor = twin(x).log_softmax(1)
+    features = normalize(seen[0], dim=1)
+    distance = (features[:, None] - features[None]).norm(dim=2)
+    width = distance.sort(1).values[:, min(5, len(x) - 1) - 1].mean()
+    kernel = (-(distance**2) / (2 * width**2)).exp()
+    answer = log_p.exp()
+    for _ in range(200):
+        answer = (log_p + kernel @ answer).softmax(1)
+    return answer.log()
+
+
+# The table -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """What a method needs to learn from two small batches, and what it promises."""
+
+    settings: Mapping[str, Any]  # given to poem.adapt; an `Each` is resolved by net
+    rate: float = 1.0  # times LR
+    batch: int = 8  # images in each of the two batches
+    singles: int = 3  # images for the batches of one
+    learns: bool = True
+    forgets: bool = False  # what is learnt lives as long as the call
+    branch: bool = False
+    rest: Callable[[nn.Module, Tensor], Tensor] = batch_logits  # its logits when nothing has moved
+    resting: Mapping[str, Any]  # further settings under which `rest` holds
+    nobody: Mapping[str, Any]  # settings under which nobody is selected
+    reliable: Select | None = None  # its selection with every filter open but the entropy's; None: it has none
+    toy: Mapping[str, Any]  # settings on the toy stream, where filters need not be as loose as on random nets
+    toy_images: int = 150
+    gains: Each = GAINS  # at least so much above source there
+    loses: Mapping[str, float]  # net: by how much it falls below source there, as measured
+
+    def on(self, kind: str) -> dict[str, Any]:
+        """The settings for one net."""
+        own = {key: getattr(value, kind) if isinstance(value, Each) else value for key, value in self.settings.items()}
+        return {"lr": self.rate * getattr(LR, kind), **own}
+
+
+NO_THRESHOLD = {"select": Nobody()}
+THRESHOLD = {"threshold": 0.0}
+PLAIN = Row(settings={}, resting={}, nobody={}, toy={}, loses={})
+EVERYONE = replace(PLAIN, nobody=NO_THRESHOLD)
+FILTERED = replace(PLAIN, nobody=THRESHOLD, reliable=EntropyBelow(0.4))
+NOT_REDUNDANT = Each(*[EntropyBelow(0.4) & NotRedundant(cosine) for cosine in COSINE])
+SHAPED = Each(*[EntropyBelow(0.5) & PLPDAbove(drop) for drop in PLPD])
+OFFICIAL = Each(
+    *[EntropyBelow(0.4) & PLPDAbove(drop) & NotRedundant(cosine) for drop, cosine in zip(PLPD, COSINE, strict=True)]
+)
+OFFICIAL_V2 = Each(*[EntropyBelow(0.4, first=0.5) & PLPDAbove(drop) for drop in PLPD])
+ANCHOR = {"minimise": Entropy() + FisherAnchor(20.0), "source_data": [toys.images(8, seed=2)]}
+ETA = replace(
+    FILTERED,
+    settings={"select": NOT_REDUNDANT},
+    reliable=EntropyBelow(0.4) & NotRedundant(2.0),
+    toy={"select": EntropyBelow(0.4) & NotRedundant(0.6)},
+)
+VIEWS = AugMix(views=4, width=1, pre="crop")
+TOY_ANCHOR = {"minimise": Entropy() + FisherAnchor(1.0), "source_data": toys.Clean()}
+
+BASES: dict[str, Row] = {
+    "source": replace(PLAIN, learns=False, rest=source_logits, gains=NO_LOSS),
+    "bn": replace(PLAIN, learns=False),
+    "tent": EVERYONE,
+    "tent-filtered": FILTERED,
+    "eta": ETA,
+    "eata": replace(ETA, settings={**ETA.settings, **ANCHOR}, toy={**ETA.toy, **TOY_ANCHOR}),
+    # The loss of a sharp random net is far below what SAR takes for a collapse, and 0.05 is a long way to climb on it.
+    "sar": replace(FILTERED, settings={"recover": LossAverageBelow(-1.0), "step": SAM(0.01)}),
+    "deyo": replace(FILTERED, settings={"select": SHAPED}, reliable=EntropyBelow(0.5) & PLPDAbove(-2.0)),
+    # Its readout is a look and a correction: at rest it answers the source's logits, corrected.
+    "roid": replace(EVERYONE, settings=UNIT, rate=0.1, rest=corrected_logits, toy=UNIT),
+    # One image at a time, back to the source after each.
+    "memo": replace(
+        EVERYONE, settings={**UNIT, "views": VIEWS}, rate=0.05, batch=2, singles=2, forgets=True, rest=mixed_logits,
+        toy={**UNIT, "views": VIEWS, "lr": 0.00025}, toy_images=12, gains=NO_LOSS,
+    ),
+    # Its teacher answers, and for an unsure source over augmented copies: at rest, with copies alike, the source.
+    "cotta": replace(
+        EVERYONE, settings={**UNIT, "teacher": MeanTeacher(momentum=0.9, copies=2, unsure=0.9)},
+        resting={"teacher": MeanTeacher(copies=2, unsure=1.1, augment=same_image)}, rate=0.1,
+        toy={**UNIT, "teacher": MeanTeacher(momentum=0.99)},
+    ),
+    "rdumb": ETA,
+    # Neighbours agree where classes come in runs; these digits come shuffled.
+    "lame": replace(
+        PLAIN, learns=False, rest=neighbourly_logits, loses={"bn": -0.553, "gn": -0.047, "ln": -0.227}
+    ),
+    "poem": replace(FILTERED, branch=True),
+    "poem-official": replace(
+        FILTERED, branch=True, settings={"select": OFFICIAL, "recover": LossAverageBelow(-1.0, of="first")},
+        reliable=EntropyBelow(0.4) & PLPDAbove(-2.0) & NotRedundant(2.0),
+        toy={"select": EntropyBelow(0.4) & PLPDAbove(0.2) & NotRedundant(0.6)},
+    ),
+    "poem-official-v2": replace(
+        FILTERED, branch=True, settings={"select": OFFICIAL_V2},
+        reliable=EntropyBelow(0.4, first=0.5) & PLPDAbove(-2.0),
+    ),
+}  # fmt: skip
+SUFFIXES = ("+poem", "+poem-i", "+poem-ii", "*")
+BRANCHED = ("+poem", "+poem-ii")
+# What a suffix changes beyond the base's row.
+DIFFERENT: dict[str, dict[str, Any]] = {
+    # Everyone has nothing to explore: Tent is filtered first.
+    **{f"tent{suffix}": {"nobody": THRESHOLD, "reliable": EntropyBelow(0.4)} for suffix in SUFFIXES[:3]},
+    **{f"roid{suffix}": {"rest": corrected_pair} for suffix in BRANCHED},
+}
+
+
+def row_of(method: str) -> Row:
+    """The row of a base, with what its suffix changes."""
+    suffix = next((ending for ending in SUFFIXES if method.endswith(ending)), "")
+    row = BASES[method.removesuffix(suffix) if suffix else method]
+    return replace(row, branch=row.branch or suffix in BRANCHED, **DIFFERENT.get(method, {}))
+
+
+METHODS = tuple(poem.methods())
+ROWS = {method: row_of(method) for method in METHODS}
+
+
+class Case(NamedTuple):
+    """A method on a net."""
+
+    method: str
+    kind: str
+
+    @property
+    def row(self) -> Row:
+        return ROWS[self.method]
+
+    def net(self) -> nn.Module:
+        """A fresh copy of the made-up net."""
+        return make_net(self.kind, sharpness=getattr(SHARPNESS, self.kind))
+
+    def adapter(self, net: nn.Module | None = None, **changes: Any) -> poem.Adapter:
+        """A fresh adapter with the row's settings, on its own copy of the net unless one is given."""
+        return poem.adapt(net or self.net(), self.method, **{**self.row.on(self.kind), **changes})
+
+    def batches(self) -> list[Tensor]:
+        """Two small batches."""
+        return list(toys.images(2 * self.row.batch, seed=1).split(self.row.batch))
+
+    def fresh(self) -> Run:
+        """The two batches through a fresh adapter, once per session."""
+        return run_fresh(self)
+
+
+class Run(NamedTuple):
+    """What an undisturbed run gave."""
+
+    answers: list[Tensor]
+    state: dict[str, Any]
+    totals: Totals
+
+
+@cache
+def run_fresh(case: Case) -> Run:
+    adapter = case.adapter()
+    answers = [adapter(batch) for batch in case.batches()]
+    assert (adapter.totals.taught > 0) == case.row.learns, "the row's settings teach nothing"
+    return Run(answers, adapter.state_dict(), adapter.totals)
+
+
+CASES = [Case(method, kind) for method in METHODS for kind in NETS]
+each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.method}/{case.kind}")
+
+
+def moved(state: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The moving tensors of a state, by name."""
+    return {k.removeprefix("moved/"): v for k, v in state["tensors"].items() if k.startswith("moved/")}
+
+
+def source_of(net: nn.Module, names: list[str]) -> dict[str, Tensor]:
+    """The values from which tensors of these names start."""
+    own = dict(net.named_parameters())
+    return {name: own[name.removeprefix("branch.")].detach() for name in names}
+
+
+def differing(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> list[str]:
+    """Names under which two sets of tensors are not bit for bit alike."""
+    assert one.keys() == other.keys()
+    return [name for name, tensor in one.items() if not torch.equal(tensor, other[name])]
+
+
+def assert_same_state(one: Mapping[str, Any], other: Mapping[str, Any]) -> None:
+    """Two states are bit for bit the same: moving tensors, optimisers, memory, counts, random state."""
+    assert differing(one["tensors"], other["tensors"]) == []
+    assert torch.equal(one["rng"], other["rng"])
+    plain = [{k: v for k, v in state.items() if k not in ("tensors", "rng")} for state in (one, other)]
+    assert plain[0] == plain[1]
+
+
+def assert_same_answers(some: list[Tensor], others: list[Tensor]) -> None:
+    """Two runs answered bit for bit the same."""
+    assert [torch.equal(a, b) for a, b in zip(some, others, strict=True)] == [True] * len(others)
+
+
+# The promises --------------------------------------------------------------------------------------------------------
+
+
+def test_every_method_has_a_row_and_every_row_a_method() -> None:
+    assert set(BASES) | {f"{base}{suffix}" for base in BASES for suffix in SUFFIXES} >= set(METHODS) >= set(BASES)
+    points = [name for name in globals() if name.startswith("test_") and name[5:7].isdigit()]
+    assert len(points) == POINTS
+
+
+@each_case
+def test_01_it_learned(case: Case) -> None:
+    row, run = case.row, case.fresh()
+    assert (run.totals.taught > 0) == (run.totals.updates > 0) == row.learns
+    still = case.adapter(lr=0.0)
+    unmoved = [still(batch) for batch in case.batches()]
+    assert any(not torch.equal(a, b) for a, b in zip(run.answers, unmoved, strict=True)) == row.learns
+    left = differing(moved(run.state), source_of(case.net(), still.adapted))
+    assert bool(left) == (row.learns and not row.forgets)
+
+
+@each_case
+def test_02_only_declared_tensors_moved(case: Case) -> None:
+    net, during = case.net(), set[str]()
+    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    own = dict(net.named_parameters())
+
+    def compare(module: nn.Module, _: object) -> None:
+        put = {name: tensor for name, tensor in module.named_parameters() if tensor is not own[name]}
+        during.update(name for name in put.keys() - during if not torch.equal(put[name], own[name]))
+
+    adapter = case.adapter(net)
+    net.register_forward_pre_hook(compare)
+    for batch in case.batches():
+        adapter(batch)
+        assert differing(net.state_dict(), before) == []
+    assert bool(during) == case.row.learns
+    assert during <= set(adapter.adapted)
+    assert list(moved(adapter.state_dict())) == adapter.adapted
+    assert {name.removeprefix("branch.") for name in adapter.adapted} <= own.keys()
+
+
+@each_case
+def test_03_reset_is_a_fresh_adapter(case: Case) -> None:
+    adapter = case.adapter()
+    clean = adapter.state_dict()
+    adapter(case.batches()[-1])
+    assert (adapter.totals.taught > 0) == case.row.learns
+    adapter.reset()
+    assert_same_state(adapter.state_dict(), clean)
+    assert adapter.totals.batches == adapter.totals.forwards == adapter.totals.taught == 0
+    assert_same_answers([adapter(batch) for batch in case.batches()], case.fresh().answers)
+    assert_same_state(adapter.state_dict(), case.fresh().state)
+
+
+def portrait(net: nn.Module) -> list[Any]:
+    """Everything about a model that a borrower could have changed, values aside."""
+    modules = [
+        (name, id(module), module.training, {k: id(v) for k, v in vars(module).items()}, len(module._forward_hooks),
+         len(module._forward_pre_hooks), len(module._backward_hooks), "forward" in vars(module))
+        for name, module in net.named_modules()
+    ]  # fmt: skip
+    parameters = [(n, id(p), p.requires_grad, p.grad, p._version) for n, p in net.named_parameters()]
+    return [modules, parameters, [(name, id(buffer), buffer._version) for name, buffer in net.named_buffers()]]
+
+
+@each_case
+def test_04_unload_gives_back_the_very_model(case: Case) -> None:
+    net = case.net()
+    children = list(net.children())
+    children[0].train()
+    children[-1].requires_grad_(False)
+    net.register_forward_hook(lambda *_: None)
+    like, values = portrait(net), {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    adapter = case.adapter(net)
+    adapter(case.batches()[0])
+    assert (adapter.totals.taught > 0) == case.row.learns
+    assert adapter.unload() is net
+    assert portrait(net) == like
+    assert differing(net.state_dict(), values) == []
+
+
+@each_case
+def test_05_learning_rate_zero_answers_as_the_source(case: Case) -> None:
+    net = case.net()
+    adapter = case.adapter(net, lr=0.0, **case.row.resting)
+    for batch in case.batches():
+        expected = case.row.rest(net, batch).softmax(1)
+        torch.testing.assert_close(adapter(batch).softmax(1), expected, atol=2e-5, rtol=0)
+    assert (adapter.totals.taught > 0) == case.row.learns
+
+
+@each_case
+def test_06_nobody_selected_nothing_learnt(case: Case) -> None:
+    assert (case.fresh().totals.taught > 0) == case.row.learns
+    net = case.net()
+    adapter = case.adapter(net, **case.row.nobody)
+    for batch in case.batches():
+        assert bool(adapter(batch).isfinite().all())
+        assert not bool(adapter.last.selected.any())
+        assert adapter.last.skipped == ("nothing selected" if case.row.learns else None)
+    assert adapter.totals.updates == adapter.totals.taught == adapter.totals.backwards == 0
+    assert differing(moved(adapter.state_dict()), source_of(net, adapter.adapted)) == []
+
+
+@each_case
+def test_07_a_batch_of_one(case: Case) -> None:
+    adapter = case.adapter()
+    for image in toys.images(case.row.singles, seed=20).split(1):
+        answer = adapter(image)
+        assert answer.shape == (1, 10)
+        assert bool(answer.isfinite().all())
+        assert bool(adapter.last.skipped) == (case.row.learns and not adapter.last.updates)  # learns, or says why
+    assert (adapter.totals.taught > 0) == (adapter.totals.updates > 0) == case.row.learns
+
+
+@each_case
+def test_08_the_callers_modes_and_chance_are_respected(case: Case) -> None:
+    expected, before = case.fresh(), torch.get_rng_state()
+    for mode in (torch.no_grad, torch.inference_mode):
+        net = case.net()
+        with mode():
+            adapter = case.adapter(net)
+            answers = [adapter(batch.clone()) for batch in case.batches()]
+            assert not torch.is_grad_enabled()
+        assert (adapter.totals.taught > 0) == case.row.learns
+        assert not any(answer.requires_grad for answer in answers)
+        assert_same_answers(answers, expected.answers)
+        assert_same_state(adapter.state_dict(), expected.state)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@each_case
+def test_09_a_saved_state_goes_on_elsewhere(case: Case, tmp_path: Path) -> None:
+    here, there = case.adapter(), case.adapter(seed=5)
+    first, second = case.batches()
+    here(first)
+    here.save(tmp_path / "state")
+    there.load(tmp_path / "state")
+    assert_same_state(there.state_dict(), here.state_dict())
+    assert_same_answers([there(second)], case.fresh().answers[1:])
+    assert_same_state(there.state_dict(), case.fresh().state)
+    assert (there.totals.taught > 0) == case.row.learns
+
+
+@each_case
+def test_10_the_threshold_follows_the_number_of_classes(case: Case) -> None:
+    for classes, sharpness in SPREAD.items():
+        net = make_net(case.kind, classes=classes, sharpness=getattr(sharpness, case.kind))
+        settings = {**case.row.on(case.kind), "source_data": None}
+        if case.row.reliable is None:  # no entropy threshold: it says so, and works at any number of classes
+            with pytest.raises(ValueError, match="needs an EntropyBelow"):
+                poem.adapt(net, case.method, **settings, threshold=0.4)
+            adapter = poem.adapt(net, case.method, **settings)
+            assert adapter(case.batches()[0]).shape == (case.row.batch, classes)
+        else:
+            adapter = poem.adapt(net, case.method, **{**settings, "select": case.row.reliable}, threshold=0.4)
+            adapter(toys.images(16, seed=3))
+            log_p = adapter.last.first_logits.log_softmax(1)
+            below = -(log_p.exp() * log_p).sum(1) < 0.4 * math.log(classes)
+            assert 0 < int(below.sum()) < 16
+            assert torch.equal(adapter.last.selected, below)
+        assert (adapter.totals.taught > 0) == case.row.learns
+
+
+@each_case
+def test_11_the_branch_starts_as_the_main_head(case: Case) -> None:
+    net, (first, _) = case.net(), case.batches()
+    adapter = case.adapter(net, **case.row.resting)
+    own = {name for name in adapter.adapted if name.startswith("branch.")}
+    assert bool(own) == case.row.branch
+    assert own.isdisjoint(f"branch.{name}" for name in adapter.adapted)  # what the branch has, the main group has not
+    with adapter.frozen():
+        torch.testing.assert_close(adapter(first).softmax(1), case.row.rest(net, first).softmax(1), atol=2e-5, rtol=0)
+    assert adapter._network.doubles is (True if case.row.branch else None)
+    # It is there to move away from the main head, and does.
+    run = case.fresh()
+    assert (run.totals.taught > 0) == case.row.learns
+    left = own & set(differing(moved(run.state), source_of(net, adapter.adapted)))
+    assert bool(left) == (case.row.branch and not case.row.forgets)
+
+
+@cache
+def toy_source(kind: str, count: int) -> float:
+    """The source model's accuracy on the first images of the toy stream."""
+    x, y = toys.shifted(count)
+    return toys.accuracy(source_logits(toys.trained(kind), x), y)
+
+
+@each_case
+def test_12_the_toy_stream_does_not_fall_below_source(case: Case) -> None:
+    x, y = toys.shifted(case.row.toy_images)
+    settings = {"lr": case.row.rate * getattr(TOY_LR, case.kind), **case.row.toy}
+    adapter = poem.adapt(toys.trained(case.kind), case.method, **settings)
+    right = toys.accuracy(torch.cat([adapter(batch) for batch in x.split(50)]), y)
+    assert (adapter.totals.taught > 0) == case.row.learns
+    gain, expected = right - toy_source(case.kind, case.row.toy_images), case.row.loses.get(case.kind)
+    if expected is None:
+        assert gain >= getattr(case.row.gains, case.kind)
+    else:
+        assert gain < 0
+        assert gain == pytest.approx(expected, abs=0.02)
+
+
+@each_case
+def test_13_a_broken_image_is_named_and_teaches_nothing(case: Case) -> None:
+    adapter, (first, second), index = case.adapter(), case.batches(), case.row.batch - 1
+    answers = [adapter(first)]
+    before, totals = adapter.state_dict(), adapter.totals
+    assert (totals.taught > 0) == case.row.learns
+    for bad in (torch.nan, torch.inf):
+        broken = second.clone()
+        broken[index, 1, 4, 5] = bad
+        with pytest.raises(ValueError, match=f"NaN or Inf in sample {index} "):
+            adapter(broken)
+        assert_same_state(adapter.state_dict(), before)
+        assert adapter.totals == totals
+    assert_same_answers([*answers, adapter(second)], case.fresh().answers)
+
+
+@each_case
+def test_14_two_adapters_share_a_model(case: Case) -> None:
+    net, (first, second) = case.net(), case.batches()
+    one, other = case.adapter(net), case.adapter(net)
+    # Each is overtaken by the other, in either order, and notices nothing.
+    answers = {"one": [one(first)], "other": [other(first), other(second)]}
+    answers["one"].append(one(second))
+    for adapter, given in ((one, answers["one"]), (other, answers["other"])):
+        assert (adapter.totals.taught > 0) == case.row.learns
+        assert_same_answers(given, case.fresh().answers)
+        assert_same_state(adapter.state_dict(), case.fresh().state)
