@@ -46,7 +46,7 @@ def test_loaders_lists_and_tensors_agree() -> None:
         poem.adapt(net, "eata", source_data=source, batch_size=8)
         for source in (data, loader, list(data.split(8)), [(each, None) for each in data.split(8)])
     ]
-    values = [adapter._fisher for adapter in adapters]
+    values = [adapter._state.fisher for adapter in adapters]
     assert all(value is not None and torch.equal(value, values[0]) for value in values if values[0] is not None)
     assert values[0] is not None
     assert float(values[0].sum()) > 0

@@ -36,14 +36,20 @@ def model(module: nn.Module) -> nn.Module:
     return module
 
 
-def settings(batch_size: int | None, classes: Sequence[int] | None) -> None:
-    """A batch size and a class mask that mean something."""
+def settings(batch_size: int | None, classes: Sequence[int] | Tensor | None) -> list[int] | None:
+    """A batch size and a class mask that mean something; the mask as plain numbers."""
     if batch_size is not None and batch_size < 1:
         raise ValueError(
             f"expected a batch size of at least 1, got {batch_size}; leave it out to take the first batch's"
         )
-    if classes is not None and (not len(classes) or len(set(classes)) < len(classes) or min(classes) < 0):
-        raise ValueError(f"expected classes as different indices into the logits, got {list(classes)[:8]}")
+    if classes is None:
+        return None
+    plain = [each.item() if isinstance(each, Tensor) else each for each in classes]
+    if any(isinstance(each, bool) for each in plain):
+        raise ValueError("expected classes as indices into the logits, got truth values; use mask.nonzero()[:, 0]")
+    if not plain or len(set(plain)) < len(plain) or min(plain) < 0:
+        raise ValueError(f"expected classes as different indices into the logits, got {plain[:8]}")
+    return [int(each) for each in plain]
 
 
 def normalisation(
@@ -96,6 +102,8 @@ def images(batch: Tensor, module: nn.Module, channels: int | None) -> Tensor:
     if batch.dim() < 2 or len(batch) == 0:
         raise ValueError(f"expected at least one image, got shape {tuple(batch.shape)}")
     first = next(module.parameters(), None)
+    if first is not None and first.dtype == torch.float16 and first.device.type == "cpu":
+        raise ValueError("expected float32 or bfloat16 on the CPU, got a float16 model; call model.float()")
     if first is not None and first.device != batch.device:
         raise ValueError(
             f"expected images on {first.device}, where the model is, got {batch.device}; use images.to(...)"
@@ -135,12 +143,19 @@ def state(new: Any, mine: dict[str, Any]) -> None:
         ("schema", "save it again with this version"),
         ("recipe", f"make the adapter with method {new.get('method')!r}"),
         ("source", "load the same weights into the model first"),
+        ("fisher", "pass the same source_data="),
     ):
         if new.get(key) != mine[key]:
             raise ValueError(f"expected {key} {mine[key]!r}, got {new.get(key)!r}; {remedy}")
     for key in ("calls", "batch_size", "classes", "rng", "tensors"):
         if key not in new:
             raise ValueError(f"expected {key!r} in the state, which lacks it; was it cut short?")
+    rng = new["rng"]
+    if not isinstance(rng, Tensor) or rng.dtype != mine["rng"].dtype or rng.shape != mine["rng"].shape:
+        raise ValueError("expected the random state of a torch.Generator in the state, got something else")
+    strange = [key for key in new["tensors"] if key not in mine["tensors"] and not key.startswith("memory/")]
+    if strange:
+        raise ValueError(f"expected only tensors that this recipe moves, got {strange[:3]} besides")
     both = new["classes"] is not None and mine["classes"] is not None  # what parts remember is known to both
     required = {key for key in mine["tensors"] if both or not key.startswith("memory/")}
     missing = sorted(required - set(new["tensors"]))

@@ -40,7 +40,7 @@ class Adapter:
         *,
         name: str = "custom",
         batch_size: int | None = None,
-        classes: Sequence[int] | None = None,
+        classes: Sequence[int] | Tensor | None = None,
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
         split: str | None = None,
@@ -48,24 +48,23 @@ class Adapter:
         precision: Precision = "fp32",
         logits: Callable[[Any], Tensor] | None = None,
     ) -> None:
-        model = checks.model(model)
-        checks.settings(batch_size, classes)
+        self._given, model = model, checks.model(model)
+        indices = checks.settings(batch_size, classes)
         self.recipe, self.name, self.facts = recipe, name, anatomy(model)
         checks.normalisation(recipe.unit_range, name, mean, std, self.facts.channels)
         self._settings: dict[str, Any] = {
-            "name": name, "batch_size": batch_size, "classes": classes, "mean": mean, "std": std, "split": split,
+            "name": name, "batch_size": batch_size, "classes": indices, "mean": mean, "std": std, "split": split,
             "seed": seed, "precision": precision, "logits": logits,
         }  # fmt: skip
         names, branch, split = _groups(model, recipe, self.facts, split)
         self._network = Network(
             model, theta=Group(model, names), branch=Group(model, branch) if recipe.branch else None, split=split,
             norms=self.facts.norms, head=self.facts.head if recipe.readout.correct.features else None,
-            classes=classes, mean=mean, std=std, logits=logits, precision=precision,
+            classes=indices, mean=mean, std=std, logits=logits, precision=precision,
         )  # fmt: skip
         self._state = State(recipe, self._network, seed, batch_size)
         self._books, self.last = Books(), Batchwise()
-        self._frozen = self._unloaded = False
-        self._fisher: Tensor | None = None
+        self._frozen = self._unloaded = self._short = False
         self.preparation = {"forwards": 0, "backwards": 0}
         """Images spent on source data before the stream began, apart from `totals`."""
         lease(model).borrowers += 1
@@ -76,13 +75,14 @@ class Adapter:
         entry, learn = Batchwise(), not self._frozen
         with torch.inference_mode(False), torch.enable_grad():
             images = checks.images(images, self._network.model, self.facts.channels)
-            self._state.follow(images.device)
-            with self._state.trying(keep=learn), self._network.borrowed(images.device.type):
-                answer = self._answer(images, entry, learn)
-        if learn:
-            self.last = entry
-            self._state.calls += 1
-            self._books.close(entry, len(images))
+            with self._network.borrowed(images.device.type):
+                self._state.follow(images.device)
+                with self._state.trying(keep=learn):
+                    answer = self._answer(images, entry, learn)
+                if learn:
+                    self.last = entry
+                    self._state.calls += 1
+                    self._books.close(entry, len(images))
         return answer
 
     def prepare(self, source_data: Iterable[Any] | Tensor) -> None:
@@ -90,7 +90,7 @@ class Adapter:
         checks.still_here(self._unloaded)
         device, size = self._state.source["theta"].device.type, self._state.size or 64
         with torch.inference_mode(False), torch.enable_grad(), self._network.borrowed(device):
-            self._fisher, images = fisher(self._network, self.recipe.statistics, source_data, size)
+            self._state.fisher, images = fisher(self._network, self.recipe.statistics, source_data, size)
         self.preparation = {"forwards": images, "backwards": images}
 
     def stream(self, loader: Iterable[Any]) -> Iterator[Tensor]:
@@ -118,13 +118,17 @@ class Adapter:
         """Give back the very model that came in; the adapter is spent."""
         checks.still_here(self._unloaded)
         self._unloaded = True
-        lease(self._network.model).borrowers -= 1
-        return self._network.model
+        held = lease(self._network.model)
+        held.borrowers -= 1
+        if held.borrowers:
+            log.info("%d other adapters still borrow this model", held.borrowers)
+        return self._given
 
     def export(self) -> nn.Module:
         """A plain module with the adapted weights, which predicts as the adapter does when frozen."""
         checks.still_here(self._unloaded)
-        return exported(self._network, self.recipe, self._state)
+        with lease(self._network.model).lock:
+            return exported(self._network, self.recipe, self._state)
 
     def as_module(self) -> nn.Module:
         """The adapter inside a module without parameters, to sit in `nn.Sequential`."""
@@ -187,7 +191,7 @@ class Adapter:
         for piece in torch.split(images, 1) if recover.each_image else (images,):
             parts.append(Batchwise(entry.costs))
             batch = Batch(piece, state.rng, len(piece) if recover.each_image else state.size or len(piece))
-            turn = Turn(self.recipe, self._network, state, batch, parts[-1], self.lr, learn, self._fisher)
+            turn = Turn(self.recipe, self._network, state, batch, parts[-1], self.lr, learn)
             answers.append(turn.run())
             if recover.each_image and learn:
                 state.restart()
@@ -205,16 +209,17 @@ class Adapter:
             log.warning("%s: %s", type(self._network.model).__name__, entry.notes[-1])
 
     def _fix_size(self, count: int) -> None:
-        """The first batch fixes the batch size; a larger one later is worth a word (a short last one is not)."""
-        if self._state.size is None:
-            self._state.size = count
-        elif count > self._state.size:
-            log.warning("batch of %d after batches of %d; the learning rate stays %g", count, self._state.size, self.lr)
+        """The first batch fixes the batch size. Another size later is worth a word, unless it is a short last one."""
+        size = self._state.size = self._state.size or count
+        if count > size or self._short:
+            log.warning("batches of %d and of other sizes; the learning rate stays %g, as for %d", size, self.lr, size)
+        self._short = count < size
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Adapter:
         """A new adapter with the same state, on a copy of the model."""
-        twin = Adapter(copy.deepcopy(self._network.model, memo), self.recipe, **self._settings)
-        twin._fisher, twin.preparation = self._fisher, dict(self.preparation)
+        with lease(self._network.model).lock:
+            twin = Adapter(copy.deepcopy(self._network.model, memo), self.recipe, **self._settings)
+        twin._state.fisher, twin.preparation = self._state.fisher, dict(self.preparation)
         twin._network.doubles = self._network.doubles
         twin.load_state_dict(self.state_dict())
         return twin

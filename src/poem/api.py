@@ -23,7 +23,7 @@ def adapt(
     *,
     lr: float | None = None,
     batch_size: int | None = None,
-    classes: Sequence[int] | None = None,
+    classes: Sequence[int] | Tensor | None = None,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
     source_data: Iterable[Any] | Tensor | None = None,
@@ -79,7 +79,7 @@ def adapt(
             model, chosen.changed(changes), name=name, batch_size=batch_size, classes=classes, mean=mean, std=std,
             split=split, seed=seed, precision=precision, logits=logits,
         )  # fmt: skip
-        if source_data is not None:
+        if adapter.recipe.minimise.anchored and source_data is not None:
             adapter.prepare(source_data)
         elif adapter.recipe.minimise.anchored:
             log.warning("%s has no source_data for its Fisher anchor and runs as ETA", name)

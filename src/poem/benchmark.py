@@ -81,7 +81,8 @@ def evaluate(
         methods: Names from `poem.methods()`.
         settings: Passed on to `poem.adapt`.
     """
-    return Table(tuple(_row(model, loader, method, settings) for method in methods))
+    names = [methods] if isinstance(methods, str) else methods
+    return Table(tuple(_row(model, loader, method, settings) for method in names))
 
 
 def _row(model: nn.Module, loader: Iterable[Any], method: str, settings: dict[str, Any]) -> Row:

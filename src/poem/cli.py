@@ -45,3 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"poem {args.command}: {error}", file=sys.stderr)
         return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -48,9 +48,8 @@ def run(count: int = 384, batch_size: int = 32, severity: int = 4, methods: Sequ
                 model, base = zoo.load(net)
                 for method in methods:
                     progress.update(bar, description=f"{net} {shift} {method}", advance=1)
-                    data = clean if method.startswith("eata") else None
                     table = evaluate(
-                        model, stream, [method], mean=base.mean, std=base.std, preset="cifar", lr=LR, source_data=data
+                        model, stream, [method], mean=base.mean, std=base.std, preset="cifar", lr=LR, source_data=clean
                     )
                     cells.append(Cell(net=net, shift=shift, row=table[method]))
     return cells

@@ -7,7 +7,7 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from poem.network import Network
+from poem.network import HALF, Network
 from poem.parts.base import Look, Memory
 from poem.parts.statistics import FromBatch, RunningMean, Source
 from poem.recipes import Recipe
@@ -30,7 +30,9 @@ class Exported(nn.Module):
         mean, std, classes = self._mean, self._std, self._classes
         if isinstance(mean, Tensor) and isinstance(std, Tensor):
             images = (images - mean) / std
+        images = images.to(next(self.heads.parameters()).dtype)
         logits = [self._logits(head(images)) for head in self.heads]
+        logits = [each.float() if each.dtype in HALF else each for each in logits]
         if isinstance(classes, Tensor):
             logits = [each[:, classes] for each in logits]
         answer = logits[0] if self._branch is None else self._branch.together(logits[0], logits[1])
@@ -38,7 +40,10 @@ class Exported(nn.Module):
 
 
 def exported(network: Network, recipe: Recipe, state: State) -> nn.Module:
-    """Copies of the model with the adapted values written into them, one per head."""
+    """Copies of the model with the adapted values written into them, one per head.
+
+    With `RunningMean` the copies normalise with the average so far, without the batch in hand.
+    """
     statistics = recipe.statistics
     if not isinstance(statistics, FromBatch | RunningMean | Source):
         raise ValueError(f"{statistics!r} depends on each batch and cannot be exported; use statistics=Source()")

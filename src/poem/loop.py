@@ -43,7 +43,6 @@ class Turn:
     entry: Batchwise
     lr: float
     learn: bool  # False: predict only
-    fisher: Tensor | None = None
 
     def run(self) -> Tensor:
         """Look, choose, update, look again while the set changes; then remember, walk back and answer (B, C)."""
@@ -51,14 +50,16 @@ class Turn:
         updates = recipe.explore.updates if self.learn and recipe.learns else 0
         images = self.batch.images
         seen = recipe.views(images, self.batch.rng) if recipe.views and updates else images
-        before = self.look(grad=False) if seen is not images and which != "last" else None
         first = look = self.look(seen, grad=updates > 0)
         target = self.target() if recipe.teacher and (updates or which == "teacher") else None
         sets = [self.choose(look)] if updates else []
         lessons: list[Taught] = []
+        plain: Look | None = None
         for done in range(1, updates + 1):
             if not self.worthwhile(sets):
                 break
+            if seen is not images and (which == "before-last" or (which == "first" and done == 1)):
+                plain = self.look(round=done - 1, grad=False)
             lessons.append(self.update(look, sets[-1], target))
             more = done < updates
             if not more and which != "last":
@@ -66,15 +67,15 @@ class Turn:
             look = self.look(seen if more else images, round=done, grad=more)
             if more or not recipe.select.passes:  # after the last update the set is only news, and worth no pass
                 sets.append(self.choose(look) if recipe.explore.reselect else sets[0])
-        if which == "last" and look.shown is not images:  # views that stood still: the image itself is yet to be seen
-            look = self.look(round=len(lessons), grad=False)
+        answers = {"first": first, "before-last": lessons[-1].look if lessons else look, "last": look}
+        answer = plain or answers.get(which, first)
+        if which == "teacher" and target is not None:
+            answer = Look(target, (target,), self.batch, first.ask)
+        elif answer.shown is not images:  # it saw views: the image itself is yet to be answered
+            answer = look = self.look(round=len(lessons), grad=False)
         if self.learn:
             self.remember(first, look, sets, lessons)
         self.enter(first, look, sets, lessons)
-        answers = {"first": first, "before-last": lessons[-1].look if lessons else look, "last": look}
-        answer = before or answers.get(which, first)
-        if which == "teacher" and target is not None:
-            answer = Look(target, (target,), self.batch, first.ask)
         return recipe.readout.correct(answer).detach()
 
     def look(
@@ -135,7 +136,7 @@ class Turn:
             put(state.steps[key], memory, taught.made)
         self.entry.costs.rounds += 1
         self.entry.costs.updates = self.entry.costs.updates + taught.made.long()
-        self.entry.costs.taught = self.entry.costs.taught + taught.mask.sum()
+        self.entry.costs.taught = self.entry.costs.taught + taught.mask.sum() * taught.made
         return taught
 
     def teach(self, look: Look, mask: Tensor, target: Tensor | None, *, final: bool) -> Taught:
@@ -143,7 +144,7 @@ class Turn:
         recipe, theta = self.recipe, look.theta
         assert theta is not None
         weights = recipe.weigh(look, mask, self.state.memory).detach()
-        lesson = Lesson(look, mask, weights, theta, self.state.source["theta"], self.fisher, target)
+        lesson = Lesson(look, mask, weights, theta, self.state.source["theta"], self.state.fisher, target)
         loss = recipe.minimise(lesson)
         branch = recipe.branch if final else None
         gradients = {"theta": _gradient(loss, theta, keep=branch is not None)}
@@ -160,15 +161,13 @@ class Turn:
         """Once per batch: what parts remember, then the teacher follows, then we walk back."""
         recipe, state = self.recipe, self.state
         finite = last.logits.isfinite().all()
-        sound = lessons[-1].made if lessons else finite
-        if sets:
-            look, mask = (lessons[-1].look, lessons[-1].mask) if lessons else (first, sets[0])
-            losses, made = [taught.loss for taught in lessons], [taught.made for taught in lessons]
-            new = {
-                **recipe.select.remember(look, mask, state.memory),
-                **recipe.weigh.remember(look, mask, state.memory),
-            }
-            put(state.memory, {**new, **recipe.recover.remember(losses, made, state.memory)}, sound)
+        sound = torch.stack([taught.made for taught in lessons]).any() if lessons else finite
+        known = dict(state.memory)
+        for look, mask, made in [(t.look, t.mask, t.made) for t in lessons] or [(first, each, finite) for each in sets]:
+            new = {**recipe.select.remember(look, mask, known), **recipe.weigh.remember(look, mask, known)}
+            put(state.memory, new, made)  # the last update that was made has the last word
+        losses, done = [taught.loss for taught in lessons], [taught.made for taught in lessons]
+        put(state.memory, recipe.recover.remember(losses, done, known), sound)
         put(state.memory, last.record, sound & finite)
         for key in state.source if recipe.learns else ():
             if recipe.teacher is not None:

@@ -30,6 +30,7 @@ from poem.parts.selection import (
     FirstRound,
     NotRedundant,
     PLPDAbove,
+    Select,
 )
 from poem.parts.statistics import Mixed, Source
 from poem.parts.step import SAM, SGD, Adam
@@ -96,7 +97,8 @@ def eata() -> Recipe:
 
     Paper: Niu et al., "Efficient Test-Time Model Adaptation without Forgetting", ICML 2022.
     Reference code: mr-eggplant/EATA (MIT).
-    Differs: the average prediction is cleared by a reset.
+    Differs: the average prediction is cleared by a reset; importance is measured on the first 2000 images given, so a
+    tensor sorted by class should be shuffled first.
     """
     return replace(eta(), minimise=Entropy() + FisherAnchor(2000.0))
 
@@ -201,7 +203,7 @@ def lame() -> Recipe:
 
     Paper: Boudiaf et al., "Parameter-free Online Test-time Adaptation", CVPR 2022.
     Reference code: fiveai/LAME; affinity as in mariodoebler/test-time-adaptation (MIT).
-    Differs: answers log-probabilities.
+    Differs: answers log-probabilities; a batch of one or two is answered as it is.
     """
     return Recipe(parameters=Nothing(), statistics=Source(), readout=Readout("first", Laplacian()))
 
@@ -285,14 +287,18 @@ def with_poem(base: Recipe) -> Recipe:
 
 def with_exploration(base: Recipe) -> Recipe:
     """POEM-I: the base's own selection, asked again after each update; answers after the last."""
-    select = EntropyBelow(0.4) if base.select == Everyone() and base.views is None and not base.teacher else base.select
-    return replace(base, select=select, explore=Explore(2), readout=replace(base.readout, look="last"))
+    return replace(base, select=_telling(base), explore=Explore(2), readout=replace(base.readout, look="last"))
 
 
 def with_branch(base: Recipe) -> Recipe:
     """POEM-II: the adapt branch, taught by the base's own selection; answers after the update."""
-    select = EntropyBelow(0.4) if base.select == Everyone() and base.views is None and not base.teacher else base.select
-    return replace(base, select=select, branch=AdaptBranch(), readout=replace(base.readout, look="last"))
+    return replace(base, select=_telling(base), branch=AdaptBranch(), readout=replace(base.readout, look="last"))
+
+
+def _telling(base: Recipe) -> Select:
+    """The base's selection, or the entropy filter where Tent has none: everyone leaves nothing to explore."""
+    everyone = base.select == Everyone() and base.views is None and base.teacher is None
+    return EntropyBelow(0.4) if everyone else base.select
 
 
 def iterated(base: Recipe) -> Recipe:

@@ -105,36 +105,40 @@ class Pass:
     doubled: bool = False  # the split has been passed and the batch now holds both halves
     record: Memory = field(default_factory=dict)
     features: Tensor | None = None
+    rows: int = 0  # images in the batch
+    ran: set[str] = field(default_factory=set)  # norm layers that were asked
 
 
 class BorrowedNorm:
     """Stands in for a norm layer's forward while a call lasts; every verb ends in the layer's own forward."""
 
-    def __init__(self, name: str, layer: nn.Module, current: Callable[[], Pass]) -> None:
-        self.name, self.layer, self._current = name, layer, current
+    def __init__(self, name: str, layer: nn.Module, current: Callable[[], Pass], *, swappable: bool) -> None:
+        self.name, self.layer, self._current, self.swappable = name, layer, current, swappable
         self.batch = isinstance(layer, nn.modules.batchnorm._BatchNorm)
         self.own: Callable[..., Tensor] = layer.forward
 
-    def __call__(self, x: Tensor, *rest: Any) -> Tensor:
+    def __call__(self, *args: Any, **named: Any) -> Tensor:
         """The layer with the source's tensors, the branch's, or each on its half."""
+        x, *rest = args or (named.pop(next(iter(named))),)
         run = self._current()
+        run.ran.add(self.name)
         swaps = run.swaps.get(self.layer, [])
         if run.branch == "alone":
             with swapped(swaps):
-                return self._one(x, rest, run, f"branch.{self.key}" if swaps else self.key)
+                return self._one(x, rest, named, run, f"branch.{self.key}" if swaps else self.key)
         if not run.doubled:
             if swaps:
                 raise RuntimeError(f"expected the layer {self.name!r} after the split, it ran before; pass split=")
-            return self._one(x, rest, run, self.key)
+            return self._one(x, rest, named, run, self.key)
         source, branch = x.chunk(2)
-        first = self._one(source, rest, run, self.key)
+        first = self._one(source, rest, named, run, self.key)
         with swapped(swaps):
-            return torch.cat([first, self._one(branch, rest, run, f"branch.{self.key}")])
+            return torch.cat([first, self._one(branch, rest, named, run, f"branch.{self.key}")])
 
-    def _one(self, x: Tensor, rest: tuple[Any, ...], run: Pass, key: str) -> Tensor:
+    def _one(self, x: Tensor, rest: list[Any], named: dict[str, Any], run: Pass, key: str) -> Tensor:
         """One head's share, with the statistics that the recipe chose."""
         if not self.batch:
-            return self.own(x, *rest)
+            return self.own(x, *rest, **named)
         run.record.update(run.statistics.remember(self, x, run.mask, run.memory, key))
         return run.statistics(self, x, run.mask, run.memory, key)
 
@@ -167,8 +171,10 @@ class BorrowedNorm:
         eps = float(self.layer.eps)  # type: ignore[arg-type]
         shape = (1, -1, *[1] * (x.dim() - 2))
         normal = ((x - mean.view(shape)) * (var.view(shape) + eps).rsqrt()).to(x.dtype)
-        neutral = torch.zeros_like(mean), torch.full_like(var, 1 - eps)
         buffers = self.layer._buffers
+        own = buffers.get("running_mean")
+        kind = x.dtype if own is None else own.dtype
+        neutral = torch.zeros_like(mean, dtype=kind), torch.full_like(var, 1 - eps, dtype=kind)
         before = buffers.get("running_mean"), buffers.get("running_var")
         buffers["running_mean"], buffers["running_var"] = neutral
         try:
@@ -199,6 +205,7 @@ class Network:
         self.model, self.theta, self.branch = model, theta, branch
         self.doubles: bool | None = None  # not yet proven
         self._all = list(modules.values())
+        self._learning = list(model.parameters())
         self._split = modules[split] if split is not None else None
         self._head = modules[head] if head is not None else None
         self._logits = logits or tensor_of
@@ -211,7 +218,7 @@ class Network:
         self._autocast: tuple[bool, torch.dtype] = (False, torch.bfloat16)
         inside = {id(module) for places in (branch._places if branch else ()) for module, _ in places}
         self.norms = [
-            BorrowedNorm(name, modules[name], self._running)
+            BorrowedNorm(name, modules[name], self._running, swappable=id(modules[name]) in inside)
             for name in norms
             if isinstance(modules[name], nn.modules.batchnorm._BatchNorm) or id(modules[name]) in inside
         ]
@@ -225,11 +232,18 @@ class Network:
         with lease(self.model).lock, ExitStack() as undo:
             self._autocast = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
             undo.enter_context(torch.autocast(device, enabled=False))
-            training = [module for module in self._all if module.training]
-            for module in training:
+            if self._precision == "tf32":
+                undo.enter_context(_tf32())
+            for module in [module for module in self._all if module.training]:
                 module.training = False
                 undo.callback(setattr, module, "training", True)
+            for parameter in self._learning:  # no gradient of theirs is wanted, nor what it would be made of
+                if parameter.requires_grad:
+                    parameter.requires_grad_(False)
+                    undo.callback(parameter.requires_grad_, True)
             for norm in self.norms:
+                # A hook also keeps torch's fused transformer layers from reading the weights past the layer's forward.
+                undo.callback(norm.layer.register_forward_pre_hook(_listen).remove)
                 before = norm.layer.__dict__.get("forward")
                 norm.own = norm.layer.forward
                 norm.layer.forward = norm
@@ -248,6 +262,8 @@ class Network:
         statistics: Statistics,
         memory: Memory,
         mask: Tensor | None = None,
+        *,
+        doubled: bool | None = None,
     ) -> tuple[tuple[Tensor, ...], Pass]:
         """Logits of each head, and what the pass recorded. `theta=None` runs the source's own tensors."""
         run = Pass(statistics, memory, mask)
@@ -256,15 +272,16 @@ class Network:
         swaps: dict[nn.Module, list[Swap]] = {}
         for swap in self.branch.swaps(branch):
             swaps.setdefault(swap[0], []).append(swap)
-        if self.doubles is not False:
+        if doubled if doubled is not None else self.doubles is not False:
             run.branch, run.swaps = "doubled", swaps
             both = self._once(images, theta, run)
             if len(both) != 2 * len(images):
                 raise RuntimeError(f"expected {2 * len(images)} rows from the doubled batch, got {len(both)}")
             source, adapted = both.chunk(2)
+            run.features = None if run.features is None else run.features.chunk(2)[0]
             return (source, adapted), run
         source = self._once(images, theta, run)
-        other = Pass(statistics, memory, mask, branch="alone", swaps=swaps, record=run.record)
+        other = Pass(statistics, memory, mask, branch="alone", swaps=swaps, record=run.record, ran=run.ran)
         return (source, self._once(images, theta, other)), run
 
     def source(self) -> Memory:
@@ -280,15 +297,18 @@ class Network:
         assert self.branch is not None
         start = self.branch.source()
         moved = start + 0.1 * torch.cos(torch.arange(start.numel(), device=start.device)).to(start.dtype)
-        self.doubles = False
-        plain, _ = self.heads(images, None, moved, statistics, memory)
-        self.doubles = True
+        plain, run = self.heads(images, None, moved, statistics, memory, doubled=False)
+        silent = [norm.name for norm in self.norms if norm.swappable and norm.name not in run.ran]
+        if silent:
+            raise ValueError(f"the branch's layers {silent[:3]} do not run through their own forward; pass split=")
         try:
-            doubled, _ = self.heads(images, None, moved, statistics, memory)
+            doubled, _ = self.heads(images, None, moved, statistics, memory, doubled=True)
             far = max(float((a - b).abs().max() / (1 + b.abs().max())) for a, b in zip(doubled, plain, strict=True))
         except Exception:  # whatever a model does with a batch of another size, two passes are right
             far = torch.inf
-        coarse = self._precision != "fp32" or next(self.model.parameters()).dtype in HALF
+        tf32 = images.is_cuda and (torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32)
+        half = self._autocast[0] or next(self.model.parameters()).dtype in HALF
+        coarse = self._precision != "fp32" or tf32 or half
         self.doubles = far < (5e-2 if coarse else 1e-3)
         return far
 
@@ -297,7 +317,7 @@ class Network:
         x = images
         if self._mean is not None and self._std is not None:
             x = (x - self._mean.to(x)) / self._std.to(x)
-        self._current = run
+        self._current, run.rows = run, len(images)
         try:
             with swapped([] if theta is None else self.theta.swaps(theta)), self._computing(x.device.type):
                 logits = self._logits(self.model(x.to(next(self.model.parameters(), x).dtype)))
@@ -315,14 +335,8 @@ class Network:
     def _computing(self, device: str) -> Iterator[None]:
         """Our own autocast: the caller's cache would hold on to weights that have moved since."""
         asked, dtype = (True, torch.bfloat16) if self._precision == "bf16" else self._autocast
-        tf32 = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-        if self._precision == "tf32":
-            torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
-        try:
-            with torch.autocast(device, dtype=dtype, enabled=asked, cache_enabled=False):
-                yield
-        finally:
-            torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = tf32
+        with torch.autocast(device, dtype=dtype, enabled=asked, cache_enabled=False):
+            yield
 
     def _running(self) -> Pass:
         """The pass under way."""
@@ -337,7 +351,8 @@ class Network:
         run.doubled = True
 
         def twice(value: Any) -> Any:
-            return torch.cat([value, value]) if isinstance(value, Tensor) and value.dim() > 1 else value
+            along = isinstance(value, Tensor) and value.dim() > 1 and len(value) == run.rows
+            return torch.cat([value, value]) if along else value
 
         return tuple(twice(value) for value in args), {key: twice(value) for key, value in kwargs.items()}
 
@@ -358,6 +373,21 @@ def tensor_of(output: Any) -> Tensor:
     if found.dim() != 2:
         raise ValueError(f"expected logits of shape (batch, classes), got {tuple(found.shape)}; pass logits=")
     return found
+
+
+@contextmanager
+def _tf32() -> Iterator[None]:
+    """TF32 in products and convolutions, forwards and backwards, until the block ends."""
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+
+
+def _listen(module: nn.Module, args: Any) -> None:
+    """A hook that only has to be there."""
 
 
 @contextmanager

@@ -34,6 +34,10 @@ class Rule:
     convolutional: float = 0.00025
     transformer: float = 0.001
 
+    def __str__(self) -> str:
+        twice = ", doubled for single images" if self.double_one else ""
+        return f"{self.convolutional:g} (convolutional) or {self.transformer:g} (transformer) at batch 64{twice}"
+
     def __call__(self, family: str, batch_size: int) -> float:
         """The learning rate."""
         if family == "transformer":
@@ -68,6 +72,8 @@ class Recipe:
         rate = self.lr
         if not isinstance(rate, Rule) and (isinstance(rate, bool) or not 0 <= rate < math.inf):
             raise ValueError(f"expected a learning rate of 0 or more, got {rate}")
+        if self.readout.look == "teacher" and self.readout.correct.features:
+            raise ValueError(f"{self.readout.correct!r} reads features, which a teacher's answer has not")
         if self.readout.look == "teacher" and self.teacher is None:
             raise ValueError("readout 'teacher' needs a teacher; add teacher=MeanTeacher() to the recipe")
 
@@ -106,8 +112,10 @@ class Recipe:
         plain, lines = Recipe(), []
         for item in dataclasses.fields(self):
             value = getattr(self, item.name)
-            if value is not None and (value != getattr(plain, item.name) or item.name in ("parameters", "select")):
-                lines.append(f"{item.name:>10}  {value!r}")
+            if value is not None and (
+                value != getattr(plain, item.name) or item.name in ("parameters", "select", "lr")
+            ):
+                lines.append(f"{item.name:>10}  {value if isinstance(value, Rule) else repr(value)}")
         return "\n".join(lines)
 
 

@@ -32,6 +32,7 @@ class State:
 
     def __init__(self, recipe: Recipe, network: Network, seed: int, batch_size: int | None) -> None:
         self._recipe, self._network, self._seed, self._batch_size = recipe, network, seed, batch_size
+        self.fisher: Tensor | None = None  # importance of each number on source data; a fact, which no reset forgets
         self.rng = torch.Generator()
         self.reset()
 
@@ -100,6 +101,7 @@ class State:
         log.info("the adapter's state follows the model to %s", device)
         for tensors in (self.source, self.moving, self.teacher, self.memory, *self.steps.values(), self.start or {}):
             tensors.update({key: value.to(device) for key, value in tensors.items()})
+        self.fisher = None if self.fisher is None else self.fisher.to(device)
 
     def named(self) -> dict[str, Tensor]:
         """Moving tensors by name and in shape; the branch's start with `branch.`."""
@@ -118,6 +120,7 @@ class State:
         return {
             "schema": files.SCHEMA, "method": method, "recipe": repr(self._recipe),
             "source": self._fingerprint(),
+            "fisher": None if self.fisher is None else files.fingerprint(self.fisher),
             "calls": self.calls, "batch_size": self.size, "classes": self.classes,
             "rng": self.rng.get_state(), "tensors": {key: tensor.clone() for key, tensor in tensors.items()},
         }  # fmt: skip
@@ -133,14 +136,13 @@ class State:
         groups = {"theta": self._network.theta.names}
         if self._network.branch is not None:
             groups["branch"] = tuple(f"branch.{name}" for name in self._network.branch.names)
-        for key, names in groups.items():
-            flat = [parts["moved"][name].reshape(-1) for name in names]
-            self.moving[key] = torch.cat(flat) if flat else self.source[key]
-            self.steps[key] = {n: parts["step"][f"{key}/{n}"] for n in self.steps[key]}
-        self.teacher, self.memory = parts["teacher"], parts["memory"]
+        flat = {key: [parts["moved"][name].reshape(-1) for name in names] for key, names in groups.items()}
+        moving = {key: torch.cat(pieces) if pieces else self.source[key] for key, pieces in flat.items()}
+        steps = {key: {n: parts["step"][f"{key}/{n}"] for n in step} for key, step in self.steps.items()}
+        self.rng.set_state(state["rng"].cpu())
+        self.moving, self.steps, self.teacher, self.memory = moving, steps, parts["teacher"], parts["memory"]
         self.calls, self.size, self.classes = state["calls"], state["batch_size"], state["classes"]
         self.start = None
-        self.rng.set_state(state["rng"].cpu())
 
     def _fingerprint(self) -> str:
         """A short hash of all the model's weights: which source a state belongs to. Taken once until a reset."""

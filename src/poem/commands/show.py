@@ -19,5 +19,5 @@ def run(args: argparse.Namespace) -> int:
     from poem.method import describe, recipe
 
     sentence = recipe(args.method, args.preset)
-    print(f"{args.method}: {describe(args.method)}\n\n{sentence}")
+    print(f"{args.method}: {describe(args.method)}\n\nRecipe, preset {args.preset}:\n{sentence}")
     return 0

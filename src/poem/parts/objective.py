@@ -35,8 +35,8 @@ class Objective(Part):
         """A scalar with a gradient."""
 
     def __add__(self, other: Objective) -> Objective:
-        """The sum of both."""
-        return Total(self, other)
+        """The sum of both; chains lean to the left."""
+        return (self + other.first) + other.second if isinstance(other, Total) else Total(self, other)
 
 
 @dataclass(frozen=True, repr=False)

@@ -81,7 +81,7 @@ class Laplacian(Correction):
         if len(look.logits) <= 2:
             return look.log_probs
         unary = -(look.probs + 1e-10).log()
-        kernel = self._kernel(torch.nn.functional.normalize(look.features.to(unary.dtype), dim=1))
+        kernel = self._kernel(torch.nn.functional.normalize(look.features.detach().to(unary.dtype), dim=1))
         answer, energy = (-unary).log_softmax(1), torch.inf
         for step in range(self.steps):
             pairwise = kernel @ answer.exp()

@@ -69,8 +69,9 @@ class LossAverageBelow(Recovery):
         """The average moved by this batch's loss, if an update was made."""
         if not losses:
             return {}
-        which = 0 if self.of == "first" else -1
-        loss, taught, mean, seen = losses[which], made[which], memory["loss.mean"], memory["loss.seen"]
+        loss, taught, mean, seen = losses[0], made[0], memory["loss.mean"], memory["loss.seen"]
+        for later, also in zip(losses[1:], made[1:], strict=True) if self.of == "last" else ():
+            loss, taught = torch.where(also, later, loss), taught | also
         moved = torch.where(seen, self.momentum * mean + (1 - self.momentum) * loss, loss)
         return {"loss.mean": torch.where(taught, moved, mean), "loss.seen": seen | taught}
 

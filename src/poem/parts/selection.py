@@ -52,8 +52,8 @@ class Select(Part):
         return {}
 
     def __and__(self, other: Select) -> Select:
-        """First this filter, then the other on what is left."""
-        return Both(self, other)
+        """First this filter, then the other on what is left; chains lean to the left."""
+        return (self & other.first) & other.second if isinstance(other, Both) else Both(self, other)
 
 
 @dataclass(frozen=True, repr=False)
@@ -289,8 +289,8 @@ class Weigh(Part):
         return {}
 
     def __add__(self, other: Weigh) -> Weigh:
-        """The sum of both weights."""
-        return Sum(self, other)
+        """The sum of both weights; chains lean to the left."""
+        return (self + other.first) + other.second if isinstance(other, Sum) else Sum(self, other)
 
 
 @dataclass(frozen=True, repr=False)

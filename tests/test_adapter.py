@@ -1,0 +1,283 @@
+"""Facts about the adapter and the borrowed network that no single part shows."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Any
+
+import pytest
+import torch
+from nets import make_net
+from torch import Tensor, nn
+
+import poem
+from poem.parts import (
+    AdaptBranch,
+    AverageWithSource,
+    EntropyBelow,
+    Laplacian,
+    LossAverageBelow,
+    NotRedundant,
+    Objective,
+    PLPDAbove,
+    Readout,
+    Repeat,
+    Select,
+)
+from poem.parts.base import Lesson, Look, Memory
+from poem.sentences import parse
+
+UNIT: dict[str, Any] = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
+
+
+def images(count: int = 8, seed: int = 0) -> Tensor:
+    return torch.rand(count, 3, 16, 16, generator=torch.Generator().manual_seed(seed))
+
+
+class Encoder(nn.Module):
+    """A network of torch's own transformer layers, which have a fused path of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch = nn.Conv2d(3, 16, 4, 4)
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, dropout=0.0) for _ in range(6)
+        )
+        self.head = nn.Linear(16, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.patch(x).flatten(2).transpose(1, 2)
+        for layer in self.layers:
+            tokens = layer(tokens)
+        logits: Tensor = self.head(tokens.mean(1))
+        return logits
+
+
+def test_fused_transformer_layers_do_not_read_past_the_branch() -> None:
+    """A look without gradient, which torch would fuse, sees the same branch as one with it."""
+    torch.manual_seed(0)
+    adapter = poem.adapt(Encoder().eval(), "poem", threshold=2.0, lr=0.5, depth=3)
+    adapter(images())
+    assert adapter.last.updates > 0
+    with adapter.frozen():
+        plain = adapter(images(seed=1))
+    still = poem.adapt(adapter.model, "poem", threshold=2.0, lr=0.0, depth=3, readout="first")
+    still._state.moving = dict(adapter._state.moving)
+    assert torch.allclose(still(images(seed=1)), plain, atol=1e-5)
+    source = poem.adapt(adapter.model, "source")(images(seed=1)).log_softmax(1)
+    assert not torch.allclose(plain, source, atol=1e-3)
+
+
+class ReadsWeights(nn.Module):
+    """Uses its norm layers' weights without calling the layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = make_net("ln")
+
+    def forward(self, x: Tensor) -> Tensor:
+        net: Any = self.net
+        tokens = net.patch(x).flatten(2).transpose(1, 2)
+        tokens = torch.cat([net.token.expand(len(x), -1, -1), tokens], dim=1) + net.position
+        tokens = net.blocks(tokens)
+        final = nn.functional.layer_norm(tokens, (16,), net.norm.weight, net.norm.bias)
+        logits: Tensor = net.head(final[:, 0])
+        return logits
+
+
+def test_a_branch_layer_that_is_never_called_is_an_error_not_a_branch_that_never_moves() -> None:
+    adapter = poem.adapt(ReadsWeights().eval(), "poem", threshold=2.0)
+    with pytest.raises(ValueError, match=r"net.norm.*do not run through their own forward; pass split="):
+        adapter(images())
+
+
+def test_a_first_batch_that_fails_does_not_switch_off_the_doubled_pass() -> None:
+    class Picky(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = make_net("gn", sharpness=6.0)
+
+        def forward(self, x: Tensor) -> Tensor:
+            if x.shape[-1] != 16:
+                raise RuntimeError("16 pixels, please")
+            logits: Tensor = self.net(x)
+            return logits
+
+    adapter = poem.adapt(Picky().eval(), "poem", threshold=0.9)
+    with pytest.raises(RuntimeError, match="16 pixels"):
+        adapter(torch.rand(4, 3, 8, 8))
+    adapter(images())
+    assert adapter.last.notes == []
+    assert adapter.last.forwards_computed == adapter.last.forwards
+
+
+@pytest.mark.parametrize("method", ["deyo", "roid", "memo", "poem", "poem-official", "sar"])
+def test_a_bfloat16_network_with_batch_norm_runs_masked_and_mixed_passes(method: str) -> None:
+    net = make_net("bn", sharpness=10.0).bfloat16()
+    changes: dict[str, Any] = {"views": _four} if method == "memo" else {}
+    adapter = poem.adapt(net, method, **UNIT, **changes)
+    answer = adapter(images(4))
+    assert answer.dtype == torch.float32
+    assert bool(answer.isfinite().all())
+    exported = poem.adapt(net, "tent").export()
+    assert exported(images(4)).dtype == torch.float32
+
+
+def _four(image: Tensor, rng: torch.Generator) -> Tensor:
+    return image.expand(4, -1, -1, -1)
+
+
+def test_source_data_is_for_those_who_ask_for_it() -> None:
+    net = make_net("bn")
+    stream = [(images(), torch.zeros(8, dtype=torch.long))]
+    table = poem.evaluate(net, stream, ["source", "tent", "eata"], source_data=images(16, seed=2))
+    assert [row.method for row in table] == ["source", "tent", "eata"]
+    assert poem.adapt(net, "tent", source_data=images()).preparation == {"forwards": 0, "backwards": 0}
+    assert [row.method for row in poem.evaluate(net, stream, "tent")] == ["tent"]
+
+
+def test_a_state_with_an_anchor_needs_the_same_source_data() -> None:
+    data, net = images(16, seed=2), make_net("bn")
+    state = poem.adapt(net, "eata", source_data=data).state_dict()
+    with pytest.raises(ValueError, match="pass the same source_data="):
+        poem.adapt(net, "eata").load_state_dict(state)
+    poem.adapt(net, "eata", source_data=data).load_state_dict(state)
+
+
+def test_a_bad_call_in_one_thread_leaves_a_good_one_in_another_alone() -> None:
+    adapter = poem.adapt(make_net("bn"), "tent", lr=0.01)
+    wrong = images()
+    wrong[0] = torch.nan
+    refused = []
+
+    def bad() -> None:
+        for _ in range(10):
+            try:
+                adapter(wrong)
+            except ValueError:
+                refused.append(1)
+
+    other = threading.Thread(target=bad)
+    other.start()
+    for _ in range(10):
+        adapter(images())
+    other.join()
+    alone = poem.adapt(make_net("bn"), "tent", lr=0.01)
+    for _ in range(10):
+        alone(images())
+    assert len(refused) == 10
+    assert adapter.totals == alone.totals
+    for key, value in alone.state_dict()["tensors"].items():
+        assert torch.equal(value, adapter.state_dict()["tensors"][key]), key
+
+
+class SoundAtFirst(Objective):
+    """An entropy that breaks at the second look of every batch."""
+
+    def __call__(self, lesson: Lesson) -> Tensor:
+        return lesson.mean(lesson.look.entropy) * (1.0 if lesson.look.round == 0 else torch.nan)
+
+
+def test_a_batch_whose_second_update_fails_still_remembers_the_first() -> None:
+    changes: dict[str, Any] = {"minimise": SoundAtFirst(), "explore": Repeat(2), "threshold": 2.0, "lr": 0.01}
+    adapter = poem.adapt(make_net("gn"), "tent-filtered", recover=LossAverageBelow(0.0), **changes)
+    adapter(images())
+    assert (adapter.last.rounds, adapter.last.updates) == (2, 1)
+    memory = adapter.state_dict()["tensors"]
+    assert bool(memory["memory/loss.seen"])
+    assert float(memory["memory/loss.mean"]) > 0
+    pulled = poem.adapt(make_net("gn"), "tent-filtered", recover=AverageWithSource(0.0), **changes)
+    pulled(images())
+    start = poem.adapt(make_net("gn"), "tent-filtered").state_dict()["tensors"]
+    for key, value in pulled.state_dict()["tensors"].items():
+        if key.startswith("moved/"):
+            assert torch.allclose(value, start[key], atol=1e-6), "all the way back, because one update was made"
+
+
+def test_a_compiled_model_comes_back_compiled() -> None:
+    compiled = torch.compile(make_net("gn"))
+    adapter = poem.adapt(compiled, "tent")
+    adapter(images())
+    assert adapter.unload() is compiled
+
+
+def test_a_laplacian_correction_goes_with_a_branch_and_not_with_a_teacher() -> None:
+    adapter = poem.adapt(make_net("gn", sharpness=6.0), "poem", readout=Readout("last", Laplacian()), threshold=0.9)
+    assert adapter(images()).shape == (8, 10)
+    with pytest.raises(ValueError, match="reads features, which a teacher's answer has not"):
+        poem.adapt(make_net("gn"), "cotta", readout=Readout("teacher", Laplacian()), **UNIT)
+
+
+def test_norm_layers_may_be_called_by_keyword() -> None:
+    class Spoken(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv1, self.norm1 = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)
+            self.conv2, self.norm2 = nn.Conv2d(8, 8, 3), nn.GroupNorm(2, 8)
+            self.fc = nn.Linear(8, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.norm1(input=self.conv1(x)).relu()
+            x = self.norm2(input=self.conv2(x)).relu()
+            logits: Tensor = self.fc(x.mean((2, 3)))
+            return logits
+
+    adapter = poem.adapt(Spoken(), "poem", threshold=2.0)
+    adapter(images())
+    assert adapter.last.updates > 0
+
+
+def test_memo_answers_before_its_last_update_if_asked() -> None:
+    answers = {
+        which: poem.adapt(make_net("gn"), "memo*", views=_four, readout=which, lr=0.05, **UNIT)(images(2))
+        for which in ("first", "before-last", "last")
+    }
+    once = poem.adapt(make_net("gn"), "memo", views=_four, lr=0.05, **UNIT)(images(2))
+    source = poem.adapt(make_net("gn"), "source")(images(2))
+    assert torch.allclose(answers["first"], source, atol=1e-6)
+    assert torch.allclose(answers["before-last"], once, atol=1e-6)
+    assert not torch.allclose(answers["last"], once, atol=1e-5)
+
+
+def test_chains_of_parts_lean_to_the_left_however_they_are_written() -> None:
+    a, b, c = EntropyBelow(0.5), PLPDAbove(0.1), NotRedundant(0.2)
+    assert a & (b & c) == (a & b) & c
+    assert parse(repr(a & (b & c))) == a & (b & c)
+
+
+def test_another_batch_size_is_said_and_a_short_last_one_is_not(caplog: pytest.LogCaptureFixture) -> None:
+    adapter = poem.adapt(make_net("gn"), "tent")
+    with caplog.at_level(logging.WARNING, logger="poem"):
+        for count in (8, 8, 5):
+            adapter(images(count))
+        assert caplog.text == ""
+        adapter(images(8))
+        assert "other sizes" in caplog.text
+
+
+def test_truth_values_are_not_class_indices() -> None:
+    with pytest.raises(ValueError, match=r"use mask\.nonzero"):
+        poem.adapt(make_net("bn"), "tent", classes=torch.tensor([True, False] * 5))
+    adapter = poem.adapt(make_net("bn"), "tent", classes=torch.tensor([1, 3, 5]))
+    assert adapter(images()).shape == (8, 3)
+
+
+def test_the_branch_has_its_own_depth() -> None:
+    deep = poem.adapt(make_net("ln"), "poem", branch=AdaptBranch(depth=3))
+    names = [name for name in deep.adapted if name.startswith("branch.")]
+    assert {name.split(".")[2] for name in names if "blocks" in name} == {"5", "6", "7"}
+
+
+class Nobody(Select):
+    """Keeps nobody."""
+
+    def __call__(self, look: Look, among: Tensor, memory: Memory) -> Tensor:
+        return torch.zeros_like(among)
+
+
+def test_a_recipe_on_views_that_teaches_nobody_still_answers_the_image() -> None:
+    adapter = poem.adapt(make_net("gn"), "memo", views=_four, select=Nobody(), **UNIT)
+    source = poem.adapt(make_net("gn"), "source")(images(2))
+    assert torch.allclose(adapter(images(2)), source, atol=1e-6)
+    assert adapter.last.skipped == "nothing selected"
