@@ -196,7 +196,7 @@ def test_a_batch_whose_second_update_fails_still_remembers_the_first() -> None:
 
 
 def test_a_compiled_model_comes_back_compiled() -> None:
-    compiled = torch.compile(make_net("gn"))
+    compiled: Any = torch.compile(make_net("gn"))
     adapter = poem.adapt(compiled, "tent")
     adapter(images())
     assert adapter.unload() is compiled
