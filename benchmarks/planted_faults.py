@@ -89,7 +89,7 @@ FAULTS = [
     Fault(
         "answer before the update instead of after",
         "loop.py",
-        "answer = before or answers.get(which, first)",
+        "answer = plain or answers.get(which, first)",
         "answer = first",
     ),
     Fault(
