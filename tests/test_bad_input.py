@@ -66,7 +66,7 @@ def test_broken_pixels_are_named_by_sample(kind: str, bad: float) -> None:
     adapter, broken = learner(kind), batch()
     adapter(batch())
     broken[2, 0, 0, 0] = broken[5, 1, 3, 3] = bad
-    refuses(adapter, broken, ValueError, r"finite images, got NaN or Inf in sample 2 \(all: \[2, 5\]\)")
+    refuses(adapter, broken, ValueError, r"finite images, got NaN or Inf in sample 2 \(2 samples: 2, 5\)")
 
 
 def test_broken_pixels_are_refused_when_frozen_too() -> None:

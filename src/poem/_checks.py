@@ -88,17 +88,22 @@ def still_here(unloaded: bool) -> None:
 def images(batch: Tensor, module: nn.Module, channels: int | None) -> Tensor:
     """A batch of images that the network can take, free of inference mode."""
     if not isinstance(batch, Tensor):
-        raise TypeError(
-            f"expected a tensor of images, got {type(batch).__name__}; adapter.stream(loader) takes loaders"
-        )
+        remedy = "use torch.from_numpy" if type(batch).__name__ == "ndarray" else "adapter.stream(loader) takes loaders"
+        raise TypeError(f"expected a tensor of images, got {type(batch).__name__}; {remedy}")
     if not batch.is_floating_point():
         raise ValueError(f"expected floating-point images, got {batch.dtype}; divide by 255: x.float() / 255")
     if channels is not None and channels > 16:  # the network folds pixels into channels before its first convolution
         channels = None
     if channels is not None and batch.dim() != 4:
-        raise ValueError(f"expected images of shape (batch, {channels}, height, width), got {tuple(batch.shape)}")
+        remedy = "; for one image use x.unsqueeze(0)" if batch.dim() == 3 else ""
+        shape = tuple(batch.shape)
+        raise ValueError(f"expected images of shape (batch, {channels}, height, width), got {shape}{remedy}")
     if channels is not None and batch.shape[1] != channels:
-        raise ValueError(f"expected {channels} channels, got {batch.shape[1]} in shape {tuple(batch.shape)}")
+        last = batch.shape[-1] == channels
+        remedy = (
+            "; use x.permute(0, 3, 1, 2)" if last else "; use x.expand(-1, 3, -1, -1)" if batch.shape[1] == 1 else ""
+        )
+        raise ValueError(f"expected {channels} channels, got {batch.shape[1]} in shape {tuple(batch.shape)}{remedy}")
     if batch.dim() < 2 or len(batch) == 0:
         raise ValueError(f"expected at least one image, got shape {tuple(batch.shape)}")
     first = next(module.parameters(), None)
@@ -115,8 +120,9 @@ def finite(batch: Tensor) -> None:
     """No NaN, no infinity; names the first sample that has one."""
     sound = batch.flatten(1).isfinite().all(1)
     if not bool(sound.all()):
-        bad = [int(i) for i in (~sound).nonzero()[:5, 0]]
-        raise ValueError(f"expected finite images, got NaN or Inf in sample {bad[0]} (all: {bad}); nothing was learnt")
+        bad = [int(i) for i in (~sound).nonzero()[:, 0]]
+        more = f" ({len(bad)} samples: {', '.join(map(str, bad[:5]))}{' ...' if len(bad) > 5 else ''})"
+        raise ValueError(f"expected finite images, got NaN or Inf in sample {bad[0]}{more}; nothing was learnt")
 
 
 def unit_range(batch: Tensor, name: str) -> None:
@@ -135,6 +141,21 @@ def classes(found: int, before: int | None) -> None:
         raise ValueError(f"expected {before} classes as before, got {found}; call adapter.reset() for another task")
 
 
+def _difference(key: str, mine: Any, other: Any) -> str:
+    """What differs; of two recipes only the fields that do."""
+    if isinstance(mine, dict) and isinstance(other, dict):
+        fields = [name for name in mine if mine[name] != other.get(name)]
+        return "; ".join(f"expected {key} with {name} {mine[name]}, got {other.get(name)}" for name in fields)
+    return f"expected {key} {mine!r}, got {other!r}"
+
+
+def selection(mask: Tensor, among: Tensor, select: Any) -> None:
+    """A mask of truth values, one per sample."""
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape != among.shape:
+        came = f"{mask.dtype} {tuple(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
+        raise TypeError(f"expected {select!r} to return a mask of bool {tuple(among.shape)}, got {came}")
+
+
 def state(new: Any, mine: dict[str, Any]) -> None:
     """A state that this adapter can take over."""
     if not isinstance(new, dict) or "schema" not in new:
@@ -146,7 +167,7 @@ def state(new: Any, mine: dict[str, Any]) -> None:
         ("fisher", "pass the same source_data="),
     ):
         if new.get(key) != mine[key]:
-            raise ValueError(f"expected {key} {mine[key]!r}, got {new.get(key)!r}; {remedy}")
+            raise ValueError(f"{_difference(key, mine[key], new.get(key))}; {remedy}")
     for key in ("calls", "batch_size", "classes", "rng", "tensors"):
         if key not in new:
             raise ValueError(f"expected {key!r} in the state, which lacks it; was it cut short?")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +26,7 @@ from poem.recipes import Recipe, Rule
 from poem.state import State
 
 log = logging.getLogger("poem")
+IDLE = 10  # batches in a row that teach nobody, before we say so
 
 
 class Adapter:
@@ -65,6 +67,7 @@ class Adapter:
         self._state = State(recipe, self._network, seed, batch_size)
         self._books, self.last = Books(), Batchwise()
         self._frozen = self._unloaded = self._short = False
+        self._idle = 0
         self.preparation = {"forwards": 0, "backwards": 0}
         """Images spent on source data before the stream began, apart from `totals`."""
         lease(model).borrowers += 1
@@ -80,6 +83,7 @@ class Adapter:
                 with self._state.trying(keep=learn):
                     answer = self._answer(images, entry, learn)
                 if learn:
+                    self._say(entry, len(images))
                     self.last = entry
                     self._state.calls += 1
                     self._books.close(entry, len(images))
@@ -125,7 +129,11 @@ class Adapter:
         return self._given
 
     def export(self) -> nn.Module:
-        """A plain module with the adapted weights, which predicts as the adapter does when frozen."""
+        """A plain module with the adapted weights, which predicts as the adapter does when frozen.
+
+        Batch norm keeps to the recipe's statistics, so with the usual ones an answer depends on the batch it is in. An
+        adapt branch makes two whole networks, side by side: its keys begin with `heads.0.` and `heads.1.`.
+        """
         checks.still_here(self._unloaded)
         with lease(self._network.model).lock:
             return exported(self._network, self.recipe, self._state)
@@ -145,7 +153,7 @@ class Adapter:
         self._state.take(state, self.name)
 
     def save(self, path: str | Path) -> None:
-        """Write the state to a file, whole or not at all."""
+        """Write the state to a file, whole or not at all. The format is safetensors, whatever the file is called."""
         files.save(self.state_dict(), Path(path))
 
     def load(self, path: str | Path) -> None:
@@ -214,6 +222,21 @@ class Adapter:
         if count > size or self._short:
             log.warning("batches of %d and of other sizes; the learning rate stays %g, as for %d", size, self.lr, size)
         self._short = count < size
+
+    def _say(self, entry: Batchwise, count: int) -> None:
+        """Once: that nobody teaches, or that a batch of one has no statistics worth the name."""
+        self._idle = self._idle + 1 if entry.nothing else 0
+        if self._idle == IDLE:
+            low, top = float(entry.first_entropy.min()), math.log(max(entry.first_logits.shape[1], 2))
+            log.warning(
+                "%d batches in a row taught nobody: %r; lowest entropy now %.2f ln C. Try threshold= or preset=",
+                IDLE, self.recipe.select, low / top,
+            )  # fmt: skip
+        if count == 1 and self._state.calls == 0 and self._network.batch_normalised(self.recipe.statistics):
+            entry.notes.append(
+                "one image at a time through batch norm: its statistics are noise; see statistics=Source()"
+            )
+            log.warning(entry.notes[-1])
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Adapter:
         """A new adapter with the same state, on a copy of the model."""

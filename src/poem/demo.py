@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import torch
 
 from poem.benchmark import Row, evaluate
+from poem.method import recipe
 
-METHODS = ("source", "tent", "eata", "sar", "deyo", "poem", "deyo+poem")
+METHODS = ("source", "bn", "tent", "eata", "sar", "deyo", "poem", "deyo+poem")
 NETS = ("digits-bn", "digits-gn", "digits-ln")
 SHIFTS = ("impulse_noise", "defocus_blur", "fog", "contrast")
 LR = 0.005  # a short stream: a dozen updates must show something
@@ -64,17 +65,24 @@ def summary(cells: Sequence[Cell]) -> str:
         for net in NETS
         if (found := [cell.row.accuracy for cell in cells if (cell.row.method, cell.net) == (method, net)])
     }
-    lines = [f"{'accuracy %, mean of ' + str(len(SHIFTS)) + ' shifts':<30}" + "".join(f"{net:>18}" for net in NETS)]
+    head = f"accuracy %, mean of {len(SHIFTS)} shifts"
+    lines = [f"{head:<30}{'answers':<9}" + "".join(f"{net:>18}" for net in NETS)]
     for method in methods:
-        row = f"{method:<30}"
+        look = recipe(method).readout.look
+        row = f"{method:<30}{'after' if look == 'last' else 'before':<9}"
         for net in NETS:
             gain = mean[method, net] - mean["source", net]
             row += f"{mean[method, net]:>10.1f} ({gain:+5.1f})"
         lines.append(row)
-    lost = [f"{m} on {n}" for m in methods for n in NETS if mean[m, n] < mean["source", n]]
     best = max(mean, key=lambda key: mean[key] - mean["source", key[1]])
+    gain, statistics = (mean[each, best[1]] - mean["source", best[1]] for each in (best[0], "bn"))
     lines.append("")
-    lines.append(f"Largest gain: {best[0]} on {best[1]}, {mean[best] - mean['source', best[1]]:+.1f} points.")
-    if lost:
-        lines.append(f"Adapting loses here: {', '.join(lost)}. Few images, few classes: see 'When not to adapt'.")
+    lines.append(
+        f"Largest gain: {best[0]} on {best[1]}, {gain:+.1f} points; batch statistics alone: {statistics:+.1f}."
+    )
+    for net in NETS:
+        lost = [method for method in methods if mean[method, net] < mean["source", net] - 0.05]
+        if lost:
+            lines.append(f"On {net} adapting loses with {', '.join(lost)}.")
+    lines.append("Answers before or after the update on the same batch: compare like with like (readout=).")
     return "\n".join(lines)

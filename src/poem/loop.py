@@ -107,7 +107,11 @@ class Turn:
     def choose(self, look: Look, among: Tensor | None = None) -> Tensor:
         """Who teaches, of everyone or of those given."""
         everyone = torch.ones(len(look.logits), dtype=torch.bool, device=look.logits.device)
-        return self.recipe.select(look, everyone if among is None else among, self.state.memory)
+        question = everyone if among is None else among
+        mask = self.recipe.select(look, question, self.state.memory)
+        if self.state.calls == 0:
+            checks.selection(mask, question, self.recipe.select)
+        return mask & question
 
     def worthwhile(self, sets: list[Tensor]) -> bool:
         """The one read of a round: does anybody teach, is the input finite, has the set changed?"""

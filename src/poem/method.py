@@ -316,11 +316,13 @@ SUFFIXES: dict[str, Callable[[Recipe], Recipe]] = {
 
 def recipe(name: str, preset: Preset = "imagenet") -> Recipe:
     """The recipe of a method by name: a base, or a base with `+poem`, `+poem-i`, `+poem-ii` or `*`."""
-    if name not in methods():
-        near = difflib.get_close_matches(name, methods(), n=3, cutoff=0.5)
+    base, suffix = _parsed(name)
+    if base and name not in methods():
+        raise ValueError(f"{base} has nothing for {suffix!r} to build on; it goes with {' '.join(GROWING)}")
+    if not base:
+        near = difflib.get_close_matches(name.lower(), methods(), n=3, cutoff=0.5)
         hint = f" Did you mean {' or '.join(near)}?" if near else ""
         raise ValueError(f"unknown method {name!r}.{hint} Bases: {' '.join(BASES)}; suffixes: {' '.join(SUFFIXES)}")
-    base, suffix = _parsed(name)
     found = preset_values(BASES[base](), base, preset)
     return SUFFIXES[suffix](found) if suffix else found
 
@@ -371,8 +373,9 @@ def describe(name: str) -> str:
 
 
 def _parsed(name: str) -> tuple[str, str]:
-    """Base and suffix of a known name."""
+    """Base and suffix of a name, both empty where it is none."""
     if name in BASES:
         return name, ""
-    suffix = next(ending for ending in SUFFIXES if name.endswith(ending) and name.removesuffix(ending) in BASES)
-    return name.removesuffix(suffix), suffix
+    fits = (ending for ending in SUFFIXES if name.endswith(ending) and name.removesuffix(ending) in BASES)
+    suffix = next(fits, "")
+    return (name.removesuffix(suffix), suffix) if suffix else ("", "")

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from poem.parts.base import Memory
-from poem.parts.statistics import Statistics
+from poem.parts.statistics import FromBatch, Statistics
 
 Precision = Literal["fp32", "tf32", "bf16"]
 HALF = (torch.float16, torch.bfloat16)
@@ -288,6 +288,10 @@ class Network:
         """The model's own values for each group, flat."""
         groups = {"theta": self.theta, "branch": self.branch}
         return {key: group.source() for key, group in groups.items() if group is not None}
+
+    def batch_normalised(self, statistics: Statistics) -> bool:
+        """Whether any layer's answer depends on the batch."""
+        return isinstance(statistics, FromBatch) and any(norm.batch for norm in self.norms)
 
     def prove(self, images: Tensor, statistics: Statistics, memory: Memory) -> float:
         """How far the doubled pass is from two plain ones, each half with its own tensors; decides `doubles`.

@@ -93,7 +93,8 @@ class Recipe:
         for name, value in changes.items():
             if name == "threshold":
                 if recipe.select.margin is None:
-                    raise ValueError(f"threshold={value} needs an EntropyBelow in the selection, got {recipe.select!r}")
+                    found = f"got {recipe.select!r}; see tent-filtered"
+                    raise ValueError(f"threshold={value} needs an EntropyBelow in the selection, {found}")
                 recipe = replace(recipe, select=recipe.select.with_margin(value))
             elif name == "rounds":
                 recipe = replace(recipe, explore=_rounds(recipe.explore, value))
@@ -141,7 +142,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
 def field_name(name: str) -> str:
     """The name itself if a recipe has such a field; otherwise an error with the nearest ones."""
     if name not in FIELDS:
-        near = difflib.get_close_matches(name, FIELDS + ALIASES, n=3, cutoff=0.5)
+        near = ["lr"] if name == "learning_rate" else difflib.get_close_matches(name, FIELDS + ALIASES, n=3, cutoff=0.5)
         hint = f" Did you mean {' or '.join(near)}?" if near else ""
         raise TypeError(
             f"a recipe has no field {name!r}.{hint} Fields: {' '.join(FIELDS)}; aliases: {' '.join(ALIASES)}"

@@ -19,6 +19,7 @@ from poem import _files as files
 from poem.network import Network
 from poem.parts.base import Look, Memory
 from poem.recipes import Recipe
+from poem.sentences import written
 
 log = logging.getLogger("poem")
 
@@ -118,7 +119,7 @@ class State:
         tensors |= {f"step/{key}/{name}": tensor for key, step in self.steps.items() for name, tensor in step.items()}
         tensors |= {f"memory/{key}": tensor for key, tensor in self.memory.items()}
         return {
-            "schema": files.SCHEMA, "method": method, "recipe": repr(self._recipe),
+            "schema": files.SCHEMA, "method": method, "recipe": written(self._recipe),
             "source": self._fingerprint(),
             "fisher": None if self.fisher is None else files.fingerprint(self.fisher),
             "calls": self.calls, "batch_size": self.size, "classes": self.classes,

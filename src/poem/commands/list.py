@@ -17,6 +17,9 @@ def run(args: argparse.Namespace) -> int:
     """Print one line per method."""
     from poem.method import describe, methods
 
-    for name in methods(args.pattern):
+    names = methods(args.pattern)
+    for name in names:
         print(f"{name:<24} {describe(name).splitlines()[0]}")
-    return 0
+    if not names:
+        print(f"no method matches {args.pattern!r}; `poem list` prints them all")
+    return 0 if names else 1

@@ -7,6 +7,7 @@ handed in; asking never writes there, and `remember` returns the new values once
 from __future__ import annotations
 
 import dataclasses
+from abc import ABC
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -20,7 +21,7 @@ Memory = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
-class Part:
+class Part(ABC):  # noqa: B024 - the verbs are abstract in the questions' own classes
     """A frozen choice whose `repr` reads like the word in the sentence."""
 
     def __repr__(self) -> str:

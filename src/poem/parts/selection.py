@@ -87,7 +87,8 @@ class Both(Select):
 
     def __call__(self, look: Look, among: Tensor, memory: Memory) -> Tensor:
         """The second filter on what the first kept."""
-        return self.second(look, self.first(look, among, memory), memory)
+        kept = among & self.first(look, among, memory)
+        return kept & self.second(look, kept, memory)
 
     def remember(self, look: Look, mask: Tensor, memory: Memory) -> Memory:
         """Both new memories."""

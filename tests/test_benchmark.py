@@ -1,0 +1,130 @@
+"""`poem.evaluate` takes what users have: names, recipes, loaders, and the library's own streams."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from nets import make_net
+from torch import Tensor
+
+import poem
+from poem.metrics import ECE, NLL, Accuracy
+from poem.parts import EntropyBelow, Look, Memory, Select
+from poem.streams.datasets import Stream, Tensors
+from poem.streams.orders import single
+
+
+def stream() -> list[tuple[Tensor, Tensor]]:
+    rng = torch.Generator().manual_seed(0)
+    return [(torch.rand(8, 3, 16, 16, generator=rng), torch.randint(10, (8,), generator=rng)) for _ in range(2)]
+
+
+def test_names_recipes_and_mappings_make_rows() -> None:
+    mine = poem.Recipe(select=EntropyBelow(0.99), lr=0.01)
+    net = make_net("bn")
+    assert [row.method for row in poem.evaluate(net, stream(), ["source", mine])] == ["source", "recipe 2"]
+    table = poem.evaluate(net, stream(), {"before": "tent", "mine": mine})
+    assert table["mine"].n == 16
+    assert table["before"].backwards == 16
+    assert "images/s" in str(table)
+    with pytest.raises(KeyError, match="rows: before, mine"):
+        table["tent"]
+
+
+def test_a_stream_of_the_library_keeps_its_resets() -> None:
+    """With a reset at each shift, two shifts of the same images answer alike; without it the second has learnt more."""
+    images = torch.randint(256, (16, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    data = Tensors(images, [i % 10 for i in range(16)])
+    order = single(["brightness", "contrast"], severity=1, seed=0)
+    net = make_net("bn")
+    row = poem.evaluate(net, Stream(data=data, order=order, batch_size=8), "tent", lr=0.1)["tent"]
+    assert row.n == 32
+    assert row.backwards == 32, "counts outlive the resets"
+
+
+def test_what_cannot_be_scored_is_said() -> None:
+    net = make_net("bn")
+    with pytest.raises(TypeError, match=r"expected batches of \(images, labels\), got Tensor"):
+        poem.evaluate(net, [torch.rand(4, 3, 16, 16)], "tent")
+    with pytest.raises(ValueError, match=r"expected labels 0..9, got 3..12"):
+        poem.evaluate(net, [(torch.rand(2, 3, 16, 16), torch.tensor([3, 12]))], "tent")
+    with pytest.raises(ValueError, match="iterated once per method"):
+        poem.evaluate(net, iter(stream()), ["source", "tent"])
+
+
+@dataclass(frozen=True, repr=False)
+class Forgetful(Select):
+    """A selection that forgets those in question."""
+
+    def __call__(self, look: Look, among: Tensor, memory: Memory) -> Tensor:
+        return look.entropy > 0
+
+
+@dataclass(frozen=True, repr=False)
+class Short(Select):
+    """A selection of the wrong length."""
+
+    def __call__(self, look: Look, among: Tensor, memory: Memory) -> Tensor:
+        return among[:1]
+
+
+class Unfinished(Select):
+    """A selection without its verb."""
+
+
+def test_faulty_parts_are_named_at_the_first_batch() -> None:
+    images = stream()[0][0]
+    adapter = poem.adapt(make_net("bn"), poem.Recipe(select=EntropyBelow(0.0) & Forgetful()))
+    adapter(images)
+    assert adapter.last.skipped == "nothing selected", "a filter never brings back what another one dropped"
+    with pytest.raises(TypeError, match=r"to return a mask of bool \(8,\), got torch.bool \(1,\)"):
+        poem.adapt(make_net("bn"), poem.Recipe(select=Short()))(images)
+    with pytest.raises(TypeError, match="abstract"):
+        Unfinished()  # type: ignore[abstract]
+
+
+def test_metrics_by_hand() -> None:
+    logits = torch.tensor([[2.0, 0.0, 0.0], [0.0, 2.0, 0.0], [0.0, 0.0, 2.0], [0.0, 1.0, 2.0]])
+    labels = torch.tensor([0, 1, 1, 1])
+    one, two, nll, ece = Accuracy(), Accuracy(top=2), NLL(), ECE(bins=10)
+    for metric in (one, two, nll, ece):
+        metric.update(logits[:2], labels[:2])
+        metric.update(logits[2:], labels[2:])
+    assert one.result() == 0.5
+    assert two.result() == 0.75
+    probs = logits.double().softmax(1)
+    assert nll.result() == pytest.approx(float(-probs.log().gather(1, labels[:, None]).mean()))
+    sure = float(probs[0].max())  # 0.787, three of them in one bin, two right; the fourth, 0.665, in another, wrong
+    expected = (abs(3 * sure - 2) + float(probs[3].max())) / 4
+    assert ece.result() == pytest.approx(expected)
+    one.reset()
+    assert one.result() == 0.0
+
+
+def test_an_idle_stream_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    adapter = poem.adapt(make_net("gn"), "poem")
+    for _ in range(12):
+        adapter(stream()[0][0])
+    assert caplog.text.count("taught nobody") == 1
+    assert "threshold=" in caplog.text
+    single_images = poem.adapt(make_net("bn"), "tent")
+    single_images(torch.rand(1, 3, 16, 16))
+    assert "one image at a time through batch norm" in single_images.last.notes[0]
+
+
+def test_names_that_almost_fit_get_a_remedy() -> None:
+    for name, words in (("source+poem", "nothing for"), ("POEM", "Did you mean poem"), ("lame*", "it goes with tent")):
+        with pytest.raises(ValueError, match=words):
+            poem.recipe(name)
+    with pytest.raises(TypeError, match="Did you mean lr"):
+        poem.adapt(make_net("bn"), "tent", learning_rate=0.1)
+    with pytest.raises(ValueError, match="see tent-filtered"):
+        poem.adapt(make_net("bn"), "tent", threshold=0.4)
+
+
+def test_a_state_of_other_settings_names_the_field() -> None:
+    state = poem.adapt(make_net("bn"), "poem", threshold=0.9).state_dict()
+    with pytest.raises(ValueError, match=r"select EntropyBelow\(0.4\), got EntropyBelow\(0.9\)"):
+        poem.adapt(make_net("bn"), "poem").load_state_dict(state)
