@@ -668,3 +668,12 @@ def test_memory_stays_flat_over_fifty_thousand_files(tmp_path: Path) -> None:
     assert kept < 60 * 50_000  # names, places and labels; pixels would be 3072 bytes each
     short, long = (peak_over(data, np.arange(0, 50_000, 50_000 // count)) for count in (500, 2_500))
     assert long < short + 1_000_000
+
+
+def test_a_tree_of_corruptions_is_not_taken_for_class_folders(tmp_path: Path) -> None:
+    (tmp_path / "fog" / "3" / "cat").mkdir(parents=True)
+    (tmp_path / "poem-corrupt.json").write_text("{}")
+    with pytest.raises(
+        ValueError, match=r"holds a folder per corruption, not per class; open one of them, such as .*3"
+    ):
+        image_folder(tmp_path)

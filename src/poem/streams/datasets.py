@@ -86,7 +86,10 @@ def imagenet_c(
     found = listing(_cell(root, shift))
     problems = found.problems(Expect(classes=classes, per_class=per_class))
     if problems:
-        raise ValueError(f"ImageNet-C {shift} in {found.place} is not complete: {'; '.join(problems)}. Copy it again")
+        raise ValueError(
+            f"ImageNet-C {shift} in {found.place} is not complete: {'; '.join(problems)}. Copy it again; or, for a tree "
+            "of your own, pass classes= and per_class=None"
+        )
     words, chosen = f"all {found.count} (50k)", None
     if subset == "5k" and files is not None:
         chosen = _listed(found, Path(files))
@@ -157,6 +160,12 @@ def image_folder(
         cache: Where a compressed tar is unpacked, once; by default POEM_CACHE, else beside it.
     """
     base = base_folder(root, "class folders of images, or a tar of them")
+    if (base / "poem-corrupt.json").is_file():
+        first = next(iter(sorted(base.glob("*/[1-5]"))), base)
+        raise ValueError(
+            f"{base} holds a folder per corruption, not per class; open one of them, such as {first}, or all with "
+            "imagenet_c(root, corruption, severity, classes=..., per_class=None)"
+        )
     found = listing(base, under=under, cache=Path(cache) if cache is not None else None)
     if not found.members:
         raise ValueError(f"expected class folders of images in {found.place}, found none")
