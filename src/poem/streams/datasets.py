@@ -87,7 +87,7 @@ def imagenet_c(
     problems = found.problems(Expect(classes=classes, per_class=per_class))
     if problems:
         raise ValueError(
-            f"ImageNet-C {shift} in {found.place} is not complete: {'; '.join(problems)}. Copy it again; or, for a tree "
+            f"ImageNet-C {shift} in {found.place} is not complete: {'; '.join(problems)}. Copy it again; or, for one "
             "of your own, pass classes= and per_class=None"
         )
     words, chosen = f"all {found.count} (50k)", None
