@@ -1,6 +1,6 @@
 """The same answers on CPU and CUDA, for every method; and how fast the plain loop is on a ResNet-50.
 
-    python benchmarks/cuda_check.py --out "$OUT/cuda.json"
+    python benchmarks/cuda_check.py --out cuda.json
 
 Needs torch and torchvision; poem is found beside this file, installed or not. Double precision, so that a difference
 is a mistake and not rounding. Speed: random weights, batch 64 at 224 pixels, every sample selected (the worst case).

@@ -1,9 +1,9 @@
-"""Train the three CIFAR-10 source networks on one GPU, from a single carried file.
+"""Train the three CIFAR-10 source networks on one GPU, from a single packed file.
 
 Needs torch, torchvision, numpy and safetensors; poem is found beside this file, installed or not.
 
-    python benchmarks/train_cifar10.py --pack ../shared/data/cifar10-jpeg.tar.xz carry/cifar10.npz   # once, anywhere
-    python benchmarks/train_cifar10.py carry/cifar10.npz --out "$OUT"                                # on the GPU
+    python benchmarks/train_cifar10.py --pack cifar10-jpeg.tar.xz cifar10.npz   # once, anywhere
+    python benchmarks/train_cifar10.py cifar10.npz --out weights                # on the GPU
 
 Each network gets at most its share of seconds: a plan that would take longer is given fewer epochs, and the record
 says how many it had.
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import time
 from dataclasses import replace
@@ -32,7 +31,7 @@ def main() -> int:
     parser.add_argument("data", type=Path, help="packed .npz, or a folder or tar of train/ and test/ class folders")
     parser.add_argument("packed", type=Path, nargs="?", help="with --pack: the .npz to write")
     parser.add_argument("--pack", action="store_true", help="write the packed file and stop")
-    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "weights")), help="default: $OUT")
+    parser.add_argument("--out", type=Path, default=Path("weights"), help="default: weights")
     parser.add_argument("--nets", nargs="+", choices=NETS, default=list(NETS))
     parser.add_argument("--epochs", type=int, help="instead of each plan's own")
     parser.add_argument("--limit", type=int, help="so many training images, for a trial")
@@ -85,7 +84,7 @@ def main() -> int:
         if record["accuracy"] < FLOORS[name]:
             low.append(f"{name} below {FLOORS[name]} %")
     print(f"whole run {time.perf_counter() - start:.0f} s; {', '.join(low) or 'all floors reached'}")
-    return 0
+    return 1 if low else 0
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 
+from poem.streams._archives import index as tar_index
 from poem.streams.corruptions import corrupt
 from poem.streams.datasets import (
     DATASETS,
@@ -36,7 +37,7 @@ from poem.streams.datasets import (
     tree,
 )
 from poem.streams.indices import IMAGENET_A, IMAGENET_R, TINY_IMAGENET
-from poem.streams.orders import CLEAN, Shift, continual, forgetting, mixed, single
+from poem.streams.orders import CLEAN, InOrder, Shift, continual, forgetting, mixed, one_by_one, single
 
 Image = pytest.importorskip("PIL.Image")
 
@@ -677,3 +678,43 @@ def test_a_tree_of_corruptions_is_not_taken_for_class_folders(tmp_path: Path) ->
         ValueError, match=r"holds a folder per corruption, not per class; open one of them, such as .*3"
     ):
         image_folder(tmp_path)
+
+
+class Spoilt(Tensors):
+    """Images of which some cannot be read."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index in (0, 5):
+            raise Unreadable(f"image {index} is broken")
+        return super().__getitem__(index)
+
+
+def test_an_unreadable_image_takes_neither_a_reset_nor_its_neighbours_along() -> None:
+    data = Spoilt(torch.randint(256, (8, 3, 16, 16), dtype=torch.uint8), list(range(8)))
+    order = one_by_one(["fog", "contrast"], within=InOrder())
+    pieces = list(Stream(data=data, order=order, on_error="report"))
+    resets = [
+        (piece.segment.shift.corruption, int(piece.segment.indices[0])) for piece in pieces if piece.segment.reset
+    ]
+    assert resets == [("fog", 1), ("contrast", 1)]
+    for piece in Stream(data=data, order=single(["fog"], within=InOrder()), batch_size=4, on_error="report"):
+        assert piece.labels.tolist() == piece.segment.indices.tolist()
+        assert len(piece.images) == len(piece.segment.which) == 3
+
+
+def test_a_tar_that_breaks_off_between_two_files_is_no_whole_tar(tmp_path: Path) -> None:
+    """A cut at a member's border, or a damaged header, would otherwise read as a smaller archive."""
+    path = tmp_path / "images.tar"
+    with tarfile.open(path, "w") as tar:
+        for number in range(6):
+            name, blob = f"tree/{'ab'[number % 2]}/{number}.bin", bytes(700)
+            info = tarfile.TarInfo(name)
+            info.size = len(blob)
+            tar.addfile(info, BytesIO(blob))
+    whole = path.read_bytes()
+    for spoilt in (whole[: 4 * 1536], whole[: 4 * 1536 + 100], whole[: 3 * 1536 + 20] + b"x" + whole[3 * 1536 + 21 :]):
+        path.write_bytes(spoilt)
+        with pytest.raises(ValueError, match="is no whole tar archive"):
+            tar_index(path)
+    path.write_bytes(whole)
+    assert len(tar_index(path)[0]) == 6

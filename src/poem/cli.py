@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("poem: stopped", file=sys.stderr)
         return 130
-    except (ValueError, TypeError, FileNotFoundError, ImportError) as error:
+    except (ValueError, TypeError, OSError, ImportError) as error:
         if args.verbose:
             raise
         print(f"poem {args.command}: {error}", file=sys.stderr)

@@ -193,7 +193,7 @@ def build(name: str, *, seed: int = 0) -> nn.Module:
     if name not in NETS:
         raise ValueError(f"expected one of {', '.join(NETS)}, got {name!r}")
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)  # the CPU's alone: torch.manual_seed would reseed every device
         return NETS[name]()
 
 

@@ -354,18 +354,19 @@ def sha256(path: Path) -> str:
 
 def _check(chosen: Base, path: Path, *, stated: bool) -> None:
     """The weights are those that the name promises, or that were met at first use; a file you name may differ."""
-    digest, promised = sha256(path), _prefix(path.name)
+    digest, promised = sha256(path), _prefix(path.name) or _prefix(chosen.file)
     if promised is not None:
         if not digest.startswith(promised):
-            raise ValueError(
-                f"expected SHA-256 {promised}... of {path.name}, got {digest[:8]}... in {path}; copy it again"
-            )
+            words = f"expected SHA-256 {promised}... of {chosen.file}, got {digest[:8]}... in {path}"
+            if not stated or _prefix(path.name) is not None:
+                raise ValueError(f"{words}; copy it again")
+            log.warning("%s; known accuracies may not hold", words)
         return
     if chosen.kind == "own":
         before = _recorded(f"{chosen.name.split('-')[0]}.json").get(chosen.name, {}).get("sha256")
         origin = f"the record that came with poem for {chosen.name}"
     else:
-        before, origin = _remember(chosen.tag, digest)
+        before, origin = _remember(chosen.tag, digest, write=not stated)
     if before is not None and before != digest:
         words = f"{path} has SHA-256 {digest[:12]}..., {origin} says {before[:12]}..."
         if not stated:
@@ -373,13 +374,13 @@ def _check(chosen: Base, path: Path, *, stated: bool) -> None:
         log.warning("%s; known accuracies may not hold", words)
 
 
-def _remember(tag: str, digest: str) -> tuple[str | None, str]:
-    """What was recorded for a tag, and where; a tag met for the first time is recorded now."""
+def _remember(tag: str, digest: str, *, write: bool) -> tuple[str | None, str]:
+    """What was recorded for a tag, and where; with `write`, a tag met for the first time is recorded now."""
     home = os.environ.get("POEM_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "poem"
     path = Path(home) / "weights.json"
     try:
         held = json.loads(path.read_text()) if path.is_file() else {}
-        if tag not in held:
+        if write and tag not in held:
             path.parent.mkdir(parents=True, exist_ok=True)
             beside = path.with_name(f".{path.name}.{os.getpid()}")
             beside.write_text(json.dumps({**held, tag: digest}, indent=1) + "\n")
@@ -408,7 +409,7 @@ def _build(chosen: Base) -> nn.Module:
 
         make = lambda: create_model(chosen.arch, pretrained=False)  # noqa: E731
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+        torch.default_generator.manual_seed(0)  # the CPU's alone: torch.manual_seed would reseed every device
         return make()
 
 

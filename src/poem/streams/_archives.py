@@ -79,6 +79,7 @@ def index(path: Path) -> tuple[list[str], NDArray[np.int64]]:
     """Names of the files in a plain tar, and (n, 2) where each starts and how long it is."""
     names: list[str] = []
     spans: list[tuple[int, int]] = []
+    end = 0
     try:
         with tarfile.open(path, "r:") as tar:
             for member in tar:
@@ -86,6 +87,11 @@ def index(path: Path) -> tuple[list[str], NDArray[np.int64]]:
                     names.append(member.name)
                     spans.append((member.offset_data, member.size))
                 tar.members = []  # type: ignore[attr-defined]  # it would otherwise keep every header
+                end = member.offset_data + (member.size + 511) // 512 * 512
+        with path.open("rb") as file:  # tarfile stops without a word at a damaged header: a whole tar ends in zeros
+            file.seek(end)
+            if file.read(512) != bytes(512):
+                raise tarfile.TarError(f"it breaks off after {len(names)} files")
     except (tarfile.TarError, EOFError) as error:
         raise ValueError(f"{path} is no whole tar archive ({error}); copy it again") from error
     return names, np.array(spans, np.int64).reshape(-1, 2)

@@ -26,6 +26,8 @@ class Fetched(NamedTuple):
     images: Tensor | None
     labels: Tensor
     failures: list[str]
+    places: list[int]
+    """Positions in the batch of the images that were read."""
 
 
 class Fetch:
@@ -39,8 +41,8 @@ class Fetch:
 
     def __getitems__(self, batch: list[tuple[int, int]]) -> Fetched:
         """Images (uint8) and labels of (source, index) pairs, and the names of those that do not decode."""
-        images, labels, kept, failures = [], [], [], []
-        for which, index in batch:
+        images, labels, kept, failures, places = [], [], [], [], []
+        for place, (which, index) in enumerate(batch):
             try:
                 images.append(self.sources[which][index])
             except Unreadable as error:
@@ -48,13 +50,14 @@ class Fetch:
                 continue
             labels.append(int(self.sources[which].labels[index]))
             kept.append((which, index))
+            places.append(place)
         sizes = sorted({f"{image.shape[2]}x{image.shape[1]}" for image in images})
         if len(sizes) > 1:
             raise ValueError(
                 f"expected images of one size in a batch, got {', '.join(sizes[:5])}; pass prepare=Prepare(...)"
             )
         stacked = self._corrupted(torch.stack(images), kept) if images else None
-        return Fetched(stacked, torch.tensor(labels, dtype=torch.int64), failures)
+        return Fetched(stacked, torch.tensor(labels, dtype=torch.int64), failures, places)
 
     def _corrupted(self, images: Tensor, kept: list[tuple[int, int]]) -> Tensor:
         which = torch.tensor([each for each, _ in kept])
@@ -90,13 +93,18 @@ class Batches:
     def pieces(self) -> Iterator[tuple[Tensor, Tensor, Segment]]:
         """The same, with the stretch of the order that each batch is."""
         self.failures = []
-        for (images, labels, failures), piece in zip(self._fetched(), self._segment.cut(self._size), strict=True):
+        reset = False  # of a batch that could not be read at all; the next one that can begins afresh instead
+        for fetched, piece in zip(self._fetched(), self._segment.cut(self._size), strict=True):
+            images, labels, failures, places = fetched
+            reset = reset or piece.reset
             if failures and self._on_error == "raise":
                 more = f" ({len(failures)} in this batch)" if len(failures) > 1 else ""
                 raise Unreadable(f"{failures[0]}{more}; on_error='report' leaves such images out and counts them")
             self.failures += failures
             if images is not None:
-                yield images.float().div_(255), labels, piece
+                seen = Segment(piece.shifts, piece.indices[places], reset, piece.which[places])
+                yield images.float().div_(255), labels, seen
+                reset = False
         if self.failures:
             shown = "; ".join(self.failures[:3])
             log.warning("%d of %d images could not be read: %s", len(self.failures), len(self._segment), shown)
