@@ -29,7 +29,7 @@ Options (a name that a method does not know is a ``TypeError``; a method's name 
 | keep            | 0.99                       | roid                     | share kept when averaged with the source   |
 | clip            | 0.99                       | roid                     | upper bound of a probability in the ratio  |
 | consistency     | True                       | roid                     | False: without the augmented pass          |
-| rounds          | 2; poem-ii 1               | poem, official, +poem, * | most updates per batch                     |
+| rounds          | 2; poem-ii 1               | poem, official, +poem, * | most updates per batch (memo: per image)   |
 | alpha           | 0.5                        | all with a branch        | share of the source branch in the mixture  |
 | branch          | True                       | poem                     | False: no branch, answers logits           |
 | first_threshold | = threshold; v2 0.5        | official                 | margin of the first selection              |
@@ -40,6 +40,8 @@ Options (a name that a method does not know is a ``TypeError``; a method's name 
 | teacher_memory  | 0.999                      | cotta                    | momentum of the teacher                    |
 | neighbours      | 5                          | lame                     | k of the affinity's bandwidth              |
 | steps           | 100                        | lame                     | most fixed-point iterations                |
+
+In memo and cotta everyone teaches, so +poem and +poem-i make one update whatever ``rounds`` is; only * makes more.
 """
 
 from __future__ import annotations
@@ -59,11 +61,12 @@ Augment = Callable[[Tensor, Generator], Tensor]
 Net = ConvNet | Transformer
 
 BASES = ("tent", "tent-filtered", "eta", "eata", "sar", "deyo", "roid", "rdumb")
+WHOLE = ("memo", "cotta")  # bases in which everything learns and everyone teaches
 VARIANTS = ("+poem", "+poem-i", "+poem-ii", "*")
 METHODS = (
     *("source", "bn", "tent", "tent-filtered", "eta", "eata", "sar", "deyo", "roid", "memo", "cotta", "rdumb", "lame"),
     *("poem", "poem-official", "poem-official-v2"),
-    *(base + variant for base in BASES for variant in VARIANTS),
+    *(base + variant for base in (*BASES, *WHOLE) for variant in VARIANTS),
 )
 
 
@@ -1080,6 +1083,190 @@ def extended_answers(
     return result
 
 
+# ----------------------------------------------------------- memo and cotta with +poem, -i, -ii and *: everyone teaches
+
+
+def parts_of(net: Net) -> list[nn.Module]:
+    """Every module from the split on."""
+    return [net.layer4, net.fc] if isinstance(net, ConvNet) else [net.blocks[7], net.norm, net.head]
+
+
+def updates_of(variant: str, rounds: int | None) -> int:
+    """Updates made where everyone teaches: re-selection finds the same set, so only * makes more than one."""
+    if variant not in VARIANTS:
+        raise ValueError(f"expected one of {VARIANTS}, got {variant!r}")
+    rounds = 2 if rounds is None else rounds
+    return rounds if variant == "*" else min(rounds, 1)
+
+
+def memo_extended_answers(
+    variant: str,
+    net: nn.Module,
+    batches: list[Tensor],
+    generator: Generator,
+    *,
+    lr: float,
+    views: Augment | None,
+    trace: Trace = None,
+    prior: float = 16,
+    rounds: int | None = None,
+    alpha: float = 0.5,
+) -> list[Tensor]:
+    """MEMO with a branch (+poem, +poem-ii), with re-selection of everyone (+poem-i) or repeated (*)."""
+    if views is None:
+        raise ValueError("memo needs views")
+    updates = updates_of(variant, rounds)
+    with_branch = variant in ("+poem", "+poem-ii")
+    result = []
+    for x in batches:
+        rows = []
+        for i in range(len(x)):
+            # Everything starts from the source. The side's shallow part is never used.
+            main, side = copied(net), copied(net)
+            theta = list(main.parameters())
+            if with_branch:
+                theta = without(theta, parts_of(main))
+            for tensor in theta:
+                tensor.requires_grad_(True)
+            zeta = zeta_of(side)
+            for student in (main, side):
+                for module in list(student.modules()):
+                    for name, child in list(module.named_children()):
+                        if isinstance(child, nn.BatchNorm2d):
+                            setattr(module, name, PriorNorm(child, 1 / (prior + 1)))
+            theta_sgd = torch.optim.SGD(theta, lr=lr)
+            zeta_sgd = torch.optim.SGD(zeta, lr=lr)
+
+            image = x[i : i + 1]
+            seen = views(image, generator)
+            for _ in range(updates):
+                features = shallow_part(main, seen)
+                scores = deep_part(main, features)
+                zeta_gradients: Sequence[Tensor] = []
+                if with_branch:
+                    branch_logits = deep_part(side, features)
+                    scores = mixed(scores, branch_logits, alpha)
+                    branch_loss = cross_entropy(branch_logits, scores.argmax(1))
+                    zeta_gradients = torch.autograd.grad(branch_loss, zeta, retain_graph=True)
+                mean = scores.log_softmax(1).logsumexp(0) - math.log(len(seen))
+                loss = -(mean.exp() * mean).sum()
+                theta_gradients = torch.autograd.grad(loss, theta)
+                update(theta_sgd, theta, theta_gradients)
+                if with_branch:
+                    update(zeta_sgd, zeta, zeta_gradients)
+
+            with torch.no_grad():
+                features = shallow_part(main, image)
+                scores = deep_part(main, features)
+                if with_branch:
+                    scores = mixed(scores, deep_part(side, features), alpha)
+            rows.append(scores)
+        result.append(torch.cat(rows))
+        everyone = torch.ones(len(x), dtype=torch.bool)
+        note(trace, Record(everyone, [everyone] * updates))
+    return result
+
+
+def cotta_extended_answers(
+    variant: str,
+    net: nn.Module,
+    batches: list[Tensor],
+    generator: Generator,
+    *,
+    lr: float,
+    augment: Augment | None,
+    trace: Trace = None,
+    p_th: float = 0.1,
+    copies: int = 32,
+    restore: float = 0.001,
+    teacher_memory: float = 0.999,
+    rounds: int | None = None,
+    alpha: float = 0.5,
+    optimizer: str = "sgd",
+    momentum: float = 0.9,
+    nesterov: bool = True,
+) -> list[Tensor]:
+    """CoTTA with a branch (+poem, +poem-ii), with re-selection of everyone (+poem-i) or repeated (*).
+
+    The student answers, after the last update; teacher and restore follow.
+    """
+    updates = updates_of(variant, rounds)
+    with_branch = variant in ("+poem", "+poem-ii")
+    main, side = with_batch_statistics(net), with_batch_statistics(net)
+    slow_main, slow_side = with_batch_statistics(net), with_batch_statistics(net)
+    anchor = with_batch_statistics(net)
+
+    def theta_in(model: Net) -> list[nn.Parameter]:
+        """Tensors named weight or bias, with a branch only those before the split."""
+        tensors = [tensor for name, tensor in model.named_parameters() if name.endswith((".weight", ".bias"))]
+        return without(tensors, parts_of(model)) if with_branch else tensors
+
+    def zeta_in(model: Net) -> list[nn.Parameter]:
+        """The branch's norm tensors in the order of named_parameters."""
+        wanted = {id(tensor) for tensor in zeta_of(model)}
+        return [tensor for _, tensor in model.named_parameters() if id(tensor) in wanted]
+
+    def predict(first: Net, second: Net, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Logits, with a branch the combined log-probabilities and the branch's logits."""
+        features = shallow_part(first, x)
+        if not with_branch:
+            return deep_part(first, features), None
+        branch_logits = deep_part(second, features)
+        return mixed(deep_part(first, features), branch_logits, alpha), branch_logits
+
+    theta, zeta = theta_in(main), zeta_in(side)
+    slow_theta, slow_zeta = theta_in(slow_main), zeta_in(slow_side)
+    for tensor in theta:
+        tensor.requires_grad_(True)
+    theta_origin, zeta_origin = values(theta), values(zeta)
+    theta_sgd = optimizer_of(theta, lr, optimizer, momentum, nesterov)
+    zeta_sgd = optimizer_of(zeta, lr, optimizer, momentum, nesterov)
+    result = []
+    for x in batches:
+        # The target: once, before any update.
+        with torch.no_grad():
+            if anchor(x).softmax(1).max(1).values.mean() < p_th:
+                if augment is None:
+                    raise ValueError("cotta needs augment when the anchor is unsure")
+                looks = [predict(slow_main, slow_side, augment(x, generator))[0] for _ in range(copies)]
+                target = torch.stack(looks).mean(0)
+            else:
+                target = predict(slow_main, slow_side, x)[0]
+
+        for _ in range(updates):
+            scores, branch_logits = predict(main, side, x)
+            forth = -(target.softmax(1) * scores.log_softmax(1)).sum(1)
+            back = -(scores.softmax(1) * target.log_softmax(1)).sum(1)
+            loss = (0.5 * forth + 0.5 * back).mean()
+            theta_gradients = torch.autograd.grad(loss, theta, retain_graph=True)
+            zeta_gradients: Sequence[Tensor] = []
+            if branch_logits is not None:
+                zeta_gradients = torch.autograd.grad(cross_entropy(branch_logits, scores.argmax(1)), zeta)
+            update(theta_sgd, theta, theta_gradients)
+            if with_branch:
+                update(zeta_sgd, zeta, zeta_gradients)
+
+        # The answer, then the teacher follows, then single elements return to the source.
+        with torch.no_grad():
+            result.append(predict(main, side, x)[0])
+            groups = [(theta, slow_theta, theta_origin)]
+            if with_branch:
+                groups.append((zeta, slow_zeta, zeta_origin))
+            for fast_tensors, slow_tensors, _ in groups:
+                for fast, slow in zip(fast_tensors, slow_tensors, strict=True):
+                    slow.copy_(teacher_memory * slow + (1 - teacher_memory) * fast)
+            for fast_tensors, _, origin in groups:
+                draw = torch.rand(sum(tensor.numel() for tensor in fast_tensors), generator=generator) < restore
+                start = 0
+                for tensor, value in zip(fast_tensors, origin, strict=True):
+                    mask = draw[start : start + tensor.numel()].view(tensor.shape)
+                    tensor[mask] = value[mask]
+                    start += tensor.numel()
+        everyone = torch.ones(len(x), dtype=torch.bool)
+        note(trace, Record(everyone, [everyone] * updates))
+    return result
+
+
 def answers(
     method: str,
     net: nn.Module,
@@ -1134,4 +1321,9 @@ def answers(
             if method == base + variant:
                 known: dict[str, Any] = {"augment": augment, "batch_size": batch_size, "source": source}
                 return extended_answers(base, variant, net, batches, g, lr=lr, trace=trace, **known, **options)
+    for variant in VARIANTS:
+        if method == "memo" + variant:
+            return memo_extended_answers(variant, net, batches, g, lr=lr, views=views, trace=trace, **options)
+        if method == "cotta" + variant:
+            return cotta_extended_answers(variant, net, batches, g, lr=lr, augment=augment, trace=trace, **options)
     raise ValueError(f"expected one of {', '.join(METHODS)}, got {method!r}")
