@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from io import BytesIO
 from typing import Any, Literal, Protocol
@@ -61,7 +62,7 @@ class About:
     preparation: str = "as stored"
 
 
-class ImageSet:
+class ImageSet(ABC):
     """The common half of every data set here; a kind of storage adds `_read` and `where`."""
 
     def __init__(
@@ -113,8 +114,9 @@ class ImageSet:
             "preparation": about.preparation,
         }
 
+    @abstractmethod
     def _read(self, index: int) -> Tensor:
-        raise NotImplementedError
+        """The pixels of one image, uint8 (3, H, W)."""
 
 
 class Tensors(ImageSet):
