@@ -21,7 +21,19 @@ from torch import Tensor, nn
 from poem import nets, zoo
 from poem.commands import verify as command
 from poem.streams.datasets import Tensors
-from poem.verify import Frame, Setting, Verdict, consistency, imagenet_rank, mask_of, numbered, sample, spread, verify
+from poem.verify import (
+    Frame,
+    Setting,
+    Verdict,
+    consistency,
+    imagenet_rank,
+    mask_of,
+    numbered,
+    opened,
+    sample,
+    spread,
+    verify,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -516,3 +528,10 @@ def test_the_command_lists_bases_and_refuses_half_a_question(capsys: pytest.Capt
         command.triple("1,2")
     assert command.triple("0.5") == (0.5, 0.5, 0.5)
     assert command.triple("1,2,3") == (1.0, 2.0, 3.0)
+
+
+def test_data_sets_are_known_however_they_are_spelt(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="fog"):
+        next(iter(opened("CIFAR-10-C", tmp_path, "fog", 5, None)))
+    with pytest.raises(ValueError, match="imagenet-val"):
+        next(iter(opened("imagnet_val", tmp_path, None, 0, None)))

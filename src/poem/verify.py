@@ -207,6 +207,14 @@ def opened(
     from poem.streams._shift import CORRUPTIONS
 
     asis: dict[str, Any] = {"prepare": datasets.Prepare()}
+    folder = Path(name).expanduser()
+    if folder.exists() and name not in datasets.DATASETS:
+        if corruption is not None:
+            raise ValueError(f"expected imagenet-c, cifar10-c or cifar100-c with a corruption, got the folder {name}")
+        yield datasets.image_folder(folder, under=under, **asis)
+        return
+    if name != "digits-test":
+        name = datasets.canonical(name)
     if name == "digits-test":
         from poem.train import digits
 
@@ -220,8 +228,6 @@ def opened(
             yield datasets.open_dataset(name, root, corruption=each, severity=severity, **extra)
     elif corruption is not None:
         raise ValueError(f"expected imagenet-c, cifar10-c or cifar100-c with a corruption, got {name}")
-    elif Path(name).expanduser().exists() and name not in datasets.DATASETS:
-        yield datasets.image_folder(Path(name).expanduser(), under=under, **asis)
     else:
         yield datasets.open_dataset(name, root, **(asis if name in (*TREES, "folder", "archive") else {}))
 
