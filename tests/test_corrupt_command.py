@@ -204,3 +204,16 @@ def test_killed_and_resumed_equals_uninterrupted(tmp_path: Path) -> None:
     assert subprocess.run(line, capture_output=True, check=False).returncode == 0
     assert contents(target) == contents(tmp_path / "whole")
     assert not (target / ".poem-parts").exists()
+
+
+def test_a_tree_made_here_says_so_in_its_card(tmp_path: Path) -> None:
+    """Its provenance is the command's settings, not the official archive."""
+    from poem.streams.datasets import imagenet_c
+
+    cell = tmp_path / "fog" / "3" / "cat"
+    cell.mkdir(parents=True)
+    image.new("RGB", (8, 8)).save(cell / "one.png")
+    (tmp_path / "poem-corrupt.json").write_text('{"seed": 7, "quality": 85, "profile": null, "frost": "generated"}')
+    about = imagenet_c(tmp_path, "fog", 3, classes=1, per_class=None).describe()
+    assert about["provenance"] == "made by poem corrupt: seed 7, quality 85, frost generated"
+    assert about["subset"] == "all 1"

@@ -10,6 +10,7 @@ A data set has `len(data)`, `data.labels`, `data.classes`, `data.mask`, `data[i]
 from __future__ import annotations
 
 import inspect
+import json
 import os
 import re
 from collections.abc import Callable
@@ -83,14 +84,15 @@ def imagenet_c(
     shift = Shift(corruption, severity)
     if subset not in ("50k", "5k"):
         raise ValueError(f"expected subset '50k' or '5k', got {subset!r}")
-    found = listing(_cell(root, shift))
+    place = _cell(root, shift)
+    found = listing(place)
     problems = found.problems(Expect(classes=classes, per_class=per_class))
     if problems:
         raise ValueError(
             f"ImageNet-C {shift} in {found.place} is not complete: {'; '.join(problems)}. Copy it again; or, for one "
             "of your own, pass classes= and per_class=None"
         )
-    words, chosen = f"all {found.count} (50k)", None
+    words, chosen = f"all {found.count}" + (" (50k)" if found.count == 50_000 else ""), None
     if subset == "5k" and files is not None:
         chosen = _listed(found, Path(files))
         words = f"5k: {len(chosen)} files of {Path(files).name}, in its order"
@@ -100,7 +102,7 @@ def imagenet_c(
     elif files is not None:
         raise ValueError("a list of files was given with subset='50k'; pass subset='5k'")
     about = About(
-        data="imagenet-c", provenance=f"files as found; official: {IMAGENET_C.source}", subset=words,
+        data="imagenet-c", provenance=_provenance(place.parent.parent), subset=words,
         corruption=corruption, severity=severity, preparation=str(prepare or Prepare()),
     )  # fmt: skip
     return Files(found, about, prepare=prepare, mask=mask, chosen=chosen)
@@ -121,6 +123,15 @@ def _cell(root: Root, shift: Shift) -> Path:
         f"no {shift.corruption}/{shift.severity} in {base} ({found}); expected {IMAGENET_C.layout}. "
         f"It comes from: {IMAGENET_C.source}"
     )
+
+
+def _provenance(top: Path) -> str:
+    """Where a tree of corruptions comes from: `poem corrupt` leaves a note, the official one has none."""
+    note = top / "poem-corrupt.json"
+    if not note.is_file():
+        return f"files as found; official: {IMAGENET_C.source}"
+    made = json.loads(note.read_text())
+    return "made by poem corrupt: " + ", ".join(f"{key} {value}" for key, value in made.items() if value is not None)
 
 
 def _listed(found: Listing, path: Path) -> list[int]:
