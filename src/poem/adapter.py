@@ -117,6 +117,7 @@ class Adapter:
         checks.still_here(self._unloaded)
         self._state.reset()
         self._books, self.last = Books(), Batchwise()
+        self._short, self._idle = False, 0
 
     def unload(self) -> nn.Module:
         """Give back the very model that came in; the adapter is spent."""
@@ -184,7 +185,7 @@ class Adapter:
     def _answer(self, images: Tensor, entry: Batchwise, learn: bool) -> Tensor:
         """A reset if one is due, the proof of the branch if it is the first time, then the loop."""
         state, recover = self._state, self.recipe.recover
-        self._fix_size(len(images))
+        self._fix_size(len(images), learn)
         if learn and recover.due(state.calls):
             state.restart()
             entry.reset_flag = True
@@ -216,12 +217,12 @@ class Adapter:
             entry.notes.append(f"the doubled pass is off by {far:.2g}: the branch runs as a second pass")
             log.warning("%s: %s", type(self._network.model).__name__, entry.notes[-1])
 
-    def _fix_size(self, count: int) -> None:
+    def _fix_size(self, count: int, learn: bool) -> None:
         """The first batch fixes the batch size. Another size later is worth a word, unless it is a short last one."""
         size = self._state.size = self._state.size or count
-        if count > size or self._short:
+        if learn and (count > size or self._short):
             log.warning("batches of %d and of other sizes; the learning rate stays %g, as for %d", size, self.lr, size)
-        self._short = count < size
+        self._short = count < size if learn else self._short
 
     def _say(self, entry: Batchwise, count: int) -> None:
         """Once: that nobody teaches, or that a batch of one has no statistics worth the name."""

@@ -53,7 +53,8 @@ def adapt(
         preset: Published constants: `"imagenet"`, `"cifar"` (CIFAR-10) or `"cifar100"`.
         seed: Seed of the adapter's own random generator; the global one is left alone.
         fast: `"auto"` takes the fastest path that is there; `False` the plain loop.
-        precision: `"fp32"`, `"tf32"` or `"bf16"` inside the network; everything else stays in full precision.
+        precision: `"fp32"`, `"tf32"` or `"bf16"` inside the network; everything else stays in full precision. On CUDA,
+            `"fp32"` keeps torch's own switches, which let convolutions use TF32.
         logits: How to get logits from what the model returns, where that is not a tensor, `.logits` or `["logits"]`.
         example: Images to try the branch on now instead of at the first batch; nothing is learnt from them.
         changes: Fields of the recipe, and the aliases `threshold`, `rounds`, `alpha`, `depth`, `readout`.
