@@ -1,17 +1,19 @@
 """Time our corruptions, and the public package's where it is installed, side by side.
 
-    python benchmarks/corruptions.py                     # ours alone
-    /tmp/refenv/bin/python benchmarks/corruptions.py     # both: see reference_corruptions.py for that environment
+    python benchmarks/corruptions.py --json speed.json   # ours alone where imagecorruptions is not installed
+    REFENV/bin/python benchmarks/corruptions.py          # both: see reference_corruptions.py for that environment
 
 Milliseconds per image of 224 x 224, the best of several turns; the two take turns, so that a busy machine slows both.
 Both get uint8 arrays, ours a batch (N, 224, 224, 3), the package one image (224, 224, 3) at a time. Torch runs on
 `--threads` threads (one, unless told), the package on as many as OpenCV likes. `--clock cpu` counts processor time
-instead of time on the wall.
+instead of time on the wall. `--json FILE` keeps what is printed.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import platform
 import sys
 import time
 from collections.abc import Callable
@@ -43,6 +45,7 @@ def main() -> None:
     parser.add_argument("--severities", type=int, nargs="+", default=[1, 3, 5])
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--clock", choices=["wall", "cpu"], default="wall")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the table here too")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     clock = time.perf_counter if args.clock == "wall" else time.process_time
@@ -58,6 +61,7 @@ def main() -> None:
     print(f"torch {torch.__version__}, {args.threads} thread(s), batch {args.batch}, {args.clock} clock, ", end="")
     print(f"frost {frost_source()}, imagecorruptions {'yes' if from_package else 'not installed'}")
     print(f"{'corruption':<20}{'severity':>9}{'ours ms':>10}{'theirs ms':>11}{'ratio':>8}")
+    rows = []
     for name in args.names:
         for severity in args.severities:
             ours, theirs = [], []
@@ -75,6 +79,21 @@ def main() -> None:
                     theirs.append(timed(call, clock) / share)
             line = f"{name:<20}{severity:>9}{min(ours):>10.2f}"
             print(line + (f"{min(theirs):>11.2f}{min(theirs) / min(ours):>8.1f}" if theirs else ""), flush=True)
+            best = round(min(theirs), 3) if theirs else None
+            rows.append({"corruption": name, "severity": severity, "ours_ms": round(min(ours), 3), "theirs_ms": best})
+    if args.json:
+        about = {
+            "command": " ".join(["python", "benchmarks/corruptions.py", *sys.argv[1:]]),
+            "measured": f"milliseconds per image of 224 x 224, best of {args.turns} turns, {args.clock} clock",
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            "machine": platform.machine(),
+            "threads": args.threads,
+            "batch": args.batch,
+            "frost": frost_source(),
+            "imagecorruptions": from_package,
+        }
+        args.json.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

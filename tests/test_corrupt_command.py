@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import json
 import os
 import random
 import signal
@@ -60,9 +61,9 @@ def test_layout_is_corruption_severity_class_file(tmp_path: Path, capsys: pytest
     assert "contrast/5/class0/0.JPEG" in made
     assert len(made) == 2 * 2 * 6 + 1  # and the record
     said = capsys.readouterr().out
-    assert "24 files written" in said
+    assert f"24 files written to {target}\n" in said
     assert "frost textures: " in said
-    assert "notes.txt" in said
+    assert f"left alone: 1 file of {source}, no images in class folders: notes.txt\n" in said
     pixels = np.array(image.open(source / "class1/3.png"))
     expected = corrupt(pixels[None], "contrast", 2, ids=["class1/3.png"])[0]
     assert (np.array(image.open(target / "contrast/2/class1/3.png")) == expected).all()
@@ -112,6 +113,10 @@ def test_broken_images_are_named_and_counted(tmp_path: Path, capsys: pytest.Capt
         assert "class1/1.JPEG" in told
     assert len(contents(target)) == 4 + 1
     assert not (target / "fog/5/class0/0.JPEG").exists()
+    for path in source.rglob("*.*"):
+        path.write_bytes(b"no image at all")
+    assert run(source, tmp_path / "none", "--corruptions", "fog", "--workers", 1) == 1
+    assert f"0 files written to {tmp_path / 'none'}\n" in capsys.readouterr().out
 
 
 def test_full_disk_leaves_no_part_and_can_go_on(
@@ -138,6 +143,122 @@ def test_full_disk_leaves_no_part_and_can_go_on(
     assert len(contents(target)) == 3 + 1  # nothing half-written
     assert run(source, target, "--corruptions", "fog", "--workers", 1) == 0
     assert len(contents(target)) == 6 + 1
+
+
+def test_the_summary_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, target = tree(tmp_path / "in"), tmp_path / "out"
+    words = ("--corruptions", "contrast", "--workers", 1)
+    assert run(source, target, *words) == 0
+    assert f"\n6 files written to {target}\n" in capsys.readouterr().out
+    assert run(source, target, *words) == 0
+    assert "\nnothing to do: all 6 files were there\n" in capsys.readouterr().out
+    (target / "contrast/5/class0/0.JPEG").unlink()
+    assert run(source, target, *words) == 0
+    assert f"\n1 file written to {target}, 5 were there already\n" in capsys.readouterr().out
+
+
+def test_the_profile_is_told_and_recorded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One for the whole tree, the nearest to the usual size; a resumed run takes the folder's own."""
+    source, target = tree(tmp_path / "in", count=5, size=66), tmp_path / "out"
+    odd = source / "class0/0.JPEG"
+    image.new("RGB", (300, 300)).save(odd)
+    assert run(source, target, "--corruptions", "contrast", "--workers", 1) == 0
+    assert "profile: tiny-imagenet (constants for 64 pixels)" in capsys.readouterr().out
+    assert json.loads((target / "poem-corrupt.json").read_text())["profile"] == "tiny-imagenet"
+    pixels = np.array(image.open(source / "class1/3.png"))
+    expected = corrupt(pixels[None], "contrast", 5, ids=["class1/3.png"], profile="tiny-imagenet")[0]
+    assert (np.array(image.open(target / "contrast/5/class1/3.png")) == expected).all()
+    for path in source.rglob("*.JPEG"):
+        image.new("RGB", (300, 300)).save(path)
+    assert run(source, target, "--corruptions", "fog", "--workers", 1) == 0
+    assert "profile: tiny-imagenet" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="profile 'tiny-imagenet', not 'cifar'"):
+        run(source, target, "--corruptions", "fog", "--profile", "cifar")
+    assert run(source, tmp_path / "large", "--corruptions", "fog", "--size", "imagenet", "--workers", 1) == 0
+    assert "profile: imagenet (constants for 224 pixels)" in capsys.readouterr().out
+
+
+def test_other_frost_textures_matter_only_where_there_is_frost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from poem.streams import _tree
+
+    source, target = tree(tmp_path / "in", count=2), tmp_path / "out"
+
+    def made(name: str, textures: str) -> int:
+        monkeypatch.setattr(_tree, "frost_source", lambda: textures)
+        return run(source, target, "--corruptions", name, "--workers", 1)
+
+    assert made("contrast", "one kind") == 0
+    assert "frost" not in json.loads((target / "poem-corrupt.json").read_text())
+    assert made("contrast", "another") == 0
+    assert made("frost", "another") == 0
+    assert json.loads((target / "poem-corrupt.json").read_text())["frost"] == "another"
+    assert made("contrast", "one kind") == 0
+    with pytest.raises(ValueError, match="frost 'another', not 'one kind'"):
+        made("frost", "one kind")
+
+
+def test_a_full_disk_at_the_first_file_is_told_like_any_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = tree(tmp_path / "in"), tmp_path / "out"
+
+    def write(self: Path, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device", str(self))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", write)
+        assert run(source, target, "--corruptions", "fog", "--workers", 1) == 1
+    told = capsys.readouterr()
+    assert "No space left on device" in told.err
+    assert "type the same command again to go on" in told.err
+    assert f"0 files written to {target}, 6 still to make" in told.out
+    assert contents(target) == {}
+    assert run(source, target, "--corruptions", "fog", "--workers", 1) == 0
+    (tmp_path / "file").write_text("in the way")
+    assert run(source, tmp_path / "file", "--corruptions", "fog", "--workers", 1) == 1
+    assert "file" in capsys.readouterr().err
+
+
+def test_a_spoilt_record_is_named(tmp_path: Path) -> None:
+    source, target = tree(tmp_path / "in", count=2), tmp_path / "out"
+    target.mkdir()
+    for text in ("", "[]"):
+        (target / "poem-corrupt.json").write_text(text)
+        with pytest.raises(ValueError, match=r"expected the settings of an earlier run in .*poem-corrupt.json, got"):
+            run(source, target, "--corruptions", "fog")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="finds the worker in /proc")
+def test_a_killed_worker_ends_with_what_to_type(tmp_path: Path) -> None:
+    source, target = tree(tmp_path / "in", count=60, size=64), tmp_path / "out"
+    words = ["--corruptions", "snow", "zoom_blur", "--severities", "1", "5", "--workers", "2"]
+    line = [sys.executable, "-c", RUN, str(source), str(target), *words]
+    process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    while process.poll() is None and files(target) < 5:
+        time.sleep(0.02)
+    worker = next(
+        int(path.name)
+        for path in Path("/proc").glob("[0-9]*")
+        if parent(path) == process.pid and b"spawn_main" in (path / "cmdline").read_bytes()
+    )
+    os.kill(worker, signal.SIGKILL)
+    said, told = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert "a worker was killed" in told
+    assert "type the same command again to go on, with fewer --workers than 2" in told
+    assert "Traceback" not in told
+    assert "still to make" in said
+    assert not (target / ".poem-parts").exists()
+    assert run(source, target, *words) == 0
+    assert files(target) == 60 * 4 - 4  # one of the sixty is a .png
+
+
+def parent(process: Path) -> int:
+    """The parent of a process in /proc."""
+    try:
+        return int((process / "stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return -1
 
 
 def test_ctrl_c_ends_with_a_summary(

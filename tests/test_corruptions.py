@@ -14,10 +14,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from poem.streams import CORRUPTIONS, EXTRA, corrupt, frost_source, profile_of
+from poem.streams import CORRUPTIONS, EXTRA, corrupt, frost_source, orders, profile_of
 from poem.streams._digital import pixelate, pixelate_torch
 from poem.streams._draws import Draws
 from poem.streams._jpeg import jpeg, jpeg_torch
+from poem.streams._levels import TABLE
+from poem.streams._shift import Shift
 
 REFERENCE: dict[str, Any] = json.loads((Path(__file__).parent / "data" / "corruptions.json").read_text())
 ALL = CORRUPTIONS + EXTRA
@@ -216,8 +218,11 @@ def test_cuda_agrees_with_the_cpu(name: str) -> None:
     for size in (32, 224):
         images = tensors(size, 3)
         apart = (corrupt(images.cuda(), name, 3).cpu().int() - corrupt(images, name, 3).int()).abs()
-        assert apart.max() <= 1
-        assert (apart > 0).float().mean() < 1e-3
+        if name == "zoom_blur":  # a mean over many zooms, whose sums a GPU rounds otherwise
+            assert apart.max() <= 1
+            assert (apart > 0).float().mean() < 1e-4
+        else:
+            assert not apart.any()
 
 
 def test_profile_is_the_nearest_size_and_can_be_named() -> None:
@@ -231,10 +236,39 @@ def test_profile_is_the_nearest_size_and_can_be_named() -> None:
     assert not torch.equal(plain, corrupt(images, "contrast", 1, profile="cifar"))
 
 
-@pytest.mark.parametrize("severity", [0, 6, -1, 2.5, True, "3"])
+@pytest.mark.parametrize("severity", [0, 6, -1, 2.5, 5.0, np.float64(5), True, np.True_, "3", None])
 def test_other_severities_are_refused(severity: Any) -> None:
     with pytest.raises(ValueError, match=r"expected severity 1, 2, 3, 4 or 5, got"):
         corrupt(tensors(32), "fog", severity)
+    with pytest.raises(ValueError, match=r"expected severity 1 to 5, got"):
+        Shift("fog", severity)
+
+
+def test_integers_of_every_kind_mean_the_same() -> None:
+    """NumPy's integers come out of index arrays; True and 5.0 would make other draws under the same name."""
+    images = tensors(32)
+    plain = corrupt(images, "gaussian_noise", 5, seed=3, ids=[7, 8, 9, 10])
+    kinds: list[Any] = [np.int64, np.uint8, torch.tensor]
+    for number in kinds:
+        ids: Any = [number(each) for each in (7, 8, 9, 10)]
+        assert torch.equal(corrupt(images, "gaussian_noise", number(5), seed=number(3), ids=ids), plain)
+        shift = Shift("fog", number(5))
+        assert type(shift.severity) is int
+        assert shift == Shift("fog", 5)
+    for ids in ([True, 1, 2, 3], [0.0, 1, 2, 3], np.arange(4.0)):
+        with pytest.raises(ValueError, match=r"expected 4 ids, one int or str per image, got 4 of"):
+            corrupt(images, "fog", 5, ids=ids)
+    for seed in (0.0, True, "0"):
+        with pytest.raises(ValueError, match=r"expected an integer seed, got"):
+            corrupt(images, "fog", 5, seed=seed)  # type: ignore[arg-type]
+
+
+def test_the_names_are_those_of_the_table() -> None:
+    """Names stand once, apart from the functions, so that orders need not load these."""
+    assert tuple(TABLE) == CORRUPTIONS + EXTRA
+    assert (len(CORRUPTIONS), len(EXTRA)) == (15, 4)
+    assert CORRUPTIONS is orders.CORRUPTIONS
+    assert EXTRA is orders.EXTRA
 
 
 def test_bad_input_is_told_what_was_expected() -> None:

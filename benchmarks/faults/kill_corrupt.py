@@ -1,14 +1,15 @@
-"""Kill `poem corrupt` at random moments, resume it each time, and compare with a run that nobody disturbed.
+"""Kill `poem corrupt` after random numbers of files, resume it each time, and compare with a run that nobody disturbed.
 
     python benchmarks/faults/kill_corrupt.py FOLDER_OF_CLASS_FOLDERS [--kills 10] [--corruptions gaussian_noise fog]
 
-Prints how much stood after each kill, and whether the trees end byte-identical.
+Prints how much stood after each kill, and whether the trees end byte-identical; `--json FILE` keeps that.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 import os
 import random
 import signal
@@ -25,6 +26,11 @@ def tree(root: Path) -> dict[str, str]:
     return {str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
+def count(root: Path) -> int:
+    """Files below a folder, while others make and remove folders."""
+    return sum(len(names) for _, _, names in os.walk(root))
+
+
 def command(source: Path, target: Path, args: argparse.Namespace) -> list[str]:
     """The command as a user would type it."""
     names = ["--corruptions", *args.corruptions, "--severities", "5", "--workers", "2"]
@@ -38,6 +44,7 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--corruptions", nargs="+", default=["gaussian_noise", "fog"])
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here too")
     args = parser.parse_args()
     chance = random.Random(args.seed)
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
@@ -47,21 +54,35 @@ def main() -> int:
         subprocess.run(command(args.source, whole, args), check=True, **quiet)  # type: ignore[call-overload]
         usual = time.perf_counter() - began
         print(f"undisturbed: {len(tree(whole))} files in {usual:.0f} s", flush=True)
-        done = 0
-        while done < args.kills:
+        standing: list[int] = []
+        while (done := len(standing)) < args.kills:
             process = subprocess.Popen(command(args.source, killed, args), start_new_session=True, **quiet)  # type: ignore[call-overload]
-            time.sleep(chance.uniform(0.1, usual / args.kills * 1.5))
+            goal = count(killed) + chance.randint(1, 2 * count(whole) // args.kills)
+            while process.poll() is None and count(killed) < goal:  # by files, not seconds: starting up writes nothing
+                time.sleep(0.01)
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-                done += 1
-                print(f"kill {done}: {sum(1 for path in killed.rglob('*') if path.is_file())} files stand", flush=True)
+                standing.append(count(killed))
+                print(f"kill {done + 1}: {standing[-1]} files stand", flush=True)
             else:
                 print("finished before the kill; starting over", flush=True)
                 subprocess.run(["rm", "-rf", str(killed)], check=True)
         subprocess.run(command(args.source, killed, args), check=True, **quiet)  # type: ignore[call-overload]
         same = tree(whole) == tree(killed)
         print("byte-identical" if same else "DIFFERENT")
+        if args.json:
+            words = ["SOURCE" if word == str(args.source) else word for word in sys.argv[1:]]
+            held = {
+                "command": " ".join(["python", "benchmarks/faults/kill_corrupt.py", *words]),
+                "source_images": count(args.source),
+                "files": len(tree(whole)),
+                "undisturbed_s": round(usual, 1),
+                "kills": len(standing),
+                "files_after_each_kill": standing,
+                "byte_identical": same,
+            }
+            args.json.write_text(json.dumps(held, indent=1) + "\n")
         return 0 if same else 1
 
 

@@ -36,9 +36,10 @@ def options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Fill the target folder, and say what was made, kept and could not be read."""
     import os
+    from concurrent.futures.process import BrokenProcessPool
 
     from poem.streams import _tree
-    from poem.streams.corruptions import CORRUPTIONS, EXTRA, check, frost_source
+    from poem.streams.corruptions import CORRUPTIONS, EXTRA, PROFILES, check, frost_source
 
     names = args.corruptions or list(CORRUPTIONS)
     names = list(CORRUPTIONS + EXTRA) if names == ["all"] else list(dict.fromkeys(names))
@@ -59,41 +60,62 @@ def run(args: argparse.Namespace) -> int:
     found = _tree.survey(args.source)
     if args.target.resolve().is_relative_to(args.source.resolve()):
         raise ValueError(f"expected DST outside SRC, got {args.target} inside {args.source}; choose another DST")
-    _tree.record(args.target, settings)
-    _tree.sweep(args.target)
-    if "frost" in names:
-        print(f"frost textures: {frost_source()}")
     each = len(names) * len(severities)
+    total = len(found.images) * each
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     workers = min(args.workers or cores, len(found.images))
-    todo = _tree.jobs(found, args.source, args.target, names, severities)
     broken: list[str] = []
-    written, seen, full, stopped = 0, 0, "", False
+    written, there, lost, halt, code = 0, 0, 0, "", 0
     try:
-        with _progress(len(found.images) * each) as advance:
+        settings = _tree.settled(args.target, settings, found, names)
+        _tree.sweep(args.target)
+        if settings.profile is not None:
+            print(f"profile: {settings.profile} (constants for {PROFILES[settings.profile]} pixels)")
+        if "frost" in names:
+            print(f"frost textures: {frost_source()}")
+        todo = _tree.jobs(found, args.target, names, severities)
+        with _progress(total) as advance:
             for outcome in _tree.run(todo, args.target, settings, workers):
-                written, seen = written + outcome.written, seen + 1
+                written, there = written + outcome.written, there + outcome.there
                 advance(each)
                 if outcome.unreadable:
+                    lost += each - outcome.written - outcome.there
                     broken.append(f"{outcome.name}: {outcome.unreadable}")
                 if outcome.unwritable:
-                    full = outcome.unwritable
-                    break
+                    raise OSError(outcome.unwritable)
     except KeyboardInterrupt:
-        stopped = True
+        halt, code = "stopped; type the same command again to go on", 130
+    except BrokenProcessPool:
+        code, halt = 1, "a worker was killed, often for want of memory; type the same command again to go on"
+        halt += f", with fewer --workers than {workers} if it happens again"
+    except OSError as error:
+        halt, code = f"{error}; make room, or mend what it names, and type the same command again to go on", 1
     finally:
         _tree.sweep(args.target)
 
-    print(f"{written} files written to {args.target}, from {seen} of {len(found.images)} images")
+    print(_summary(args.target, written, there, total, total - written - there - lost))
     if found.others:
-        print(f"{len(found.others)} files of {args.source} are no images in class folders, e.g. {found.others[0]}")
+        shown = ", ".join(found.others[:3]) + (", ..." if len(found.others) > 3 else "")
+        print(f"left alone: {_count(len(found.others), 'file')} of {args.source}, no images in class folders: {shown}")
     if broken:
-        print(f"{len(broken)} images could not be read:", *broken, sep="\n  ", file=sys.stderr)
-    if full:
-        print(f"poem corrupt: cannot write: {full}; make room and type the same command again", file=sys.stderr)
-    if stopped:
-        print("poem corrupt: stopped; type the same command again to go on", file=sys.stderr)
-    return 130 if stopped else 1 if full or broken else 0
+        print(f"{_count(len(broken), 'image')} could not be read:", *broken, sep="\n  ", file=sys.stderr)
+    if halt:
+        print(f"poem corrupt: {halt}", file=sys.stderr)
+    return code or (1 if broken else 0)
+
+
+def _summary(target: Path, written: int, there: int, total: int, missing: int) -> str:
+    """One sentence: what was made, what was there, what is still missing (images that cannot be read aside)."""
+    if there == total:
+        return f"nothing to do: {'the one file was' if total == 1 else f'all {total} files were'} there"
+    words = [f"{_count(written, 'file')} written to {target}"]
+    words += [f"{there} were there already"] if there else []
+    words += [f"{missing} still to make"] if missing else []
+    return ", ".join(words)
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}{'' if number == 1 else 's'}"
 
 
 @contextmanager

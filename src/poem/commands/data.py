@@ -1,6 +1,6 @@
 """What of a data set is on this disk, what is missing, and where it comes from.
 
-Example: poem data check imagenet-c /data
+Example: poem data check imagenet-c /data --sample all
 """
 
 from __future__ import annotations
@@ -14,8 +14,22 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", help="imagenet-c, cifar10-c, imagenet-r, cifar10, folder, ...")
     parser.add_argument("root", nargs="?", help="where it lies; by default the folder named by POEM_DATA")
     parser.add_argument("--root", dest="root_option", metavar="ROOT", help="the same, by name")
-    parser.add_argument("--sample", type=int, default=32, help="images to decode, spread over the set (default 32)")
+    parser.add_argument(
+        "--sample",
+        type=_sample,
+        default=32,
+        metavar="N",
+        help="images to decode, spread over the set, or all; default: 32",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def _sample(text: str) -> int | str:
+    """A number, or the word "all"."""
+    try:
+        return text if text == "all" else int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a number of images, or all, got {text!r}") from None
 
 
 def run(args: argparse.Namespace) -> int:

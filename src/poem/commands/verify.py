@@ -25,7 +25,9 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--under", help="the folder inside an archive that holds the class folders")
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    parser.add_argument(
+        "--json", nargs="?", const="-", metavar="FILE", help="one JSON object instead of text, or beside it in FILE"
+    )
 
 
 def triple(text: str) -> tuple[float, float, float]:
@@ -50,6 +52,8 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError("expected a std above 0; for no normalisation pass --mean 0 --std 1")
 
     import json
+    import sys
+    from pathlib import Path
 
     from poem.verify import verify
 
@@ -58,7 +62,11 @@ def run(args: argparse.Namespace) -> int:
         corruption=args.corruption, severity=args.severity, under=args.under, batch_size=args.batch_size,
         device=args.device, watch=_bar,
     )  # fmt: skip
-    print(json.dumps(verdict.to_dict(), indent=1) if args.json else f"{verdict.card}\n\n{verdict}")
+    command = " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    held = json.dumps({"command": command, **verdict.to_dict()}, indent=1)
+    print(held if args.json == "-" else f"{verdict.card}\n\n{verdict}")
+    if args.json not in (None, "-"):
+        Path(args.json).write_text(f"{held}\n")
     return 0 if verdict.passed else 1
 
 

@@ -9,6 +9,7 @@ from poem.streams._arrays import Rows, bin_rows, npy_labels, npy_start
 from poem.streams._folders import Expect, Files, is_archive, listing
 from poem.streams._images import About
 from poem.streams._known import CIFAR_C_SOURCES, CIFAR_SOURCES, Known, Root, accept, base_folder
+from poem.streams._packed import Packed, packed
 from poem.streams._shift import Shift
 
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -34,7 +35,7 @@ def cifar_c(root: Root, corruption: str, severity: int, *, classes: Literal[10, 
     start = npy_start(path, (5 * _ROWS, 32, 32, 3)) + (shift.severity - 1) * _ROWS * 3072
     about = About(
         data=f"cifar{classes}-c", provenance=f"files as found; official: {source}", subset=f"all {_ROWS}",
-        corruption=corruption, severity=severity,
+        corruption=corruption, severity=shift.severity,
     )  # fmt: skip
     names = CIFAR10_CLASSES if classes == 10 else None
     return Rows([(path, start)], _ROWS, channels_last=True, labels=labels, about=about, classes=names)
@@ -46,8 +47,8 @@ def cifar(
     classes: Literal[10, 100] = 10,
     split: Literal["test", "train"] = "test",
     partial: bool = False,
-) -> Rows | Files:
-    """CIFAR-10 or CIFAR-100, clean: the official binary version, class folders, or a tar of them.
+) -> Rows | Files | Packed:
+    """CIFAR-10 or CIFAR-100, clean: the official binary version, class folders, a tar of them, or a packed .npz.
 
     The python version is a pickle, which can run code when read, and is not read.
     """
@@ -56,6 +57,8 @@ def cifar(
     name, source, count = f"cifar{classes}", CIFAR_SOURCES[classes], {"test": 10_000, "train": 50_000}[split]
     wanted = f"{name}: the binary version's .bin files, or {split}/<class>/*, or {name}-jpeg.tar(.xz) of that"
     base = base_folder(root, wanted)
+    if base.suffix == ".npz" and classes == 10:
+        return packed(base, split, count, partial)
     binary = {
         (10, "test"): ["test_batch.bin"], (10, "train"): [f"data_batch_{part}.bin" for part in range(1, 6)],
         (100, "test"): ["test.bin"], (100, "train"): ["train.bin"],
@@ -85,6 +88,11 @@ def cifar(
                 expect=Expect(classes=classes, per_class=count // classes, total=count),
             )  # fmt: skip
             words = f"{accept(found, known, partial)} ({split})"
+            if classes == 10 and tuple(found.members) != CIFAR10_CLASSES:  # other names may stand in another order
+                raise ValueError(
+                    f"expected the class folders {', '.join(CIFAR10_CLASSES)} in {found.place}, got "
+                    f"{', '.join(found.members)}; rename them, or open the folder as a data set of its own"
+                )
             return Files(found, About(data=name, provenance="class folders as found (re-encoded images)", subset=words))
     pickles = [
         path for path in (base, base / f"cifar-{classes}-batches-py", base / "cifar-100-python") if _pickled(path)

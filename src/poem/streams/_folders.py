@@ -1,4 +1,9 @@
-"""Class folders, on disk or inside a tar: what is there, what is missing, and the images in class order."""
+"""Class folders, on disk or inside a tar: what is there, what is missing, and the images in class order.
+
+One rule for all who look: an image is a file in a class folder, at any depth, with one of the endings of `FORMATS`.
+What begins with a dot, file or folder, is not looked at. All other files, images outside class folders among them, are
+left alone and named in `Listing.others`.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +17,14 @@ import numpy as np
 from torch import Tensor
 
 from poem.streams._archives import FolderStore, TarStore, index, plain_tar
-from poem.streams._images import About, ImageSet, Prepare, Unreadable
+from poem.streams._images import About, ImageSet, Unreadable
+from poem.streams._prepare import Prepare
 
-SUFFIXES = (".jpeg", ".jpg", ".png", ".bmp", ".webp", ".ppm", ".tif", ".tiff")
+FORMATS = {
+    ".jpeg": "JPEG", ".jpg": "JPEG", ".png": "PNG", ".bmp": "BMP", ".webp": "WEBP", ".ppm": "PPM", ".tif": "TIFF",
+    ".tiff": "TIFF",
+}  # fmt: skip
+"""Endings of images, in any case, and what Pillow calls their formats."""
 ARCHIVES = (".tar", ".tar.xz", ".txz", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2")
 
 
@@ -35,8 +45,8 @@ class Listing:
     store: FolderStore | TarStore
     members: dict[str, list[int]]
     """Class folder -> positions in the store; folders and files in the order of their labels and names."""
-    others: int
-    """Files that are not images by their ending; they are left alone."""
+    others: tuple[str, ...]
+    """Names of files that are no images in class folders; they are left alone."""
 
     @property
     def count(self) -> int:
@@ -77,7 +87,7 @@ class Files(ImageSet):
         kept = places if chosen is None else chosen
         super().__init__(np.array([label[at] for at in kept]), about, classes=tuple(listing.members), mask=mask)
         self.places = np.array(kept, np.int64)
-        self.store, self.prepare = listing.store, prepare or Prepare()
+        self.store, self.prepare, self.others = listing.store, prepare or Prepare(), listing.others
 
     def where(self, index: int) -> str:
         """The file."""
@@ -109,14 +119,14 @@ def listing(path: Path, *, under: str | None = None, numbered: bool = False, cac
     )
     names: list[str] = []
     members: dict[str, list[int]] = {}
-    others = 0
+    others = sorted(entry.name for entry in os.scandir(folder) if entry.is_file() and not entry.name.startswith("."))
     for name in classes:
         files = sorted(_walk(folder / name, name))
-        images = [file for file in files if file.lower().endswith(SUFFIXES)]
-        others += len(files) - len(images)
+        images = [file for file in files if _is_image(file)]
+        others += [file for file in files if not _is_image(file)]
         members[name] = list(range(len(names), len(names) + len(images)))
         names += images
-    return Listing(folder, FolderStore(folder, names), members, others)
+    return Listing(folder, FolderStore(folder, names), members, tuple(others))
 
 
 def _walk(folder: Path, prefix: str) -> Iterator[str]:
@@ -127,6 +137,10 @@ def _walk(folder: Path, prefix: str) -> Iterator[str]:
             yield from _walk(Path(entry.path), f"{prefix}/{entry.name}")
         else:
             yield f"{prefix}/{entry.name}"
+
+
+def _is_image(name: str) -> bool:
+    return name.lower().endswith(tuple(FORMATS))
 
 
 def _rank(numbered: bool, place: Path) -> Callable[[str], Any]:
@@ -143,18 +157,17 @@ def _archive(path: Path, under: str | None, numbered: bool, cache: Path | None) 
     names, spans = index(tar)
     parts = [tuple(part for part in PurePosixPath(name).parts if part not in (".", "/")) for name in names]
     seen = [at for at, each in enumerate(parts) if each and not any(part.startswith(".") for part in each)]
-    kept = [at for at in seen if parts[at][-1].lower().endswith(SUFFIXES)]
-    others = len(seen) - len(kept)
-    start = _start(path, [parts[at] for at in kept], under)
-    kept = [at for at in kept if parts[at][: len(start)] == start]
+    start = _start(path, [parts[at] for at in seen if _is_image(names[at])], under)
     members: dict[str, list[int]] = {}
-    for at in sorted(kept, key=lambda at: parts[at]):
+    others = []
+    for at in sorted((at for at in seen if parts[at][: len(start)] == start), key=lambda at: parts[at]):
         rest = parts[at][len(start) :]
-        if len(rest) < 2:
-            raise ValueError(f"expected class folders in {path.name}, got an image outside: {'/'.join(parts[at])}")
-        members.setdefault(rest[0], []).append(at)
+        if len(rest) > 1 and _is_image(rest[-1]):
+            members.setdefault(rest[0], []).append(at)
+        else:
+            others.append("/".join(rest))
     members = {name: members[name] for name in sorted(members, key=_rank(numbered, path))}
-    return Listing(path, TarStore(tar, names, spans), members, others)
+    return Listing(path, TarStore(tar, names, spans), members, tuple(others))
 
 
 def _start(path: Path, parts: list[tuple[str, ...]], under: str | None) -> tuple[str, ...]:
@@ -162,15 +175,18 @@ def _start(path: Path, parts: list[tuple[str, ...]], under: str | None) -> tuple
     if under is not None:
         start = tuple(part for part in PurePosixPath(under).parts if part != ".")
         if not any(each[: len(start)] == start for each in parts):
-            tops = ", ".join(sorted({each[0] for each in parts})[:5])
-            raise ValueError(f"no images under {under!r} in {path.name}; it begins with: {tops}")
+            begins = ", ".join(sorted({each[0] for each in parts})[:5])
+            raise ValueError(f"no images under {under!r} in {path.name}; it begins with: {begins}")
         return start
+    parts = [each for each in parts if len(each) > 1]
     if not parts:
         raise ValueError(f"expected images in class folders in {path.name}, found none")
     depth = 0
     while all(len(each) > depth + 2 for each in parts) and len({each[depth] for each in parts}) == 1:
         depth += 1
-    if all(len(each) > depth + 2 for each in parts):
-        tops = ", ".join(sorted({"/".join(each[: depth + 1]) for each in parts})[:5])
-        raise ValueError(f"expected class/file in {path.name}, got {'/'.join(parts[0])}; pass under= one of: {tops}")
+    deeper = [each for each in parts if len(each) > depth + 2]
+    tops = sorted({"/".join(each[: depth + 1]) for each in parts})
+    if len(deeper) == len(parts) or (deeper and len(tops) == 1):  # splits; or a class, or loose images above classes?
+        choice = ", ".join(tops[:5] if len(tops) > 1 else [*tops, "/".join(parts[0][:depth]) or "."])
+        raise ValueError(f"expected class/file in {path.name}, got {'/'.join(deeper[0])}; pass under= one of: {choice}")
     return parts[0][:depth]

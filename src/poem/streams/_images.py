@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from io import BytesIO
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -159,54 +158,3 @@ class Tensors(ImageSet):
                 raise Unreadable(f"{self.where(index)}: expected values in [0, 1]; give images before normalisation")
             image = (image * 255).round().to(torch.uint8)
         return image.expand(3, -1, -1).contiguous()
-
-
-def pillow() -> Any:
-    """PIL's Image module."""
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise ImportError("reading image files needs Pillow: pip install 'poem-tta[bench]'") from error
-    return Image
-
-
-@dataclass(frozen=True, kw_only=True)
-class Prepare:
-    """How a decoded image becomes the model's size: short side to `resize`, then the centre `crop`, through PIL."""
-
-    resize: int | None = None
-    crop: int | None = None
-    interpolation: Literal["bilinear", "bicubic"] = "bilinear"
-
-    def __post_init__(self) -> None:
-        if self.interpolation not in ("bilinear", "bicubic"):
-            raise ValueError(f"expected interpolation 'bilinear' or 'bicubic', got {self.interpolation!r}")
-        if min(self.resize or 1, self.crop or 1) < 1:
-            raise ValueError(f"expected sizes >= 1, got {self}")
-
-    def __str__(self) -> str:
-        steps = [f"short side to {self.resize} ({self.interpolation})"] if self.resize else []
-        return ", ".join(steps + ([f"centre {self.crop}"] if self.crop else [])) or "as stored"
-
-    def __call__(self, data: bytes, where: str) -> Tensor:
-        """Decode a file to uint8 (3, H, W); a broken one is an error that names it."""
-        image_module = pillow()
-        try:
-            with image_module.open(BytesIO(data)) as file:
-                image = file.convert("RGB")
-        except Exception as error:  # Pillow's plugins raise whatever a broken file makes them meet
-            raise Unreadable(f"{where}: {len(data)} bytes that are no whole image ({error})") from error
-        wide, high = image.size
-        if self.resize and min(wide, high) != self.resize:
-            short = min(wide, high)
-            size = tuple(self.resize if side == short else int(self.resize * side / short) for side in (wide, high))
-            image = image.resize(size, getattr(image_module.Resampling, self.interpolation.upper()))
-            wide, high = size
-        if self.crop:
-            if min(wide, high) < self.crop:
-                raise ValueError(
-                    f"{where}: expected at least {self.crop} pixels a side, got {wide}x{high}; add resize="
-                )
-            left, top = round((wide - self.crop) / 2), round((high - self.crop) / 2)
-            image = image.crop((left, top, left + self.crop, top + self.crop))
-        return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()

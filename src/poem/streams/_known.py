@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from poem.streams._folders import Expect, Listing, is_archive
-from poem.streams._images import Prepare
+from poem.streams._prepare import EVAL, Prepare
 from poem.streams.indices import IMAGENET_A, IMAGENET_R, TINY_IMAGENET
 
 Root = str | os.PathLike[str] | None
 _WNID, _NUMBER = r"n\d{8}", r"\d{1,3}"
-_EVAL = Prepare(resize=256, crop=224)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +45,7 @@ TREES: dict[str, Known] = {
         source="ILSVRC 2012 validation images (image-net.org, login), sorted into wnid folders",
         expect=Expect(classes=1000, per_class=50, total=50_000),
         places=(".", "val", "imagenet/val", "ImageNet/val", "imagenet-val", "ILSVRC2012/val"),
-        prepare=_EVAL,
+        prepare=EVAL,
     ),
     "imagenet-a": Known(
         title="ImageNet-A",
@@ -55,7 +54,7 @@ TREES: dict[str, Known] = {
         "imagenet-a.tar)",
         expect=Expect(classes=200, total=7500),
         places=(".", "imagenet-a", "ImageNet-A", "imagenet-a.tar"),
-        prepare=_EVAL,
+        prepare=EVAL,
         mask=IMAGENET_A,
     ),
     "imagenet-r": Known(
@@ -64,7 +63,7 @@ TREES: dict[str, Known] = {
         source="Hendrycks et al., The Many Faces of Robustness (imagenet-r.tar, repository hendrycks/imagenet-r)",
         expect=Expect(classes=200, total=30_000),
         places=(".", "imagenet-r", "ImageNet-R", "imagenet-r.tar"),
-        prepare=_EVAL,
+        prepare=EVAL,
         mask=IMAGENET_R,
     ),
     "imagenet-sketch": Known(
@@ -73,7 +72,7 @@ TREES: dict[str, Known] = {
         source="Wang et al., Learning Robust Global Representations (repository HaohanWang/ImageNet-Sketch)",
         expect=Expect(classes=1000, total=50_889),
         places=(".", "sketch", "imagenet-sketch", "ImageNet-Sketch"),
-        prepare=_EVAL,
+        prepare=EVAL,
     ),
     "imagenet-v2": Known(
         title="ImageNet-V2 (matched frequency)",
@@ -83,7 +82,7 @@ TREES: dict[str, Known] = {
         expect=Expect(classes=1000, per_class=10, total=10_000),
         places=(".", "imagenetv2-matched-frequency-format-val", "imagenet-v2", "ImageNet-V2"),
         folder=_NUMBER,
-        prepare=_EVAL,
+        prepare=EVAL,
     ),
     "tiny-imagenet-val": Known(
         title="Tiny-ImageNet validation",

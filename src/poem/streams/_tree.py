@@ -16,15 +16,19 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from statistics import median
+from typing import Any
 
-if TYPE_CHECKING:
-    from PIL.Image import Image
+from poem.streams._folders import FORMATS, listing
+from poem.streams._frost import frost_source
+from poem.streams._images import Unreadable
+from poem.streams._prepare import EVAL, Prepare, pillow
+from poem.streams.corruptions import corrupt, profile_of
 
-FORMATS = {".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG", ".bmp": "BMP", ".ppm": "PPM", ".webp": "WEBP"}
 RECORD = "poem-corrupt.json"
+_LOOKS = 32  # images whose sizes choose the profile
 _PARTS = ".poem-parts"
 
 
@@ -36,6 +40,12 @@ class Settings:
     quality: int = 85
     size: str = "keep"
     profile: str | None = None
+    """None until `settled`."""
+
+    @property
+    def prepare(self) -> Prepare:
+        """How a source image is read."""
+        return EVAL if self.size == "imagenet" else Prepare()
 
 
 @dataclass(frozen=True)
@@ -45,67 +55,101 @@ class Job:
     source: Path
     name: str
     targets: tuple[tuple[str, int], ...]
+    there: int
+    """How many exist already."""
 
 
 @dataclass
 class Outcome:
-    """What became of a job: how many files were written, and the reason where it went wrong."""
+    """What became of a job: how many files were there, how many were written, and the reason where it went wrong."""
 
     name: str
+    there: int = 0
     written: int = 0
     unreadable: str = ""
     unwritable: str = ""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Survey:
-    """What the source folder holds: images, and files that are none."""
+    """What the source folder holds, as paths below it: images, and files that are none."""
 
-    images: list[Path] = field(default_factory=list)
-    others: list[Path] = field(default_factory=list)
+    source: Path
+    images: tuple[str, ...]
+    others: tuple[str, ...]
 
 
 def survey(source: Path) -> Survey:
-    """List a folder of class folders, sorted."""
+    """List a folder of class folders."""
     if not source.is_dir():
         raise FileNotFoundError(f"expected a folder of class folders, got {source}, which is no folder")
-    found = Survey()
-    for path in sorted(source.rglob("*")):
-        if path.is_file():
-            inside = len(path.relative_to(source).parts) > 1
-            (found.images if inside and path.suffix.lower() in FORMATS else found.others).append(path)
-    if not found.images:
+    found = listing(source)
+    images = tuple(os.fsdecode(bytes(name)) for name in found.store.names)
+    if not images:
         raise ValueError(
             f"expected class folders with {', '.join(FORMATS)} files in {source}, found none; "
             "put the images into one folder per class"
         )
-    return found
+    return Survey(source, images, found.others)
 
 
-def record(target: Path, settings: Settings) -> None:
-    """Note the settings in the target folder; refuse a folder that was begun with others."""
-    from poem.streams._frost import frost_source
+def settled(target: Path, settings: Settings, found: Survey, corruptions: list[str]) -> Settings:
+    """The settings with a profile, noted in the target folder; a folder that was begun with others is refused.
 
-    target.mkdir(parents=True, exist_ok=True)
-    ours = {**asdict(settings), "frost": frost_source()}
+    The profile is the one named; else the folder's; else the one nearest to the usual size of the images. Textures of
+    frost count where there is frost: two kinds may not stand in one tree.
+    """
     path = target / RECORD
-    if path.exists():
-        theirs = json.loads(path.read_text())
-        differ = [f"{key} {theirs.get(key)!r}, not {ours[key]!r}" for key in ours if theirs.get(key) != ours[key]]
-        if differ:
-            raise ValueError(
-                f"expected the settings {target} was begun with: {'; '.join(differ)}; pass those, or another folder"
-            )
-        return
-    _write(target, path, (json.dumps(ours, indent=1) + "\n").encode())
+    theirs = _recorded(path)
+    profile = settings.profile or theirs.get("profile") or _profile(settings, found)
+    settings = replace(settings, profile=profile)
+    ours: dict[str, Any] = asdict(settings)
+    if "frost" in corruptions:
+        ours["frost"] = frost_source()
+    binding = [key for key in ours if theirs.get(key) is not None and (key != "frost" or (target / "frost").exists())]
+    differ = [f"{key} {theirs[key]!r}, not {ours[key]!r}" for key in binding if theirs[key] != ours[key]]
+    if differ:
+        raise ValueError(
+            f"expected the settings {target} was begun with: {'; '.join(differ)}; pass those, or another folder"
+        )
+    if theirs != {**theirs, **ours}:
+        target.mkdir(parents=True, exist_ok=True)
+        _write(target, path, (json.dumps({**theirs, **ours}, indent=1) + "\n").encode())
+    return settings
 
 
-def jobs(found: Survey, source: Path, target: Path, corruptions: list[str], severities: list[int]) -> Iterator[Job]:
+def _recorded(path: Path) -> dict[str, Any]:
+    """What the target folder says of itself, if it was begun."""
+    if not path.exists():
+        return {}
+    try:
+        held = json.loads(path.read_text())
+    except ValueError as error:
+        held = str(error)
+    if not isinstance(held, dict):
+        raise ValueError(
+            f"expected the settings of an earlier run in {path}, got {held}; remove it, or take another DST"
+        )
+    return held
+
+
+def _profile(settings: Settings, found: Survey) -> str | None:
+    """The profile nearest to the usual shorter side: the median of some images spread over the source, if any opens."""
+    if settings.prepare.crop is not None:
+        return profile_of(settings.prepare.crop)
+    sides = []
+    for name in found.images[:: -(-len(found.images) // _LOOKS)]:
+        with contextlib.suppress(Exception), pillow().open(found.source / name) as file:  # a broken one is told later
+            sides.append(min(file.size))
+    return profile_of(round(median(sides))) if sides else None
+
+
+def jobs(found: Survey, target: Path, corruptions: list[str], severities: list[int]) -> Iterator[Job]:
     """Yield a job per image; its targets are those that do not exist yet."""
-    for path in found.images:
-        name = path.relative_to(source).as_posix()
-        missing = (pair for pair in ((c, s) for c in corruptions for s in severities) if not _done(target, pair, name))
-        yield Job(path, name, tuple(missing))
+    wanted = [(corruption, severity) for corruption in corruptions for severity in severities]
+    for name in found.images:
+        missing = tuple(pair for pair in wanted if not _done(target, pair, name))
+        yield Job(found.source / name, name, missing, len(wanted) - len(missing))
 
 
 def _done(target: Path, pair: tuple[str, int], name: str) -> bool:
@@ -117,17 +161,11 @@ def _done(target: Path, pair: tuple[str, int], name: str) -> bool:
 
 def work(job: Job, target: Path, settings: Settings) -> Outcome:
     """Make all files of one job; a file that cannot be read or written is told, not raised."""
-    import numpy as np
-    from PIL import Image
-
-    from poem.streams.corruptions import corrupt
-
-    outcome = Outcome(job.name)
+    outcome = Outcome(job.name, job.there)
     try:
-        with Image.open(job.source) as file:
-            pixels = np.array(_sized(file.convert("RGB"), settings.size))
-    except Exception as error:  # a decoder may raise anything on broken bytes
-        outcome.unreadable = f"{type(error).__name__}: {error}"
+        pixels = settings.prepare(job.source.read_bytes(), job.name)
+    except (OSError, Unreadable) as error:
+        outcome.unreadable = str(error).removeprefix(f"{job.name}: ")
         return outcome
     kind = FORMATS[job.source.suffix.lower()]
     options: dict[str, Any] = {"quality": settings.quality} if kind in ("JPEG", "WEBP") else {}
@@ -138,11 +176,11 @@ def work(job: Job, target: Path, settings: Settings) -> Outcome:
             out = corrupt(
                 pixels[None], corruption, severity, seed=settings.seed, ids=[job.name], profile=settings.profile
             )[0]
-        except ValueError as error:
+            picture, data = pillow().fromarray(out.permute(1, 2, 0).contiguous().numpy()), io.BytesIO()
+            picture.save(data, kind, **options)
+        except (ValueError, OSError) as error:  # too small to corrupt, or too large for its format
             outcome.unreadable = str(error)
             return outcome
-        data = io.BytesIO()
-        Image.fromarray(out).save(data, kind, **options)
         try:
             _write(target, target / corruption / str(severity) / job.name, data.getvalue())
         except OSError as error:
@@ -150,19 +188,6 @@ def work(job: Job, target: Path, settings: Settings) -> Outcome:
             return outcome
         outcome.written += 1
     return outcome
-
-
-def _sized(picture: Image, size: str) -> Image:
-    """Return the picture as it is, or as ImageNet is read: short side 256, middle 224 x 224."""
-    if size == "keep":
-        return picture
-    from PIL.Image import Resampling
-
-    width, height = picture.size
-    short = min(width, height)
-    picture = picture.resize((256 * width // short, 256 * height // short), Resampling.BILINEAR)
-    left, top = (round((side - 224) / 2) for side in picture.size)
-    return picture.crop((left, top, left + 224, top + 224))
 
 
 def _write(target: Path, path: Path, data: bytes) -> None:
@@ -185,12 +210,13 @@ def _write(target: Path, path: Path, data: bytes) -> None:
 
 
 def sweep(target: Path) -> None:
-    """Remove half-written files that dead processes left, and their folder."""
+    """Remove half-written files that dead processes left, and their folder, as far as that can be done."""
     parts = target / _PARTS
     for part in parts.glob("*-*"):
         owner = int(part.name.split("-")[0])
         if owner == os.getpid() or not _alive(owner):
-            part.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                part.unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # not there, or in use by another run
         parts.rmdir()
 
@@ -214,7 +240,7 @@ def run(todo: Iterator[Job], target: Path, settings: Settings, workers: int) -> 
         torch.set_num_threads(1)
         try:
             for job in todo:
-                yield work(job, target, settings) if job.targets else Outcome(job.name)
+                yield work(job, target, settings) if job.targets else Outcome(job.name, job.there)
         finally:
             torch.set_num_threads(threads)
         return
@@ -224,7 +250,7 @@ def run(todo: Iterator[Job], target: Path, settings: Settings, workers: int) -> 
     try:
         for job in todo:
             if not job.targets:
-                yield Outcome(job.name)
+                yield Outcome(job.name, job.there)
                 continue
             waiting.add(pool.submit(work, job, target, settings))
             while len(waiting) >= 4 * workers:  # a bounded queue: memory stays flat on any number of images

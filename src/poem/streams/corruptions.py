@@ -1,7 +1,9 @@
 """What the world does to a picture: the 15 corruptions of ImageNet-C and its 4 extra ones, in torch, on any device.
 
 `corrupt(images, "fog", 5)` takes a batch and gives it back corrupted. What happens to an image depends on the seed, the
-image's id, the corruption, the severity and the size, and not on the batch it came in or the device.
+image's id, the corruption, the severity and the size, and not on the batch it came in. Random numbers have the same
+bits on every device. So have the results for uint8 images, but for zoom_blur, whose sums a GPU may round otherwise: a
+level may then be off by one. Float images may differ between devices by rounding.
 
 Constants are those of the public generators of ImageNet-C (224 pixels), Tiny-ImageNet-C (64) and CIFAR-10-C (32); the
 profile nearest in size is taken unless one is named, and `profile_of` says which.
@@ -31,16 +33,12 @@ from poem.streams._draws import Draws
 from poem.streams._filters import cut
 from poem.streams._frost import frost_source
 from poem.streams._levels import TABLE, Corruption
+from poem.streams._shift import CORRUPTIONS, EXTRA, whole
 
 __all__ = ["CORRUPTIONS", "EXTRA", "PROFILES", "check", "corrupt", "frost_source", "profile_of"]
 
 PROFILES: dict[str, int] = {"imagenet": 224, "tiny-imagenet": 64, "cifar": 32}
 """Profiles and the image size, in pixels, that their constants were chosen for."""
-
-CORRUPTIONS: tuple[str, ...] = tuple(TABLE)[:15]
-"""The 15 corruptions of ImageNet-C, in the papers' order."""
-EXTRA: tuple[str, ...] = tuple(TABLE)[15:]
-"""The 4 extra ones, meant for choosing settings without looking at the 15."""
 
 _CHUNK = 1 << 25  # values worked on at a time on a GPU
 
@@ -65,7 +63,10 @@ def corrupt(
     equal seed meet an equal fate, so a stream that is cut into batches passes its running numbers. `profile` is
     "imagenet", "tiny-imagenet" or "cifar", by default `profile_of` the shorter side.
     """
-    check(name, severity, profile)
+    severity, number = check(name, severity, profile), whole(seed)
+    if number is None:
+        raise ValueError(f"expected an integer seed, got {seed!r}")
+    seed = number
     if isinstance(images, Tensor):
         return _batch(images, name, severity, seed, ids, profile)
     if isinstance(images, np.ndarray):
@@ -144,29 +145,32 @@ def _part(part: Tensor, entry: Corruption, draws: Draws, level: tuple[Any, ...])
     return (out / 255).clamp_(0, 1).to(part.dtype) if floats else out
 
 
-def check(name: str, severity: int, profile: str | None = None) -> None:
-    """Refuse a name, a severity or a profile that does not exist."""
+def check(name: str, severity: int, profile: str | None = None) -> int:
+    """Refuse a name, a severity or a profile that does not exist; return the severity, as Python's own int."""
     if name not in TABLE:
         near = difflib.get_close_matches(str(name), TABLE, 3, 0.5)
         hint = f"did you mean {' or '.join(near)}?" if near else f"the names are {', '.join(TABLE)}"
         raise ValueError(f"expected the name of a corruption, got {name!r}; {hint}")
-    if isinstance(severity, bool) or severity not in (1, 2, 3, 4, 5):
+    number = whole(severity)
+    if number not in (1, 2, 3, 4, 5):
         raise ValueError(f"expected severity 1, 2, 3, 4 or 5, got {severity!r}; for clean images do not call corrupt")
     if profile is not None and profile not in PROFILES:
         raise ValueError(
             f"expected profile {', '.join(PROFILES)} or None, got {profile!r}; None takes the nearest size"
         )
+    return number
 
 
 def _names(ids: Ids | None, count: int) -> list[int | str]:
     """Return one id per image."""
     if ids is None:
         return list(range(count))
-    names = ids.tolist() if isinstance(ids, Tensor | np.ndarray) else list(ids)
-    if len(names) != count or not all(isinstance(one, int | str) for one in names):
-        kinds = sorted({type(one).__name__ for one in names})
+    given = ids.tolist() if isinstance(ids, Tensor | np.ndarray) else list(ids)
+    names = [name for one in given if (name := one if isinstance(one, str) else whole(one)) is not None]
+    if len(given) != count or len(names) != count:
+        kinds = sorted({type(one).__name__ for one in given})
         raise ValueError(
-            f"expected {count} ids, one int or str per image, got {len(names)} of {kinds}; "
+            f"expected {count} ids, one int or str per image, got {len(given)} of {kinds}; "
             f"pass ids=range(start, start + {count})"
         )
     return names

@@ -19,18 +19,20 @@ from typing import Any, Literal
 
 from poem.streams._arrays import Rows
 from poem.streams._batches import Batches, batches
-from poem.streams._cifar import cifar, cifar_c
-from poem.streams._digits import digits
+from poem.streams._cifar import CIFAR10_CLASSES, cifar, cifar_c
+from poem.streams._digits import digits, mnist_digits
 from poem.streams._folders import Expect, Files, Listing, listing
-from poem.streams._images import About, Images, ImageSet, Prepare, Tensors, Unreadable
+from poem.streams._images import About, Images, ImageSet, Tensors, Unreadable
 from poem.streams._known import IMAGENET_C, TREES, Root, accept, base_folder, locate
+from poem.streams._packed import pack
+from poem.streams._prepare import Prepare
 from poem.streams._shift import Shift, nearest
 from poem.streams._stream import Domains, Piece, Stream
 
 __all__ = [
-    "DATASETS", "Batches", "Domains", "Expect", "Files", "ImageSet", "Images", "Piece", "Prepare", "Rows", "Stream",
-    "Tensors", "Unreadable", "archive", "batches", "cifar", "cifar_c", "digits", "image_folder", "imagenet_c",
-    "open_dataset", "tree",
+    "CIFAR10_CLASSES", "DATASETS", "Batches", "Domains", "Expect", "Files", "ImageSet", "Images", "Piece", "Prepare",
+    "Rows", "Stream", "Tensors", "Unreadable", "archive", "batches", "cifar", "cifar_c", "digits", "image_folder",
+    "imagenet_c", "mnist_digits", "open_dataset", "pack", "tree",
 ]  # fmt: skip
 
 
@@ -103,7 +105,7 @@ def imagenet_c(
         raise ValueError("a list of files was given with subset='50k'; pass subset='5k'")
     about = About(
         data="imagenet-c", provenance=_provenance(place.parent.parent), subset=words,
-        corruption=corruption, severity=severity, preparation=str(prepare or Prepare()),
+        corruption=corruption, severity=shift.severity, preparation=str(prepare or Prepare()),
     )  # fmt: skip
     return Files(found, about, prepare=prepare, mask=mask, chosen=chosen)
 
@@ -210,6 +212,7 @@ DATASETS: dict[str, Callable[..., ImageSet]] = {
     "folder": _named(image_folder),
     "archive": _named(image_folder),
     "digits": lambda root=None, **options: digits(**options),
+    "digits-test": lambda root=None: mnist_digits(split="test"),
 }
 """Every name `open_dataset` knows, and who opens it."""
 

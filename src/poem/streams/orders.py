@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from poem.streams._shift import CLEAN, CORRUPTIONS, EXTRA, Shift, nearest
+from poem.streams._shift import CLEAN, CORRUPTIONS, EXTRA, Shift, nearest, whole
 from poem.streams._within import (
     SHUFFLED,
     Dirichlet,
@@ -91,8 +91,10 @@ class Order:
     def __post_init__(self) -> None:
         if not self.visits or not all(visit.shifts for visit in self.visits):
             raise ValueError(f"expected at least one domain to visit, got none for {self.name}; name corruptions")
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
+        seed = whole(self.seed)
+        if seed is None:
             raise TypeError(f"expected an integer seed, got {self.seed!r}")
+        object.__setattr__(self, "seed", seed)
 
     def over(self, labels: int | Sequence[int] | Indices) -> Iterator[Segment]:
         """Segments over one domain's labels (or its number of images, where the arrangement needs no labels)."""
