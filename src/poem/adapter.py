@@ -112,6 +112,24 @@ class Adapter:
         finally:
             self._frozen = before
 
+    def gradient_norms(self, images: Tensor) -> Tensor:
+        """(B,) norm, over the recipe's own group, of each sample's entropy gradient at a first look; learns nothing.
+
+        A backward pass per sample: a measurement, not a way to learn. The state, chance and counts stay as they were.
+        """
+        checks.still_here(self._unloaded)
+        network, state = self._network, self._state
+        with torch.inference_mode(False), torch.enable_grad():
+            images = checks.images(images, network.model, self.facts.channels)
+            checks.finite(images)
+            with network.borrowed(images.device.type):
+                state.follow(images.device)
+                with state.trying(keep=False), self._proven(images):
+                    batch = Batch(images, state.rng, len(images))
+                    look = Turn(self.recipe, network, state, batch, Batchwise(), self.lr, learn=False).look()
+                    norms = [gradient.norm() for gradient in _each_gradient(look.entropy, look.theta)]
+        return torch.stack(norms).detach()
+
     def reset(self) -> None:
         """Bit for bit a fresh adapter: tensors, optimisers, memory, random state, counts."""
         checks.still_here(self._unloaded)
@@ -217,6 +235,18 @@ class Adapter:
             entry.notes.append(f"the doubled pass is off by {far:.2g}: the branch runs as a second pass")
             log.warning("%s: %s", type(self._network.model).__name__, entry.notes[-1])
 
+    @contextmanager
+    def _proven(self, images: Tensor) -> Iterator[None]:
+        """Inside, the branch runs as it should; the proof that counts is made at the first batch that is answered."""
+        network, known = self._network, self._network.doubles
+        try:
+            if network.branch is not None and known is None:
+                with torch.no_grad():
+                    network.prove(images, self.recipe.statistics, self._state.memory)
+            yield
+        finally:
+            network.doubles = known
+
     def _fix_size(self, count: int, learn: bool) -> None:
         """The first batch fixes the batch size. Another size later is worth a word, unless it is a short last one."""
         size = self._state.size = self._state.size or count
@@ -267,6 +297,15 @@ class AsModule(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Predict and learn."""
         return self.adapter(images)
+
+
+def _each_gradient(losses: Tensor, tensor: Tensor | None) -> Iterator[Tensor]:
+    """Each sample's own gradient, one backward pass after another; zeros where nothing moves."""
+    for loss in losses:
+        if tensor is None or tensor.numel() == 0:
+            yield loss.new_zeros(())
+        else:
+            yield torch.autograd.grad(loss, tensor, retain_graph=True, materialize_grads=True)[0]
 
 
 def _groups(

@@ -1,20 +1,32 @@
-"""Stream times adapter times metrics."""
+"""Stream times adapter times metrics: `evaluate` for what you have in hand, `measure` for a cell of a benchmark."""
 
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from datetime import datetime, timezone
+from typing import Any, cast, get_args
 
 import torch
 from torch import Tensor, nn
 
+from poem import _origins as origins
+from poem._opening import Data, Loaded, Place, load_model, source_images
+from poem._pass import Delay, Run
+from poem._tally import Tally
 from poem.adapter import Adapter
 from poem.api import adapt
+from poem.cells import Cell
 from poem.metrics import ECE, NLL, Accuracy
+from poem.network import Precision
 from poem.recipes import Recipe
+from poem.report import Report
+from poem.sentences import written
+from poem.streams.datasets import Stream
+
+__all__ = ["Place", "Row", "Table", "evaluate", "measure"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,52 +109,124 @@ def evaluate(
 
 
 def _row(name: str, model: nn.Module, loader: Iterable[Any], method: str | Recipe, settings: dict[str, Any]) -> Row:
-    adapter = adapt(model, method, **settings)
-    device = next(model.parameters()).device
+    run = Run(adapt(model, method, **settings))
     accuracy, ece, nll = Accuracy(), ECE(), NLL()
-    seconds, spent, seen = 0.0, Counter[str](), 0
-    for piece in loader:
-        images, labels = _labelled(piece)
-        if getattr(piece, "segment", None) is not None and piece.segment.reset:
-            spent.update(_spent(adapter))
-            adapter.reset()
-        images, labels = images.to(device), labels.to(device)
-        began = _now(device)
-        logits = adapter(images)
-        seconds += _now(device) - began
-        if int(labels.max()) >= logits.shape[1] or int(labels.min()) < 0:
-            low, high = int(labels.min()), int(labels.max())
-            raise ValueError(f"expected labels 0..{logits.shape[1] - 1}, got {low}..{high}; see classes= for a mask")
-        seen += len(images)
+    seen = 0
+    for answered in run.over(loader):
+        seen += len(answered.labels)
         for metric in (accuracy, ece, nll):
-            metric.update(logits, labels)
-    spent.update(_spent(adapter))
-    adapter.unload()
+            metric.update(answered.logits, answered.labels)
+    run.adapter.unload()
     if seen == 0:
         raise ValueError("expected a loader that can be iterated once per method, got one that was empty or used up")
     return Row(
         method=name, accuracy=100 * accuracy.result(), ece=100 * ece.result(), nll=nll.result(), n=seen,
-        forwards=spent["forwards"], backwards=spent["backwards"], source_images=adapter.preparation["forwards"],
-        seconds=seconds,
+        forwards=run.spent["forwards"], backwards=run.spent["backwards"],
+        source_images=run.adapter.preparation["forwards"], seconds=run.adapting,
     )  # fmt: skip
 
 
-def _labelled(piece: Any) -> tuple[Tensor, Tensor]:
-    """Images and labels of a batch, or of a piece of a stream."""
-    if isinstance(piece, tuple | list) and len(piece) >= 2 and isinstance(piece[1], Tensor):
-        return piece[0], piece[1]
-    raise TypeError(
-        f"expected batches of (images, labels), got {type(piece).__name__}; without labels use adapter.stream"
-    )
+# Cells ----------------------------------------------------------------------------------------------------------------
 
 
-def _spent(adapter: Adapter) -> dict[str, int]:
-    """Images that the adapter has needed since its last reset."""
-    return {"forwards": adapter.totals.forwards, "backwards": adapter.totals.backwards}
+def measure(
+    cell: Cell,
+    place: Place = Place(),  # noqa: B008 - frozen
+    *,
+    watch: Callable[[int, int], None] | None = None,
+) -> Report:
+    """Run one cell and report everything about it.
+
+    The report depends on the cell alone, but for its `timing`, `host` and `provenance`: not on the place, nor on what
+    ran in this process before.
+
+    Args:
+        cell: What to measure.
+        place: Where this machine keeps data and weights, and which device it has.
+        watch: Called after each batch with the images done and the images in all.
+    """
+    started, began = datetime.now(timezone.utc), time.perf_counter()
+    device = torch.device(place.device)
+    with _threads(cell.threads):
+        delay = Delay(cell.eta, cell.ratio) if cell.eta else None
+        tally = Tally(cell, cell.recipe())
+        loaded = load_model(cell, place)
+        if device.type == "cuda":  # whose context exists now that the model is there
+            torch.cuda.reset_peak_memory_stats(device)
+        data = Data(cell, loaded.base, place)
+        stream, described = data.streams(cell.order())
+        adapter = _adapter(cell, loaded, data)
+
+        def look(images: Tensor) -> None:
+            tally.norms = adapter.gradient_norms(images)
+
+        run = Run(adapter, delay=delay, before=look if "gradients" in cell.probes else None)
+        try:
+            if adapter.recipe.minimise.anchored and cell.source_images:
+                adapter.prepare(source_images(cell, loaded.base, place))
+            card = _card(described, loaded, adapter)
+            for answered in run.over(stream):
+                tally.update(answered)
+                if watch is not None:
+                    watch(tally.n, card["total"])
+            tally.close()
+        finally:
+            adapter.unload()
+    if tally.n == 0:
+        raise ValueError(f"expected images in {cell.data}, of which none could be read: {stream.failures[0]}")
+    return Report(
+        cell=cell,
+        recipe=written(adapter.recipe),
+        base=loaded.about(),
+        card=card,
+        **tally.found(delay),
+        ledger={**run.spent, "source_images": adapter.preparation["forwards"]},
+        notes=[*tally.notes, *_notes(cell, adapter, stream)],
+        provenance=origins.provenance(),
+        timing={
+            "adapt_s": run.adapting, "data_s": run.loading, "total_s": time.perf_counter() - began,
+            "images_per_s": tally.n / max(run.adapting, 1e-9), "peak_bytes": origins.peak(device),
+        },
+        host={**origins.host(device), "started": started.isoformat(timespec="seconds")},
+    )  # fmt: skip
 
 
-def _now(device: torch.device) -> float:
-    """A clock that waits for the device."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """So many threads of the CPU, until the block ends."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _adapter(cell: Cell, loaded: Loaded, data: Data) -> Adapter:
+    base = loaded.base
+    if cell.precision not in get_args(Precision):
+        raise ValueError(f"expected precision fp32, tf32 or bf16, got {cell.precision!r}")
+    with torch.inference_mode(False):
+        return Adapter(
+            loaded.model, cell.recipe(), name=cell.method, batch_size=cell.batch_size, classes=data.mask(),
+            mean=base.mean, std=base.std, seed=cell.seed, precision=cast(Precision, cell.precision),
+        )  # fmt: skip
+
+
+def _card(stream: Stream, loaded: Loaded, adapter: Adapter) -> dict[str, Any]:
+    base, seen = loaded.base, adapter.preparation["forwards"]
+    tag = "random weights" if loaded.sha256 == "random" else base.tag
+    access = f"{seen} clean images, to measure importance" if seen else "none"
+    return stream.card(
+        base=f"{base.name} ({base.kind} {tag})", normalisation=f"{base.normalisation}; inside", source_access=access
+    ).to_dict()
+
+
+def _notes(cell: Cell, adapter: Adapter, stream: Stream) -> Iterator[str]:
+    """What a reader should know, beside what the adapter said."""
+    if adapter.recipe.minimise.anchored and not adapter.preparation["forwards"]:
+        yield f"{cell.method} without source images: no anchor, as ETA"
+    if cell.eta and cell.ratio == "measured":
+        yield "which batches were missed depends on the clock: other runs will differ"
+    if stream.failures:
+        yield f"{len(stream.failures)} images could not be read and were left out"

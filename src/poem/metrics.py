@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -90,3 +92,70 @@ class ECE:
     def result(self) -> float:
         """Between 0 and 1; zero is calibrated."""
         return float((self._confidence - self._right).abs().sum() / self._count.sum().clamp(min=1))
+
+
+class AURC:
+    """Area under the risk-coverage curve: the mean, over every coverage, of the error among the most confident.
+
+    Confidence is the largest probability. Samples that are equally confident have no order among them; the curve takes
+    the mean over all of theirs, so the result does not depend on the order of arrival.
+    """
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self._confidence: list[NDArray[np.float64]] = []
+        self._wrong: list[NDArray[np.bool_]] = []
+
+    def update(self, logits: Tensor, labels: Tensor) -> None:
+        """Take in a batch."""
+        confidence, label = logits.double().softmax(1).max(1)
+        self._confidence.append(confidence.cpu().numpy())
+        self._wrong.append((label != labels).cpu().numpy())
+
+    def result(self) -> float:
+        """Between 0 and 1; lower is better, and an error that confidence foretells costs less."""
+        if not self._confidence:
+            return 0.0
+        confidence, wrong = np.concatenate(self._confidence), np.concatenate(self._wrong)
+        _, place, count = np.unique(-confidence, return_inverse=True, return_counts=True)
+        share = np.bincount(place, weights=wrong) / count  # of errors among the equally confident
+        errors = np.repeat(share, count).cumsum()
+        return float((errors / np.arange(1, len(errors) + 1)).mean())
+
+
+class Windows:
+    """Accuracy in windows of `size` images, in order of arrival; the result is the worst one.
+
+    A last, shorter window counts if it is the only one, or at least half as long as the others.
+    """
+
+    def __init__(self, size: int) -> None:
+        if size < 1:
+            raise ValueError(f"expected windows of at least 1 image, got {size}")
+        self.size = size
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self._right: list[NDArray[np.bool_]] = []
+
+    def update(self, logits: Tensor, labels: Tensor) -> None:
+        """Take in a batch."""
+        self._right.append((logits.argmax(1) == labels).cpu().numpy())
+
+    def accuracies(self) -> list[float]:
+        """Of each window, between 0 and 1."""
+        if not self._right:
+            return []
+        right = np.concatenate(self._right)
+        windows = [right[at : at + self.size] for at in range(0, len(right), self.size)]
+        if len(windows) > 1 and 2 * len(windows[-1]) < self.size:
+            windows.pop()
+        return [float(window.mean()) for window in windows]
+
+    def result(self) -> float:
+        """The worst window's accuracy."""
+        return min(self.accuracies(), default=0.0)

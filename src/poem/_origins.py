@@ -1,0 +1,73 @@
+"""Where a result comes from: versions, commit, machine. Nothing here names a folder."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from poem._version import __version__
+
+HERE = Path(__file__).resolve().parent
+
+
+def provenance() -> dict[str, Any]:
+    """Versions, and the commit where the package runs from a checkout of its own."""
+    versions = {"poem": __version__, "torch": torch.__version__, "numpy": np.__version__}
+    return {**versions, "python": platform.python_version(), **_commit()}
+
+
+@cache
+def _commit() -> dict[str, Any]:
+    """Commit and dirty flag; None each where there is no git, or the package is not tracked by it."""
+    if _git("ls-files", "--error-unmatch", "__init__.py") is None:
+        return {"commit": None, "dirty": None}
+    changes = _git("status", "--porcelain", "--", ".")
+    return {"commit": _git("rev-parse", "HEAD"), "dirty": None if changes is None else bool(changes)}
+
+
+def _git(*words: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", *words], cwd=HERE, capture_output=True, text=True, timeout=10, check=False, stdin=subprocess.DEVNULL
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def host(device: torch.device) -> dict[str, Any]:
+    """The machine in words."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    return {
+        "device": name, "cpu": _processor(), "cores": os.cpu_count(), "platform": platform.platform(),
+        "pid": os.getpid(),
+    }  # fmt: skip
+
+
+@cache
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    found = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(found, platform.processor() or platform.machine())
+
+
+def peak(device: torch.device) -> float:
+    """Most memory so far in bytes: the device's since its counter was set back, the process's on the CPU."""
+    if device.type == "cuda":
+        return float(torch.cuda.max_memory_allocated(device))
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        return 0.0
+    return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) * (1 if sys.platform == "darwin" else 1024)

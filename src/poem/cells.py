@@ -1,0 +1,136 @@
+"""One measurement as a value: which model, data, order, method and seed. Frozen, JSON, with a key of its own.
+
+A cell says everything that its result depends on and nothing that it does not: no folder, no device, no commit. Two
+machines that agree on a cell may compare what they found.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from poem.method import recipe
+from poem.recipes import Recipe
+from poem.sentences import parse
+from poem.streams._shift import nearest
+from poem.streams.orders import Order, scenario
+
+Pairs = tuple[tuple[str, Any], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """What is measured. Pairs are written as mappings in files and sorted by name here."""
+
+    base: str
+    """A name of `poem.zoo`."""
+    data: str
+    """A name of `poem.streams.datasets`; clean data is corrupted on the fly."""
+    method: str
+    """A name of `poem.methods()`."""
+    scenario: str = "single"
+    corruptions: tuple[str, ...] = ("clean",)
+    severity: int = 5
+    seed: int = 0
+    batch_size: int = 64
+    n: int | None = None
+    """Images of each domain; None for all."""
+    preset: str = "imagenet"
+    lr: float | None = None
+    """None for the method's own rule."""
+    changes: Pairs = ()
+    """Fields of the recipe, and its aliases, as text: `("select", "EntropyBelow(0.5)")`, `("threshold", "0.6")`."""
+    options: Pairs = ()
+    """What the scenario takes beside these: cycles, imbalance, length, delta."""
+    dataset: Pairs = ()
+    """What the data set takes beside these: subset, classes, per_class, partial."""
+    weights: str | None = None
+    """None for the base's own; "random" for fresh ones."""
+    source_images: int = 2000
+    """Clean images for methods with an anchor; 0 for none, so that EATA runs as ETA."""
+    window: int = 1000
+    """Images in a window of accuracy."""
+    probes: tuple[str, ...] = ()
+    """Measurements that cost extra: "gradients"."""
+    eta: float = 0.0
+    """How fast the stream runs beside a plain forward; 0 waits for the method (the usual, offline protocol)."""
+    ratio: float | str = "counted"
+    """A call's cost in plain forwards, where eta is not 0: a number, "counted" from the ledger, or "measured"."""
+    precision: str = "fp32"
+    threads: int = 1
+    """Of the CPU; sums depend on it in the last bits."""
+    version: int = 1
+    """Of the suite that asks."""
+
+    def __post_init__(self) -> None:
+        """Puts lists and mappings into their frozen form, and refuses what no cell can be."""
+        for name in ("changes", "options", "dataset"):
+            object.__setattr__(self, name, _pairs(getattr(self, name)))
+        for name in ("corruptions", "probes"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        object.__setattr__(self, "changes", tuple((key, str(value)) for key, value in self.changes))
+        for name in ("batch_size", "threads", "window"):
+            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
+                raise ValueError(f"expected {name} >= 1, got {getattr(self, name)!r}")
+        if self.n is not None and self.n < 1:
+            raise ValueError(f"expected n >= 1, or None for all images, got {self.n}")
+
+    @property
+    def key(self) -> str:
+        """Sixteen letters that stand for this cell."""
+        text = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    @property
+    def label(self) -> str:
+        """The cell in a few words, for a progress bar or a file name."""
+        shifts = self.corruptions[0] if len(self.corruptions) == 1 else f"{len(self.corruptions)} shifts"
+        changed = "".join(f" {key}={value}" for key, value in self.changes)
+        return f"{self.base} {self.method}{changed} {self.scenario} {shifts} seed {self.seed}"
+
+    def recipe(self) -> Recipe:
+        """The method with its changes."""
+        chosen = recipe(self.method, self.preset)  # type: ignore[arg-type]
+        changes = {key: parse(value) for key, value in self.changes}
+        return chosen.changed(changes if self.lr is None else {**changes, "lr": self.lr})
+
+    def order(self) -> Order:
+        """What comes when."""
+        settings: dict[str, Any] = {"seed": self.seed, "severity": self.severity, **dict(self.options)}
+        if self.scenario == "gradual":
+            del settings["severity"]
+        return scenario(self.scenario, corruptions=self.corruptions, **settings)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON; every field, so that a new default makes other keys."""
+        found: dict[str, Any] = {}
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if item.name in ("changes", "options", "dataset"):
+                value = dict(value)
+            found[item.name] = list(value) if isinstance(value, tuple) else value
+        return found
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Cell:
+        """A cell from `to_dict`'s values."""
+        known = [item.name for item in fields(cls)]
+        for key in values:
+            if key not in known:
+                raise ValueError(f"a cell has no field {key!r}; {nearest(key, known)}")
+        for key in ("base", "data", "method"):
+            if key not in values:
+                raise ValueError(f"expected a cell with base, data and method; {key} is missing")
+        return cls(**values)
+
+
+def _pairs(given: Pairs | Mapping[str, Any]) -> Pairs:
+    items = given.items() if isinstance(given, Mapping) else given
+    return tuple(sorted((str(key), _frozen(value)) for key, value in items))
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(_frozen(each) for each in value) if isinstance(value, list | tuple) else value
