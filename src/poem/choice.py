@@ -1,0 +1,78 @@
+"""Learning rates chosen on the four held-out corruptions, and nowhere else.
+
+save(choose(store.reports()), Path("chosen.yaml"))
+suites.load("table1", "full", chosen=read(Path("chosen.yaml")))
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable
+from pathlib import Path
+
+from poem.report import Report, write_whole
+from poem.streams._shift import EXTRA
+
+RULE = (
+    "For every base and method: the learning rate with the best mean top-1 accuracy over speckle_noise, gaussian_blur, "
+    "spatter and saturate, over all seeds; ties go to the smaller rate. No other corruption is looked at."
+)
+Chosen = dict[str, dict[str, float]]
+"""Learning rates by base and method."""
+
+
+def choose(reports: Iterable[Report]) -> Chosen:
+    """The learning rate of each base and method, by `RULE`.
+
+    Raises:
+        ValueError: A report of another corruption, of changed recipes, or a rate that lacks one of the four.
+    """
+    scores: dict[tuple[str, str], dict[float, dict[tuple[str, int], float]]] = {}
+    for report in reports:
+        cell = report.cell
+        if len(cell.corruptions) != 1 or cell.corruptions[0] not in EXTRA or cell.scenario != "single":
+            shown = f"{cell.scenario} {', '.join(cell.corruptions)}"
+            raise ValueError(f"settings may be chosen on single {', '.join(EXTRA)} alone, got a result of {shown}")
+        if cell.changes:
+            raise ValueError(f"expected methods as they are, got {cell.label}")
+        if cell.lr is not None:
+            cells = scores.setdefault((cell.base, cell.method), {}).setdefault(cell.lr, {})
+            cells[cell.corruptions[0], cell.seed] = report.metrics["top1"]
+    if not scores:
+        raise ValueError("expected results of the suite holdout, got none with a learning rate of its own")
+    chosen: Chosen = {}
+    for (base, method), rates in sorted(scores.items()):
+        chosen.setdefault(base, {})[method] = _best(rates, f"{base} {method}")
+    return chosen
+
+
+def _best(rates: dict[float, dict[tuple[str, int], float]], label: str) -> float:
+    """The rate with the best mean, once all have the same cells."""
+    seeds = sorted({seed for cells in rates.values() for _, seed in cells})
+    for rate, cells in sorted(rates.items()):
+        missing = [f"{shift} seed {seed}" for shift in EXTRA for seed in seeds if (shift, seed) not in cells]
+        if missing:
+            raise ValueError(
+                f"{label} at learning rate {rate:g} lacks {', '.join(missing)}; finish `poem bench holdout`"
+            )
+    means = {rate: statistics.fmean(cells.values()) for rate, cells in rates.items()}
+    return min(means, key=lambda rate: (-means[rate], rate))
+
+
+def save(chosen: Chosen, path: Path) -> None:
+    """Write them as YAML, with the rule above."""
+    import yaml
+
+    rule = "".join(f"# {line}\n" for line in RULE.replace("; ", ";\n").replace(": ", ":\n", 1).splitlines())
+    write_whole(path, rule + yaml.safe_dump(chosen, sort_keys=True))
+
+
+def read(path: Path) -> Chosen:
+    """What `save` wrote."""
+    import yaml
+
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+        return {str(base): {str(name): float(rate) for name, rate in rates.items()} for base, rates in found.items()}
+    except (yaml.YAMLError, AttributeError, TypeError, ValueError) as error:
+        raise ValueError(f"expected base: {{method: learning rate}} in {path}: {error}") from error

@@ -1,0 +1,270 @@
+"""The paper's claims, checked on numbers made up to hold or not; and learning rates chosen on held-out data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from poem import choice, claims, suites
+from poem.cells import Cell
+from poem.claims import Evidence, check
+from poem.report import Report
+
+
+def report(cell: Cell, top1: float = 50.0, **fields: Any) -> Report:
+    """What a cell might have given."""
+    given: dict[str, Any] = {
+        "recipe": {}, "base": {}, "card": {}, "domains": {}, "windows": [], "groups": {}, "ledger": {}, **fields,
+    }  # fmt: skip
+    return Report(cell=cell, metrics={"top1": top1}, **given)
+
+
+CELL = Cell(base="digits-bn", data="digits-test", method="poem")
+
+
+def seen(table: dict[tuple[str, str], float], group: str = "", **fields: Any) -> Evidence:
+    """Evidence with these accuracies by row and column."""
+    numbers = {(group, *place): (value, None) for place, value in table.items()}
+    return Evidence(numbers, {place: [report(CELL, value, **fields)] for place, (value, _) in numbers.items()})
+
+
+def row(**values: float) -> dict[tuple[str, str], float]:
+    """One column."""
+    return {(name, "Accuracy"): value for name, value in values.items()}
+
+
+def test_a_number_is_a_mean_over_cells_then_over_seeds() -> None:
+    suite = suites.load("branch-loss", seeds=[0, 1])
+    rows = {placed.cell.key: placed.row for placed in suite.placed}
+    reports = [report(cell, 60.0 + cell.seed if rows[cell.key] == "Entropy" else 70.0) for cell in suite.cells]
+    evidence = Evidence.of(suite, reports)
+    mean, deviation = evidence.numbers["", "Entropy", "Accuracy"]
+    assert (mean, round(deviation or 0, 4)) == (60.5, 0.7071)
+    assert evidence.numbers["", "Cross-entropy", "Accuracy"] == (70.0, 0.0)
+    ((claim, verdict),) = claims.judged(suite, reports)
+    assert claim.check == "cross-entropy-above-entropy"
+    assert verdict.holds
+    assert verdict.words == "Cross-entropy 70.0, Entropy 60.5"
+
+
+def test_a_seed_that_lacks_a_cell_does_not_count() -> None:
+    suite = suites.load("branch-loss", seeds=[0, 1])
+    reports = [report(cell, 60.0 + cell.seed) for cell in suite.cells]
+    evidence = Evidence.of(suite, [each for each in reports if each.cell != suite.cells[1]])
+    assert evidence.numbers["", "Cross-entropy", "Accuracy"][1] is None
+
+
+@pytest.mark.parametrize("name", suites.all_names())
+def test_what_is_not_measured_yet_is_not_judged(name: str) -> None:
+    suite = suites.load(name)
+    first = report(suite.cells[0])
+    assert {verdict.holds for _, verdict in claims.judged(suite, [first])} == {None}
+
+
+@pytest.mark.parametrize("name", claims.CHECKS)
+def test_without_numbers_no_check_says_yes_or_no(name: str) -> None:
+    verdict = check(name, Evidence({}, {}))
+    assert verdict.holds is None
+    assert verdict.words
+
+
+def test_an_unknown_check_names_the_nearest() -> None:
+    with pytest.raises(ValueError, match="did you mean 'poem-best'"):
+        check("poem-bst", Evidence({}, {}))
+
+
+def verdict(name: str, table: dict[tuple[str, str], float], group: str = "", **fields: Any) -> bool | None:
+    return check(name, seen(table, group, **fields)).holds
+
+
+def test_poem_is_best_only_above_all_rivals() -> None:
+    above = row(Tent=50, **{"POEM(ours)": 51.0, "POEM (its code)": 60.0})
+    assert verdict("poem-best", above), "its own other form is no rival"
+    assert not verdict("poem-best", {**above, ("DeYO", "Accuracy"): 52.0})
+    assert verdict("poem-best-everywhere", above)
+    assert verdict("poem-best", row(Tent=51.04, **{"POEM(ours)": 51.0})), "equal as printed"
+    assert verdict("poem-above-source", row(**{"No Adapt.": 9.0, "POEM(ours)": 10.0}))
+    assert not verdict("poem-above-source", row(**{"No Adapt.": 10.0, "POEM(ours)": 10.0}))
+
+
+def test_poem_raises_every_method_or_the_claim_fails() -> None:
+    table = {(name, "BN"): 50.0 for name in claims.METHODS} | {
+        (f"{name} + POEM", "BN"): 51.0 for name in claims.METHODS
+    }
+    assert verdict("poem-above-base", table)
+    assert not verdict("poem-above-base", {**table, ("SAR + POEM", "BN"): 50.0})
+    iterated = {(f"{name}*", "BN"): 50.0 for name in claims.METHODS}
+    explored = {(f"{name} + POEM-I", "BN"): 50.2 for name in claims.METHODS}
+    assert verdict("exploring-beats-iterating", iterated | explored)
+    assert not verdict("exploring-beats-iterating", iterated | {**explored, ("Tent + POEM-I", "BN"): 49.0})
+
+
+def test_parts_are_compared_by_column() -> None:
+    table = {
+        ("BN", f"{name}{part}"): value
+        for name in claims.METHODS
+        for part, value in (("", 50.0), (" + POEM-I", 52.0), (" + POEM-II", 51.0))
+    }
+    assert verdict("parts-above-base", table)
+    assert verdict("first-part-above-second", table)
+    assert not verdict("first-part-above-second", {**table, ("BN", "SAR + POEM-II"): 53.0})
+    assert not verdict("parts-above-base", {**table, ("BN", "SAR + POEM-II"): 49.0})
+
+
+def test_branches_and_layers() -> None:
+    table = row(**{"Without branch": 50.0, "Layer 4": 52.0, "Layer 3+4": 52.1})
+    assert verdict("branch-above-none", table)
+    assert verdict("deeper-adds-little", table)
+    assert not verdict("deeper-adds-little", table | row(**{"Layer 3+4": 53.0}))
+    assert not verdict("branch-above-none", table | row(**{"Without branch": 52.5}))
+    assert verdict("shallow-suffices", row(**{"Only shallow layers": 31.4, "All layers": 31.0}))
+    assert not verdict("shallow-suffices", row(**{"Only shallow layers": 30.4, "All layers": 31.0}))
+
+
+def test_thresholds() -> None:
+    curves = {("POEM(ours)", x): 60.0 for x in ("0.4", "0.9")} | {
+        ("EATA (both)", "0.4"): 58.0,
+        ("EATA (both)", "0.9"): 50.0,
+    }
+    assert verdict("poem-steadiest", curves)
+    assert verdict("eata-falls", curves)
+    assert not verdict("eata-falls", {**curves, ("EATA (both)", "0.9"): 57.5})
+    assert not verdict("poem-steadiest", {**curves, ("POEM(ours)", "0.9"): 45.0})
+
+
+@pytest.mark.parametrize(
+    ("values", "suffices", "hurts"),
+    [
+        ((40, 42, 42.2, 42.1, 41.5), True, True),
+        ((42, 41, 41, 41, 41), False, True),
+        ((40, 41, 42, 42, 42), False, False),
+    ],
+)
+def test_updates(values: tuple[float, ...], suffices: bool, hurts: bool) -> None:
+    table = {("POEM(ours)", str(at + 1)): value for at, value in enumerate(values)} | {("Tent", "1"): 39.0}
+    found = check("one-extra-suffices", seen(table, timing={"adapt_s": 2.0}))
+    assert found.holds is suffices
+    assert "two updates take 1.0 times Tent's time" in found.words
+    assert verdict("more-can-hurt", table) is hurts
+
+
+def test_shares() -> None:
+    assert verdict(
+        "alpha-half-best", {("POEM(ours)", "0"): 40.0, ("POEM(ours)", "0.5"): 41.0, ("POEM(ours)", "1"): 40.5}
+    )
+    assert not verdict("alpha-half-best", {("POEM(ours)", "0.5"): 41.0, ("POEM(ours)", "1"): 41.5})
+
+
+def test_times() -> None:
+    def timed(**seconds: float) -> Evidence:
+        places = {("", name.replace("_", " "), "Gauss."): value for name, value in seconds.items()}
+        places = {(g, {"POEM": "POEM(ours)"}.get(r, r), c): value for (g, r, c), value in places.items()}
+        return Evidence(
+            dict.fromkeys(places, (50.0, None)),
+            {place: [report(CELL, timing={"adapt_s": value})] for place, value in places.items()},
+        )
+
+    assert check("poem-time-near-tent", timed(POEM=2.0, Tent=1.0)).holds
+    assert not check("poem-time-near-tent", timed(POEM=4.0, Tent=1.0)).holds
+    assert check("memo-slowest", timed(MEMO=100.0, Tent=1.0)).holds
+    assert not check("memo-slowest", timed(MEMO=5.0, Tent=1.0)).holds
+
+
+def test_samples_that_cross_the_threshold() -> None:
+    def moved(down: int, up: int) -> bool | None:
+        probe = {"transitions": {"threshold": 1.0, "low_low": 5, "low_high": up, "high_low": down, "high_high": 5}}
+        return verdict("mostly-high-to-low", {("2 updates", "all"): 50.0}, probes=probe)
+
+    assert moved(9, 2)
+    assert not moved(2, 9)
+    assert moved(0, 0) is None, "nobody crossed"
+
+
+def test_groups_of_samples() -> None:
+    def grouped(name: str, newly: float, high: float, low: float, n: int = 5) -> bool | None:
+        groups = {
+            "low": {"n": 50, "accuracy": low, "accuracy_last": low, "confidence": 90.0},
+            "newly": {"n": n, "accuracy": newly, "accuracy_last": newly, "confidence": 60.0} if n else {"n": 0},
+            "high": {"n": 20, "accuracy": high, "accuracy_last": high, "confidence": 40.0},
+        }
+        return verdict(name, {("POEM(ours)", "all"): 50.0}, groups=groups)
+
+    assert grouped("newly-few", 80, 40, 90)
+    assert not grouped("newly-few", 80, 40, 90, n=30)
+    assert grouped("newly-few", 80, 40, 90, n=0) is None
+    assert grouped("newly-above-high", 80, 40, 90)
+    assert not grouped("newly-above-high", 42, 40, 90)
+    assert grouped("newly-near-low", 85, 40, 90)
+    assert not grouped("newly-near-low", 70, 40, 90)
+
+
+def test_one_range_of_entropy() -> None:
+    found = {"low": 1.0, "high": 2.0, "newly": {"n": 4, "accuracy": 75.0}, "all": {"n": 20, "accuracy": 50.0}}
+    probes = {"range": {**found, "others": {"n": 16, "accuracy": 43.75}}}
+    assert verdict("newly-above-range", {("POEM(ours)", "all"): 50.0}, probes=probes)
+    probes["range"]["others"] = {"n": 16, "accuracy": 80.0}
+    assert not verdict("newly-above-others", {("POEM(ours)", "all"): 50.0}, probes=probes)
+
+
+def test_gradients_by_area() -> None:
+    def areas(sure: float, zone: float, above: float, label: float = 80.0) -> list[bool | None]:
+        found = {
+            "area3": {"n": 50, "norm": sure, "accuracy": 95.0},
+            "zone": {"n": 10, "norm": zone, "accuracy": label},
+            "area2": {"n": 10, "norm": above, "accuracy": 40.0},
+            "area1": {"n": 0},
+        }
+        names = ("lowest-entropy-small-gradients", "highest-entropy-poor-labels", "zone-normal-gradients")
+        return [verdict(name, {("POEM(ours)", "all"): 1.0}, probes={"gradients": {"areas": found}}) for name in names]
+
+    assert areas(0.5, 2.0, 2.5) == [True, True, True]
+    assert areas(3.0, 2.0, 9.0, label=30.0) == [False, False, False]
+
+
+# Learning rates -------------------------------------------------------------------------------------------------------
+
+
+def held_out(**scores: float) -> list[Report]:
+    """Reports of the hold-out suite; a score by learning rate and corruption, such as `spatter_3`."""
+    found = []
+    for placed in suites.load("holdout", methods=["tent"]).placed:
+        (shift,) = placed.cell.corruptions
+        found.append(report(placed.cell, scores.get(f"{shift}_{placed.column}".replace(".", "_"), 50.0)))
+    return found
+
+
+def test_the_best_mean_over_the_four_is_chosen() -> None:
+    chosen = choice.choose(held_out(spatter_3=60.0, saturate_10=55.0))
+    assert chosen == {base: {"tent": 0.015} for base in ("digits-bn", "digits-gn", "digits-ln")}
+
+
+def test_ties_go_to_the_smaller_rate() -> None:
+    assert choice.choose(held_out())["digits-bn"] == {"tent": 0.0005}
+
+
+def test_nothing_else_may_choose() -> None:
+    shown = report(suites.load("table1", methods=["tent"]).placed[-1].cell)
+    with pytest.raises(ValueError, match="chosen on single speckle_noise, gaussian_blur, spatter, saturate alone"):
+        choice.choose([*held_out(), shown])
+
+
+def test_an_unfinished_grid_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"digits-bn tent at learning rate 0\.0005 lacks speckle_noise seed 0"):
+        choice.choose(held_out()[1:])
+    with pytest.raises(ValueError, match="expected results of the suite holdout"):
+        choice.choose([])
+
+
+def test_choices_are_kept_with_their_rule(tmp_path: Path) -> None:
+    path = tmp_path / "chosen.yaml"
+    chosen = choice.choose(held_out(spatter_3=60.0))
+    choice.save(chosen, path)
+    assert path.read_text().startswith("# For every base and method")
+    assert choice.read(path) == chosen
+    cells = suites.load("table1", chosen=choice.read(path)).cells
+    assert {cell.lr for cell in cells if cell.method == "tent"} == {0.015}
+    path.write_text("- nothing")
+    with pytest.raises(ValueError, match="expected base"):
+        choice.read(path)

@@ -1,0 +1,373 @@
+"""Suites as data: every one loads at every scale, names what exists, and finds the paper's numbers."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import yaml
+
+from poem import _suite_files, claims, suites, zoo
+from poem.streams._shift import CORRUPTIONS, EXTRA
+
+SCALES = suites.scales()
+EVERY = [(name, scale) for name in suites.names() for scale in SCALES]
+
+
+def mine(folder: Path, **changed: object) -> Path:
+    """A small suite of one's own."""
+    fields = {
+        "name": "mine",
+        "version": 1,
+        "title": "Mine",
+        "columns": "corruptions",
+        "groups": [{"label": "BN", "base": "bn"}],
+        "rows": [{"label": "Tent", "method": "tent"}],
+        **changed,
+    }
+    path = folder / "mine.yaml"
+    path.write_text(yaml.safe_dump({name: value for name, value in fields.items() if value is not None}))
+    return path
+
+
+def test_all_means_twelve_tables_and_nine_figures() -> None:
+    assert len(suites.all_names()) == 21
+    assert set(suites.all_names()) <= set(suites.names())
+    assert {"online", "long", "holdout"} == set(suites.names()) - set(suites.all_names())
+
+
+@pytest.mark.parametrize(("name", "scale"), EVERY)
+def test_every_suite_is_whole_at_every_scale(name: str, scale: str) -> None:
+    suite = suites.load(name, scale)
+    assert (suite.name, suite.scale, suite.smoke) == (name, scale, scale == "tiny")
+    assert suite.title
+    assert suite.readout
+    assert suite.kind in _suite_files.KINDS
+    assert suite.placed
+    seeds = {placed.cell.seed for placed in suite.placed}
+    assert len(seeds) == (1 if scale == "tiny" else 3)
+    for placed in suite.placed:
+        assert placed.column in suite.columns
+        assert placed.cell.base in zoo.bases()
+        assert placed.cell.version == suite.version == 1
+        assert set(placed.cell.corruptions) <= {*CORRUPTIONS, *EXTRA, "clean"}
+    for cell in suite.cells:
+        cell.recipe()
+        cell.order()
+    again = Counter((each.group, each.row, each.column, each.cell.key) for each in suite.placed)
+    assert max(again.values()) == 1, "a cell stands twice in one place"
+
+
+@pytest.mark.parametrize(("name", "scale"), EVERY)
+def test_every_claim_has_a_check(name: str, scale: str) -> None:
+    suite = suites.load(name, scale)
+    assert {claim.check for claim in suite.claims} <= set(claims.CHECKS)
+    assert suite.claims or name not in suites.all_names()
+
+
+def test_every_check_is_used() -> None:
+    used = {claim.check for name in suites.names() for claim in suites.load(name).claims}
+    assert used == set(claims.CHECKS)
+
+
+# The paper's numbers --------------------------------------------------------------------------------------------------
+
+NUMBERS = {
+    "table1": 20 * 16, "table2": 7 * 16, "table3": 12 * 16, "table4": 10, "table5": 20, "table6": 40, "table7": 12 * 16,
+    "table8": 36, "table9": 28, "table10": 40, "table11": 20, "table12": 32,
+}  # fmt: skip
+"""How many numbers each table of the paper prints, averages too."""
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_every_number_of_a_table_is_found_from_its_places(name: str) -> None:
+    suite = suites.load(name, "full")
+    rows = dict.fromkeys((placed.group, placed.row) for placed in suite.placed)
+    columns = [*suite.columns, "Avg.", "#Forward", "#Backward", "GPU Time (s)", "FPS"]
+    found = [suite.paper(*row, column) for row in rows for column in columns]
+    assert sum(value is not None for value in found) == NUMBERS[name]
+    assert sum(len(row) for group in suite.numbers.values() for row in group.values()) == NUMBERS[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "place", "value"),
+    [
+        ("table1", ("ResNet-50-BN", "No Adapt.", "Gauss."), 2.9),
+        ("table1", ("ViTbase-LN", "POEM(ours)", "Avg."), 66.2),
+        ("table2", ("ResNet-50-BN", "POEM(ours)", "JPEG"), 58.4),
+        ("table3", ("ResNet-50-GN", "DeYO", "Zoom"), 3.6),
+        ("table4", ("", "POEM(ours)", "ViTbase-LN"), 58.3),
+        ("table5", ("", "EATA", "ImageNet-sketch"), 35.1),
+        ("table6", ("", "SAR + POEM-I", "Snow"), 49.8),
+        ("table7", ("ViTbase-LN", "No Adapt.", "Impul."), 8.2),
+        ("table8", ("", "ViTbase-LN", "SAR + POEM-II"), 55.2),
+        ("table9", ("", "SAR", "#Forward"), 68_608.0),
+        ("table9", ("", "MEMO", "#Backward"), 3_200_000.0),
+        ("table10", ("ResNet-50", "Layer 3+4", "Contr."), 34.4),
+        ("table10", ("ViTbase-LN", "Without branch", "Snow"), 61.8),
+        ("table11", ("ViTbase-LN", "All layers", "Snow"), 10.7),
+        ("table12", ("", "DeYO + POEM", "ViTbase-LN"), 65.5),
+        ("branch-loss", ("", "Entropy", "Accuracy"), 36.3),
+    ],
+)
+def test_the_paper_says(name: str, place: tuple[str, str, str], value: float) -> None:
+    assert suites.load(name, "full").paper(*place) == value
+
+
+def test_an_average_is_the_papers_only_over_the_same_columns() -> None:
+    assert suites.load("table1", "full").paper("ResNet-50-BN", "Tent", "Avg.") == 41.0
+    assert suites.load("table1", "tiny").paper("ResNet-50-BN", "Tent", "Avg.") is None
+    assert suites.load("table6", "tiny").paper("", "Tent*", "Avg.") == 33.3
+
+
+# Protocol -------------------------------------------------------------------------------------------------------------
+
+
+def bases(name: str) -> dict[str, str]:
+    return {placed.group: placed.cell.base for placed in suites.load(name, "full").placed}
+
+
+def test_each_table_stands_on_its_own_base() -> None:
+    assert bases("table1") == {
+        "ResNet-50-BN": "resnet50-bn",
+        "ResNet-50-GN": "resnetv2-50d-gn",
+        "ViTbase-LN": "vit-b16-B",
+    }
+    assert bases("table7") == {"ResNet-50-GN": "resnet50-gn", "ViTbase-LN": "vit-b16-A"}
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_label_shift_is_never_shown_without_roid_and_lame(scale: str) -> None:
+    for name in suites.names():
+        suite = suites.load(name, scale)
+        if any(cell.scenario == "label-shift" for cell in suite.cells):
+            for group in {placed.group for placed in suite.placed}:
+                there = {placed.cell.method for placed in suite.placed if placed.group == group}
+                assert {"source", "roid", "lame", "poem"} <= there
+                assert name == "table3"
+
+
+def test_label_shift_follows_the_published_streams() -> None:
+    cells = suites.load("table3", "full").cells
+    assert {cell.seed for cell in cells} == {2022, 2023, 2024}
+    assert {dict(cell.options)["length"] for cell in cells} == {100_000}
+    assert {cell.n for cell in cells} == {None}
+
+
+def test_settings_are_chosen_on_held_out_corruptions_alone() -> None:
+    for scale in SCALES:
+        held = {shift for cell in suites.load("holdout", scale).cells for shift in cell.corruptions}
+        assert held == set(EXTRA)
+        shown = {
+            shift
+            for name in suites.names()
+            if name != "holdout"
+            for cell in suites.load(name, scale).cells
+            for shift in cell.corruptions
+        }
+        assert not shown & held, "a table shows what settings were chosen on"
+
+
+def test_the_grid_of_learning_rates_is_the_same_for_every_method() -> None:
+    suite = suites.load("holdout", "full")
+    rates: dict[tuple[str, str], set[float | None]] = {}
+    for placed in suite.placed:
+        rates.setdefault((placed.group, placed.row), set()).add(placed.cell.lr)
+    own = {"ResNet-50-BN": 0.00025, "ResNet-50-GN": 0.00025, "ViTbase-LN": 0.001}
+    for (group, row), found in rates.items():
+        middle = 0.00025 if row == "ROID" else own[group]
+        assert sorted(rate or 0 for rate in found) == pytest.approx([middle * f for f in (0.1, 0.3, 1.0, 3.0, 10.0)]), (
+            row
+        )
+
+
+def test_long_holds_rdumb_and_twenty_cycles() -> None:
+    for scale in SCALES:
+        cells = suites.load("long", scale).cells
+        assert "rdumb" in {cell.method for cell in cells}
+        assert {dict(cell.options)["cycles"] for cell in cells} == {20}
+
+
+def test_thresholds_move_together_and_apart() -> None:
+    suite = suites.load("fig5")
+    recipes = {placed.row: placed.cell.recipe() for placed in suite.placed if placed.column == "0.7"}
+    assert "EntropyBelow(0.7)" in repr(recipes["EATA (both)"].select)
+    assert "0.7" in repr(recipes["EATA (both)"].weigh)
+    assert "EntropyBelow(0.7)" in repr(recipes["EATA (selection only)"].select)
+    assert "0.4" in repr(recipes["EATA (selection only)"].weigh)
+    assert "EntropyBelow(0.4)" in repr(recipes["EATA (weights only)"].select)
+    assert "0.7" in repr(recipes["DeYO (weights only)"].weigh)
+
+
+def test_shared_cells_are_one() -> None:
+    """What several suites ask for has one key, so that it is run once."""
+    for scale in SCALES:
+        first = {cell.key for cell in suites.load("table1", scale).cells}
+        plain = {"tent", "eata", "sar", "deyo"}
+        for name in ("table8", "table12", "fig1c"):
+            cells = [cell for cell in suites.load(name, scale).cells if cell.method in plain]
+            assert cells
+            assert {cell.key for cell in cells} <= first
+        for name in ("fig1b", "fig4"):
+            assert {cell.key for cell in suites.load(name, scale).cells} <= first
+    usual = {placed.column for placed in suites.load("fig6b").placed if not placed.cell.changes}
+    assert usual == {"0.5"}
+
+
+def test_tiny_stays_small() -> None:
+    cells = {cell for name in suites.all_names() for cell in suites.load(name).cells}
+    assert len(cells) < 750
+    assert all(cell.n is not None and cell.n >= 500 and cell.threads == 1 for cell in cells)
+    assert sum(cell.method == "memo" for cell in cells) == 1
+
+
+# What the caller sets -------------------------------------------------------------------------------------------------
+
+
+def test_limits_reach_images_length_and_source() -> None:
+    cells = suites.load("table3", "full", limit=256).cells
+    assert {cell.n for cell in cells} == {256}
+    assert {dict(cell.options)["length"] for cell in cells} == {256}
+    assert {cell.source_images for cell in cells} == {256}
+    with pytest.raises(ValueError, match="limit >= 1"):
+        suites.load("table3", limit=0)
+
+
+def test_methods_are_patterns_and_source_stays() -> None:
+    found = {cell.method for cell in suites.load("table1", methods=["*poem*", "tent"]).cells}
+    assert found == {"source", "tent", "poem", "poem-official"}
+    columns = suites.load("table8", methods=["sar*"]).columns
+    assert columns == ("SAR", "SAR + POEM-I", "SAR + POEM-II")
+
+
+def test_nothing_left_is_said_apart() -> None:
+    with pytest.raises(suites.NothingLeftError, match="suite table11: no cell is left"):
+        suites.load("table11", methods=["poem"])
+    with pytest.raises(suites.NothingLeftError, match="suite table6"):
+        suites.load("table6", corruptions=["fog"])
+
+
+def test_seeds_and_corruptions_narrow() -> None:
+    suite = suites.load("table1", "full", seeds=[7], corruptions=["fog", "snow"])
+    assert {cell.seed for cell in suite.cells} == {7}
+    assert suite.columns == ("Snow", "Fog")
+    (mixed,) = {cell.corruptions for cell in suites.load("table4", "full", corruptions=["fog", "snow"]).cells}
+    assert mixed == ("snow", "fog")
+
+
+def test_fields_are_set_in_every_cell() -> None:
+    changes = {"batch_size": "16", "lr": "1e-4", "changes.threshold": 0.6, "weights": "random"}
+    cells = {cell.method: cell for cell in suites.load("table1", methods=["poem"], changes=changes).cells}
+    assert (cells["poem"].batch_size, cells["poem"].lr, cells["poem"].weights) == (16, 0.0001, "random")
+    assert dict(cells["poem"].changes) == {"threshold": "0.6"}
+    assert (cells["source"].lr, cells["source"].changes) == (None, ()), "what learns nothing keeps its recipe"
+
+
+def test_a_base_can_be_set_by_role_or_name() -> None:
+    assert {cell.base for cell in suites.load("table6", changes={"base": "gn"}).cells} == {"digits-gn"}
+    assert {cell.base for cell in suites.load("table6", "full", changes={"base": "effnet-lite0"}).cells} == {
+        "effnet-lite0"
+    }
+
+
+def test_chosen_rates_stand_above_the_file_and_below_flags() -> None:
+    chosen = {"digits-bn": {"tent": 0.02}}
+    rates = {(cell.base, cell.method): cell.lr for cell in suites.load("table1", chosen=chosen).cells}
+    assert rates["digits-bn", "tent"] == 0.02
+    assert rates["digits-gn", "tent"] == rates["digits-bn", "sar"] == 0.005
+    cells = suites.load("table1", chosen=chosen, changes={"lr": 0.1}).cells
+    assert {cell.lr for cell in cells if cell.method == "tent"} == {0.1}
+
+
+# Files of one's own, and mistakes -------------------------------------------------------------------------------------
+
+
+def test_a_file_of_ones_own_is_a_suite(tmp_path: Path) -> None:
+    suite = suites.load(mine(tmp_path))
+    first = suite.placed[0]
+    assert (first.group, first.row, first.column) == ("BN", "Tent", "Gauss.")
+    assert suite.paper("BN", "Tent", "Gauss.") is None
+
+
+def test_a_version_makes_other_cells(tmp_path: Path) -> None:
+    before = suites.load(mine(tmp_path)).placed[0].cell
+    after = suites.load(mine(tmp_path, version=2)).placed[0].cell
+    assert before.key != after.key
+    assert before.key == suites.load(mine(tmp_path, title="Other words")).placed[0].cell.key
+
+
+def test_what_a_scale_says_lies_over_the_rest(tmp_path: Path) -> None:
+    path = mine(tmp_path, cell={"options": {"length": 9}, "scenario": "label-shift"}, notes=["one"],
+                at={"cifar10": {"seeds": [5], "cell": {"n": 30}, "notes": ["two"]}})  # fmt: skip
+    suite = suites.load(path, "cifar10")
+    cell = suite.placed[0].cell
+    assert (cell.seed, cell.n, dict(cell.options), suite.notes) == (5, 30, {"length": 9}, ("one", "two"))
+    assert suites.load(path).placed[0].cell.n == 500
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"titel": "x"}, "a suite has no field 'titel'; did you mean 'title'"),
+        ({"title": None}, "expected the field 'title'"),
+        ({"version": "two"}, "expected version 1, 2"),
+        ({"kind": "tabel"}, "unknown kind 'tabel'; did you mean 'table'"),
+        ({"rows": [{"label": "T", "metod": "tent"}]}, "row 1: a row has no field 'metod'; did you mean 'method'"),
+        ({"rows": [{"method": "tent"}]}, "row 1: expected a label"),
+        ({"rows": [{"label": "T", "method": "tentt"}]}, "suite mine: unknown method 'tentt'. Did you mean tent"),
+        ({"rows": [{"label": "T", "method": "tent", "changes": {"alpha": 1}}]}, "suite mine: alpha=1"),
+        ({"rows": [{"label": "T", "method": "tent", "changes": {"select": "EntropyBelo(1)"}}]}, "did you mean"),
+        ({"groups": [{"label": "", "base": "digits-bm"}]}, "unknown base 'digits-bm'; did you mean 'digits-bn'"),
+        ({"cell": {"data": "digits-tset"}}, "unknown data set 'digits-tset'; did you mean 'digits-test'"),
+        ({"cell": {"scenario": "mixd"}}, "unknown scenario 'mixd'; did you mean 'mixed'"),
+        ({"corruptions": ["fogg"]}, "unknown corruption 'fogg'; did you mean 'fog'"),
+        ({"columns": 3}, "expected columns to be"),
+        ({"paper": "ICmian"}, "the paper has no table 'ICmian'; did you mean 'ICmain'"),
+        ({"at": {"tinny": {}}}, "unknown scale 'tinny'; did you mean 'tiny'"),
+        ({"at": {"tiny": {"titel": "x"}}}, "a suite has no field 'titel'"),
+        ({"claims": [{"txt": "x"}]}, "a claim has no field 'txt'; did you mean 'text'"),
+    ],
+)
+def test_a_mistake_in_a_file_is_named(tmp_path: Path, changed: dict[str, object], words: str) -> None:
+    path = mine(tmp_path, **changed)
+    with pytest.raises(ValueError, match="mine") as caught:
+        suites.load(path)
+    assert words in str(caught.value)
+
+
+def test_a_mistake_in_a_call_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="unknown suite 'tabel1'; did you mean 'table1'"):
+        suites.load("tabel1")
+    with pytest.raises(ValueError, match="unknown scale 'tinny'; did you mean 'tiny'"):
+        suites.load("table1", "tinny")
+    with pytest.raises(ValueError, match="suite table1: no method is like 'poen'; did you mean 'poem'"):
+        suites.load("table1", methods=["poen"])
+    with pytest.raises(ValueError, match="suite table1: unknown corruption 'fogg'; did you mean 'fog'"):
+        suites.load("table1", corruptions=["fogg"])
+    with pytest.raises(ValueError, match="suite table1: no field 'batchsize' can be set; did you mean 'batch_size'"):
+        suites.load("table1", changes={"batchsize": 3})
+    with pytest.raises(FileNotFoundError, match="no suite file"):
+        suites.load(tmp_path / "none.yaml")
+    broken = tmp_path / "broken.yaml"
+    broken.write_text("name: [")
+    with pytest.raises(ValueError, match=r"broken\.yaml is not YAML"):
+        suites.load(broken)
+    broken.write_text("- a list")
+    with pytest.raises(ValueError, match=r"expected fields in .*broken\.yaml"):
+        suites.load(broken)
+
+
+def test_an_installed_package_finds_its_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inside = tmp_path / "poem" / "_suites"
+    shutil.copytree(_suite_files.CHECKOUT, inside)
+    (inside / "table12.yaml").unlink()
+    monkeypatch.setattr(_suite_files, "PACKAGED", inside)
+    monkeypatch.setattr(_suite_files, "CHECKOUT", tmp_path / "nowhere")
+    assert _suite_files.folder() == inside
+    assert "table12" not in suites.names()
+    assert suites.load("table11").placed
+    monkeypatch.setattr(_suite_files, "PACKAGED", tmp_path / "nowhere")
+    with pytest.raises(FileNotFoundError, match="no suites in"):
+        suites.names()
