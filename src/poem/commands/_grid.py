@@ -1,0 +1,215 @@
+"""What `poem bench` and `poem reproduce` share: options, the grid before it is run, and the run."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from poem.cells import Cell
+    from poem.engines import Engine
+    from poem.store import Store
+    from poem.suites import Suite
+    from poem.sweep import Outcome
+
+HERE = Path("poem-results")
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    """What both commands take."""
+    what = parser.add_argument_group("what to measure (flags > suite file > scale)")
+    what.add_argument("--scale", default="tiny", help="tiny, cifar10 or full; default: tiny")
+    what.add_argument("--limit", type=int, metavar="N", help="at most N images of each domain")
+    what.add_argument("--methods", nargs="+", metavar="NAME", help="these rows alone, as 'tent' or '*poem*'")
+    what.add_argument("--seeds", nargs="+", type=int, metavar="N", help="instead of the suite's own")
+    what.add_argument("--corruptions", nargs="+", metavar="NAME", help="of the suite's these alone")
+    what.add_argument(
+        "--set", action="append", default=[], metavar="FIELD=VALUE", help="of every cell; may be repeated"
+    )
+    what.add_argument("--chosen", type=Path, metavar="FILE", help="learning rates by base and method, from poem choose")
+    where = parser.add_argument_group("where")
+    where.add_argument("--out", type=Path, metavar="FOLDER", help=f"results; default: {HERE}/SCALE, here")
+    where.add_argument("--root", help="data; default: $POEM_DATA, on a cluster each node's own")
+    where.add_argument("--weights", metavar="FOLDER", help="weight files; default: $POEM_DATA, then as downloaded")
+    where.add_argument("--device", nargs="+", default=["cpu"], help="cpu, cuda for every GPU, or cuda:0 cuda:1 ...")
+    how = parser.add_argument_group("how")
+    how.add_argument(
+        "--engine", choices=["inline", "workers", "ray"], help="default: workers, where more than one helps"
+    )
+    how.add_argument("--workers", type=int, metavar="N", help="processes; default: one per GPU, or cores / threads")
+    how.add_argument("--loaders", type=int, default=0, metavar="N", help="loader processes of each; default: 0")
+    how.add_argument("--address", help="of a Ray cluster, or 'auto'; default: one on this machine alone")
+    how.add_argument("--gpus", type=float, metavar="N", help="of a Ray task, parts too; default: 1 on cuda, else 0")
+    how.add_argument("--retries", type=int, default=2, metavar="N", help="for a cell whose process died; default: 2")
+    how.add_argument("--dry-run", action="store_true", help="print the grid and an estimate, run nothing")
+    how.add_argument("--json", action="store_true", help="print the cells as a JSON list, for poem bench FILE.json")
+
+
+def suites(args: argparse.Namespace, names: Sequence[str]) -> list[Suite]:
+    """The suites asked for, with every flag laid over them."""
+    from poem.choice import read
+    from poem.commands._fields import pairs
+    from poem.suites import NothingLeftError, load
+
+    chosen = None if args.chosen is None else read(args.chosen)
+    asked = {
+        "limit": args.limit, "methods": args.methods, "seeds": args.seeds, "corruptions": args.corruptions,
+        "changes": pairs(args.set), "chosen": chosen,
+    }  # fmt: skip
+    found = []
+    for name in names:
+        try:
+            found.append(load(name, args.scale, **asked))
+        except NothingLeftError as error:
+            if len(names) == 1:
+                raise
+            print(f"left out: {error}", file=sys.stderr)
+    if not found:
+        raise ValueError("none of these suites has a cell that the flags leave; ask for more methods or corruptions")
+    return found
+
+
+def cells(found: Sequence[Suite]) -> list[Cell]:
+    """Every cell of some suites once, however many places it fills."""
+    return list({placed.cell.key: placed.cell for suite in found for placed in suite.placed}.values())
+
+
+def listed(path: Path, args: argparse.Namespace) -> list[Cell]:
+    """Cells from a file that `--json` wrote, with the flags laid over them; needs no suite files."""
+    import json
+    from dataclasses import replace
+    from fnmatch import fnmatchcase
+
+    from poem.cells import Cell
+    from poem.commands._fields import laid, pairs
+
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"expected a JSON list of cells in {path}: {error}") from error
+    if not isinstance(values, list) or not all(isinstance(each, dict) for each in values):
+        raise ValueError(f"expected a JSON list of cells in {path}; poem bench SUITE --json prints one")
+    changes = pairs(args.set)
+    found = [Cell.from_dict(laid(each, changes)) for each in values]
+    if args.limit is not None:
+        found = [replace(cell, n=args.limit) for cell in found]
+    kept = [
+        cell
+        for cell in found
+        if args.methods is None or any(fnmatchcase(cell.method, pattern) for pattern in args.methods)
+        if args.seeds is None or cell.seed in args.seeds
+        if args.corruptions is None or set(cell.corruptions) <= set(args.corruptions)
+    ]
+    if not kept:
+        raise ValueError(f"no cell of {path} is left by the flags; it has {len(found)}")
+    return list({cell.key: cell for cell in kept}.values())
+
+
+def folder(args: argparse.Namespace, name: str) -> Path:
+    """Where results go."""
+    chosen: Path = args.out if args.out is not None else HERE / name
+    return chosen
+
+
+def engine(args: argparse.Namespace, todo: Sequence[Cell]) -> Engine:
+    """The engine that the flags name, or the one that suits this machine."""
+    from poem.benchmark import Place
+    from poem.engines import Inline, Ray, Workers
+
+    devices = _devices(args.device) if args.engine != "ray" else args.device
+    count = workers(args, devices, todo)
+    place = Place(root=args.root, weights=args.weights, device=devices[0], workers=args.loaders)
+    kind = args.engine or ("workers" if count > 1 else "inline")
+    if args.address is not None and kind != "ray":
+        raise ValueError(f"--address names a Ray cluster, got --engine {kind}; add --engine ray")
+    if kind == "ray":
+        return Ray(place=place, address=args.address, cpus=args.workers, gpus=args.gpus, retries=args.retries)
+    if kind == "workers":
+        return Workers(place=place, count=count, devices=tuple(devices), retries=args.retries)
+    return Inline(place=place)
+
+
+def workers(args: argparse.Namespace, devices: Sequence[str], todo: Sequence[Cell]) -> int:
+    """Processes at a time: as asked, one per GPU, or as many as the cores have room for."""
+    import os
+
+    if args.workers is not None:
+        if args.workers < 1:
+            raise ValueError(f"expected --workers of at least 1, got {args.workers}; leave it out for one per core")
+        return int(args.workers)
+    if devices != ["cpu"]:
+        return len(devices)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(cores // max((cell.threads for cell in todo), default=1), len(todo)))
+
+
+def _devices(names: Sequence[str]) -> list[str]:
+    import torch
+
+    if any(name.startswith("cuda") for name in names) and not torch.cuda.is_available():
+        raise ValueError(f"expected a machine with CUDA for --device {' '.join(names)}; leave it out for the CPU")
+    if list(names) == ["cuda"]:
+        return [f"cuda:{number}" for number in range(torch.cuda.device_count())]
+    return [str(torch.device(name)) for name in names]
+
+
+def run(args: argparse.Namespace, todo: Sequence[Cell], store: Store) -> Outcome:
+    """Sweep with a bar, then say what became of it."""
+    import logging
+
+    from poem.commands._bar import Bar
+    from poem.sweep import sweep
+
+    if not args.verbose:
+        logging.getLogger("poem").setLevel(logging.ERROR)  # a report's notes say it too
+    print(f"{len(todo)} cells, results in {store.folder}", file=sys.stderr)
+    with Bar() as bar:
+        outcome = sweep(todo, store, engine=engine(args, todo), watch=bar)
+    print(outcome)
+    if outcome.failed:
+        why = store.failures()
+        print(f"{len(outcome.failed)} cells failed; the same command tries them again:", file=sys.stderr)
+        for cell in outcome.failed[:10]:
+            print(f"  {cell.label}: {why[cell.key].reason}", file=sys.stderr)
+        print(f"their tracebacks: {store.cells}/*/*/*.failed.json", file=sys.stderr)
+    for words in store.broken.values():
+        print(f"not a result, moved aside or left alone: {words}", file=sys.stderr)
+    if outcome.interrupted:
+        print("stopped; the same command goes on", file=sys.stderr)
+    return outcome
+
+
+def show(args: argparse.Namespace, found: Sequence[Suite], todo: Sequence[Cell], store: Store) -> None:
+    """The grid, what of it is finished, and an estimate; or the cells as JSON."""
+    import json
+
+    from poem.commands._bar import duration
+    from poem.estimate import Rates, images
+
+    if args.json:
+        print(json.dumps([cell.to_dict() for cell in todo], indent=1))
+        return
+    for suite in found:
+        print(f"{suite.name}, scale {suite.scale}: {suite.title}")
+        for group in dict.fromkeys(placed.group for placed in suite.placed):
+            print(f"  {_line([placed for placed in suite.placed if placed.group == group])}")
+    left = [cell for cell in todo if store.finished(cell) is None]
+    rates = Rates.of(store.reports())
+    devices = args.device if args.engine == "ray" else _devices(args.device)
+    count = 1 if args.engine == "inline" else workers(args, devices, left)
+    several = f"{count} processes" if count > 1 else "1 process"
+    print(f"{len(todo)} cells, {sum(map(images, todo))} images; results in {store.folder}")
+    print(f"{len(todo) - len(left)} finished, {len(left)} to run, {sum(map(images, left))} images")
+    print(f"about {duration(rates.total(left) / count)} with {several}, {rates}")
+
+
+def _line(placed: Sequence[Any]) -> str:
+    bases = ", ".join(sorted({each.cell.base for each in placed}))
+    rows, columns = ({getattr(each, name) for each in placed} for name in ("row", "column"))
+    seeds, unique = {each.cell.seed for each in placed}, {each.cell.key for each in placed}
+    size = f"{len(rows)} rows x {len(columns)} columns, {len(seeds)} seed{'s' if len(seeds) > 1 else ''}"
+    head = f"{placed[0].group} ({bases})" if placed[0].group else bases
+    return f"{head}: {size}: {len(unique)} cells"

@@ -1,0 +1,114 @@
+"""Examples:
+poem predict photos/ -o predictions.csv
+poem predict frames/ --model digits-bn --method tent --batch-size 32
+poem predict photos/ --model mypackage.nets:build --mean 0.5 --std 0.5 --crop 224
+"""  # noqa: D205, D415 - an epilog of the command's help
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from poem.commands.verify import triple
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from poem.predict import Answer
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    """What the command takes."""
+    parser.add_argument("folder", type=Path, help="images, at any depth; in order of their names")
+    parser.add_argument(
+        "--model", default="effnet-lite0", help="a base (`poem list bases`), or package.module:function"
+    )
+    parser.add_argument("--weights", help="a file or folder with the base's weights")
+    parser.add_argument("--method", default="poem", help="a name that `poem list` prints")
+    parser.add_argument("-o", "--out", type=Path, default=Path("predictions.csv"))
+    parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--lr", type=float, help="learning rate; default: the method's rule")
+    parser.add_argument("--preset", default="imagenet", help="imagenet, cifar or cifar100")
+    parser.add_argument("--mean", type=triple, help="of a model of your own, as 0.485,0.456,0.406")
+    parser.add_argument("--std", type=triple, help="of a model of your own")
+    parser.add_argument("--resize", type=int, help="short side, of a model of your own")
+    parser.add_argument("--crop", type=int, help="centre crop, of a model of your own")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--json", action="store_true", help="print the answers as JSON lines instead of a summary")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Answer, write the file whole, say what happened; 1 if some files could not be read."""
+    import dataclasses
+    import json
+
+    from poem.predict import answers, photos, summary
+
+    model, settings = opened(args)
+    files = photos(args.folder)
+    found: list[Answer] = []
+    try:
+        batches = answers(
+            model, files, args.method, folder=args.folder, batch_size=args.batch_size, lr=args.lr, preset=args.preset,
+            **settings,
+        )  # fmt: skip
+        for batch in progress(batches, len(files), args.method):
+            found += batch
+    except KeyboardInterrupt:
+        partial = args.out.with_name(f"{args.out.stem}.partial{args.out.suffix}")
+        save(found, partial)
+        print(f"poem: stopped; the first {len(found)} of {len(files)} answers are in {partial}")
+        return 130
+    save(found, args.out)
+    if args.json:
+        print("\n".join(json.dumps(dataclasses.asdict(each)) for each in found))
+    else:
+        print(f"{summary(found)}\nwritten to {args.out}")
+    return 1 if any(each.error for each in found) else 0
+
+
+def opened(args: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
+    """The model, and what goes with it."""
+    from poem import zoo
+    from poem.predict import imagenet_names, imported
+    from poem.streams._prepare import Prepare
+
+    if ":" in args.model:
+        model = imported(args.model).to(args.device)
+        prepare = Prepare(resize=args.resize or args.crop, crop=args.crop)
+        return model, {"prepare": prepare, "mean": args.mean, "std": args.std}
+    model, base = zoo.load(args.model, args.weights)
+    prepare = Prepare(resize=args.resize or base.resize, crop=args.crop or base.crop, interpolation=base.interpolation)
+    names = imagenet_names() if base.classes == 1000 else {}
+    settings = {"prepare": prepare, "names": names, "mean": args.mean or base.mean, "std": args.std or base.std}
+    return model.to(args.device), settings
+
+
+def progress(batches: Any, total: int, words: str) -> Any:
+    """A bar over images on the terminal, nothing elsewhere."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(words, total=total)
+        for batch in batches:
+            bar.advance(task, len(batch))
+            yield batch
+
+
+def save(found: Sequence[Answer], path: Path) -> None:
+    """A CSV file, whole or not at all."""
+    import csv
+    import dataclasses
+    import io
+
+    from poem.predict import Answer
+    from poem.report import write_whole
+
+    text = io.StringIO()
+    writer = csv.DictWriter(text, [item.name for item in dataclasses.fields(Answer)], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(dataclasses.asdict(each) for each in found)
+    write_whole(path, text.getvalue())

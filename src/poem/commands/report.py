@@ -1,0 +1,52 @@
+"""Examples:
+poem report poem-results/tiny
+poem report poem-results/tiny --suites table1 fig5 --out pages
+poem report poem-results/full --scale full --limit 256
+
+Writes report.md and report.html. Cells run with a limit, other seeds or settings are found with the same flags.
+"""  # noqa: D205, D415 - an epilog of the command's help
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    """What the command takes."""
+    parser.add_argument("results", type=Path, help="a folder that poem bench or poem reproduce wrote")
+    parser.add_argument("--suites", nargs="+", metavar="SUITE", help="names or files; default: all with a cell here")
+    parser.add_argument("--scale", help="tiny, cifar10 or full; default: that of most cells here")
+    parser.add_argument("--limit", type=int, metavar="N", help="as in the run")
+    parser.add_argument("--methods", nargs="+", metavar="NAME", help="these rows alone, as 'tent' or '*poem*'")
+    parser.add_argument("--seeds", nargs="+", type=int, metavar="N", help="as in the run")
+    parser.add_argument("--corruptions", nargs="+", metavar="NAME", help="of the suites' these alone")
+    parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="as in the run")
+    parser.add_argument("--chosen", type=Path, metavar="FILE", help="as in the run")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="for both pages; default: the folder of results")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write both pages and say where they are."""
+    import json
+
+    from poem.commands._fields import pairs
+    from poem.pages import build
+    from poem.pages.contents import about
+    from poem.store import Store
+
+    store = Store(args.results)
+    reports, failures = list(store.reports()), store.failures()
+    if not reports and not failures:
+        raise ValueError(f"expected a folder of results, got {args.results}; poem reproduce table1 makes one")
+    asked = {
+        "limit": args.limit, "methods": args.methods, "seeds": args.seeds, "corruptions": args.corruptions,
+        "changes": pairs(args.set), "chosen": json.loads(args.chosen.read_text("utf-8")) if args.chosen else None,
+    }  # fmt: skip
+    there = [report.cell for report in reports] + [failure.cell for failure in failures.values()]
+    suites = about(there, names=args.suites, scale=args.scale, asked=asked)
+    for path in build(suites, reports, args.out or args.results, failures=failures):
+        print(path)
+    for words in store.broken.values():
+        print(f"left out: {words}")
+    return 0

@@ -1,0 +1,203 @@
+"""A folder of results: one file per cell, whole or not there, and one writer at a time.
+
+    cells/<base>/<method>/<scenario>-<shift>-s<seed>-<key>.json           a result
+    cells/<base>/<method>/<scenario>-<shift>-s<seed>-<key>.failed.json    a cell that raised, with its traceback
+
+The key in a file's name makes it the cell's own; the words before it are for people.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from poem.cells import Cell
+from poem.report import SCHEMA, Report, write_whole
+
+try:
+    import fcntl
+except ImportError:  # not a Unix
+    fcntl = None  # type: ignore[assignment]
+
+FAILED = ".failed.json"
+_LEFT_OVER = re.compile(r"\..+\.json\.\d+")
+_PATIENCE = 8.0  # seconds in which helpers of a killed process notice that it is gone
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """A cell that raised, or whose process died."""
+
+    cell: Cell
+    error: str
+    """The traceback, or what is known of the death."""
+
+    @property
+    def reason(self) -> str:
+        """The last line of the traceback: what was raised."""
+        lines = self.error.strip().splitlines()
+        return lines[-1] if lines else "no reason was recorded"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return {"schema": SCHEMA, "key": self.cell.key, "cell": self.cell.to_dict(), "error": self.error}
+
+    @classmethod
+    def load(cls, path: Path) -> Failure:
+        """Read one; a half-written or foreign file is an error that names it."""
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+            if values["schema"] != SCHEMA:
+                raise ValueError(f"expected schema {SCHEMA}, got {values['schema']!r}")
+            return cls(cell=Cell.from_dict(values["cell"]), error=str(values["error"]))
+        except (ValueError, TypeError, KeyError) as error:
+            raise ValueError(f"{path} does not record a failure: {error}") from error
+
+
+class Store:
+    """Results in a folder.
+
+    Args:
+        folder: Its top; made when something is saved.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = Path(folder)
+        self.cells = self.folder / "cells"
+        self.broken: dict[Path, str] = {}
+        """Files met so far that are no results, and why. They do not count, and nothing overwrites them."""
+
+    def path(self, cell: Cell) -> Path:
+        """Where a cell's result stands."""
+        shift = cell.corruptions[0] if len(cell.corruptions) == 1 else f"{len(cell.corruptions)}-shifts"
+        name = f"{safe(cell.scenario)}-{safe(shift)}-s{cell.seed}-{cell.key}.json"
+        return self.cells / safe(cell.base) / safe(cell.method) / name
+
+    def finished(self, cell: Cell) -> Report | None:
+        """The result of a cell, where a sound one is there; what is there instead is named in `broken`."""
+        path = self.path(cell)
+        report = self._sound(path) if path.is_file() else None
+        if report is not None and report.key != cell.key:
+            self.broken[path] = f"{path} is the result of another cell: {report.cell.label}"
+            report = None
+        return report
+
+    def save(self, report: Report) -> Path:
+        """Keep a result: the first one of a cell stays, a broken file in its place is moved aside."""
+        path = self.path(report.cell)
+        if self.finished(report.cell) is None:
+            self._move_aside(path)
+            report.save(path)
+        self._failure(report.cell).unlink(missing_ok=True)
+        return path
+
+    def fail(self, cell: Cell, error: str) -> Path:
+        """Record why a cell has no result; the last failure stands until the cell succeeds."""
+        path = self._failure(cell)
+        write_whole(path, json.dumps(Failure(cell=cell, error=error).to_dict(), indent=1) + "\n")
+        return path
+
+    def reports(self) -> Iterator[Report]:
+        """Every sound result, in the order of the files' names; the others are named in `broken`."""
+        for path in self._files():
+            if not path.name.endswith(FAILED) and (report := self._sound(path)) is not None:
+                yield report
+
+    def failures(self) -> dict[str, Failure]:
+        """What failed and has not succeeded since, by the cell's key."""
+        found = {}
+        for path in self._files():
+            if path.name.endswith(FAILED):
+                try:
+                    failure = Failure.load(path)
+                except ValueError as error:
+                    self.broken[path] = str(error)
+                else:
+                    found[failure.cell.key] = failure
+        return found
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Be the only writer: a second one is told who the first is. A process that dies lets go by itself.
+
+        What killed writers left half-written is removed. Where the platform has no `fcntl`, nothing is locked.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / ".lock").open("a+", encoding="utf-8") as file:
+            _hold(file, self.folder)
+            file.truncate(0)
+            file.write(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}))
+            file.flush()
+            for path in self.cells.rglob(".*"):
+                if _LEFT_OVER.fullmatch(path.name):
+                    path.unlink(missing_ok=True)
+            yield
+
+    def _failure(self, cell: Cell) -> Path:
+        path = self.path(cell)
+        return path.with_name(path.name.removesuffix(".json") + FAILED)
+
+    def _files(self) -> list[Path]:
+        return sorted(path for path in self.cells.rglob("*.json") if not path.name.startswith("."))
+
+    def _sound(self, path: Path) -> Report | None:
+        try:
+            report = Report.load(path)
+        except ValueError as error:
+            self.broken[path] = str(error)
+            return None
+        return report
+
+    def _move_aside(self, path: Path) -> None:
+        """Give a file that is no result another name, so that its place is free and nothing is lost."""
+        if path.exists():
+            names = (path.with_name(f"{path.name}.broken{number or ''}") for number in range(1_000_000))
+            path.rename(next(name for name in names if not name.exists()))
+
+
+def safe(words: str) -> str:
+    """A name for any file system: letters, digits and - . + _ stay, `*` is written out, the rest becomes `_`."""
+    return re.sub(r"[^A-Za-z0-9.+_-]", "_", words.replace("*", "-twice")).lstrip(".") or "_"
+
+
+def _hold(file: IO[str], folder: Path) -> None:
+    """Lock an open file; wait a moment where its holder is dead, whose helper processes may still have it open."""
+    until = time.monotonic() + _PATIENCE
+    while fcntl is not None:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            file.seek(0)
+            words, alive = _holder(file.read())
+            if alive or time.monotonic() > until:
+                raise BlockingIOError(
+                    f"{folder} is in use by {words}; wait until that sweep is over, or give another folder with --out"
+                ) from None
+            time.sleep(0.1)
+
+
+def _holder(text: str) -> tuple[str, bool]:
+    """Who wrote the lock, in words, and whether it may still be alive."""
+    try:
+        values = json.loads(text)
+        pid, host = int(values["pid"]), str(values["host"])
+    except (ValueError, TypeError, KeyError):
+        return "another process", True
+    alive = True
+    if host == socket.gethostname():
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            alive = False
+        except OSError:
+            pass
+    return f"process {pid} on {host}", alive

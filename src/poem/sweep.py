@@ -1,0 +1,163 @@
+"""Many cells, once each: what is finished is not run again, what fails does not stop the rest.
+
+    outcome = sweep(cells, Store("results"), engine=Workers(count=2))
+
+It can be stopped or killed at any moment and called again.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import FrameType
+
+from poem.cells import Cell
+from poem.engines import Begun, Ended, Engine, Event, Inline, Moved, Ray, Workers
+from poem.engines._events import kin
+from poem.store import Store
+
+__all__ = ["Begun", "Ended", "Engine", "Event", "Inline", "Moved", "Outcome", "Planned", "Ray", "Workers", "sweep"]
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What a sweep will run, and what it found finished."""
+
+    todo: tuple[Cell, ...]
+    finished: tuple[Cell, ...]
+
+
+Watch = Callable[[Planned | Event], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What became of the cells of a sweep."""
+
+    done: tuple[Cell, ...] = ()
+    """Measured now."""
+    skipped: tuple[Cell, ...] = ()
+    """Finished before."""
+    failed: tuple[Cell, ...] = ()
+    """Raised, or took their process down; `store.failures()` says why, and the next sweep tries them again."""
+    left: tuple[Cell, ...] = ()
+    """Not run, because the sweep was stopped."""
+    interrupted: bool = False
+    seconds: float = 0.0
+
+    @property
+    def code(self) -> int:
+        """An exit code: 0 all is there, 1 some failed, 130 stopped."""
+        return 130 if self.interrupted else 1 if self.failed else 0
+
+    def __str__(self) -> str:
+        parts = [f"{len(self.done)} cells measured in {self.seconds:.1f} s"]
+        parts += [f"{len(self.skipped)} finished before"] if self.skipped else []
+        parts += [f"{len(self.failed)} failed"] if self.failed else []
+        parts += [f"stopped with {len(self.left)} left"] if self.interrupted else []
+        return ", ".join(parts)
+
+
+def sweep(cells: Sequence[Cell], store: Store, *, engine: Engine | None = None, watch: Watch | None = None) -> Outcome:
+    """Run the cells that have no result yet, and keep each result as it comes.
+
+    Args:
+        cells: What to measure; a cell that comes twice is run once.
+        store: Where results are and go. Only this process writes there, whatever the engine.
+        engine: `Inline` unless given.
+        watch: Is told of everything that happens.
+
+    Ctrl-C and SIGTERM end the sweep with an outcome that says what is left.
+
+    Raises:
+        BlockingIOError: Another process writes into the store.
+        OSError: A result could not be written, such as for want of space; those before it are kept.
+    """
+    engine = engine or Inline()
+    unique = list({cell.key: cell for cell in cells}.values())
+    began = time.monotonic()
+    with store.lock():
+        skipped = [cell for cell in unique if store.finished(cell) is not None]
+        before = {cell.key for cell in skipped}
+        todo = in_order([cell for cell in unique if cell.key not in before])
+        run = _Run(store, watch)
+        interrupted = False
+        try:
+            with _signals():
+                run(Planned(tuple(todo), tuple(skipped)))
+                if todo:
+                    engine.run(todo, run)
+        except KeyboardInterrupt:
+            interrupted = True
+        seen = before | {cell.key for cell in [*run.done, *run.failed]}
+        return Outcome(
+            done=tuple(run.done),
+            skipped=tuple(skipped),
+            failed=tuple(run.failed),
+            left=tuple(cell for cell in unique if cell.key not in seen),
+            interrupted=interrupted,
+            seconds=time.monotonic() - began,
+        )
+
+
+@dataclass
+class _Run:
+    """Keeps what an engine tells."""
+
+    store: Store
+    watch: Watch | None
+    done: list[Cell] = field(default_factory=list)
+    failed: list[Cell] = field(default_factory=list)
+
+    def __call__(self, event: Planned | Event) -> None:
+        if isinstance(event, Ended):
+            try:
+                self.keep(event)
+            except OSError as error:
+                raise OSError(
+                    f"cannot write to {self.store.folder}: {error.strerror or error}; the {len(self.done)} results of "
+                    "this sweep before it are kept: make room, and type the same command again"
+                ) from error
+        if self.watch is not None:
+            self.watch(event)
+
+    def keep(self, event: Ended) -> None:
+        if event.report is not None:
+            self.store.save(event.report)
+            self.done.append(event.cell)
+        else:
+            self.store.fail(event.cell, event.error)
+            self.failed.append(event.cell)
+
+
+def in_order(cells: Sequence[Cell]) -> list[Cell]:
+    """Cells that share model and data beside each other, otherwise as they came."""
+    kins: dict[tuple[object, ...], list[Cell]] = {}
+    for cell in cells:
+        kins.setdefault(kin(cell), []).append(cell)
+    return [cell for each in kins.values() for cell in each]
+
+
+@contextmanager
+def _signals() -> Iterator[None]:
+    """The first SIGINT or SIGTERM raises KeyboardInterrupt; further ones wait for the cleaning up."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    numbers = (signal.SIGINT, signal.SIGTERM)
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        for each in numbers:
+            signal.signal(each, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, stop) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler or signal.SIG_DFL)

@@ -1,0 +1,171 @@
+"""`poem run`, `poem bench`, `poem reproduce` as a user types them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from stand_ins import cell, report
+
+from poem.cells import Cell
+from poem.cli import main
+from poem.commands._bar import Bar, duration
+from poem.engines import Begun, Ended, Moved
+from poem.estimate import Rates, images
+from poem.report import Report
+from poem.store import Store
+from poem.sweep import Planned
+
+CELL = ("--base", "digits-ln", "--data", "digits-test", "--preset", "cifar", "--n", "64", "--lr", "0.005")
+SMALL = ("--methods", "tent", "--corruptions", "contrast", "--limit", "64")
+
+
+def poem(*words: object) -> int:
+    return main([str(word) for word in words])
+
+
+def test_run_prints_card_and_metrics_and_writes_the_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "result.json"
+    flags = ("--method", "tent", "--corruption", "contrast", "--set", "window=32")
+    assert poem("run", *CELL, *flags, "--out", out) == 0
+    said = capsys.readouterr().out
+    report = Report.load(out)
+    assert f"top1{report.metrics['top1']:22.3f} %" in said
+    assert "corruptions    contrast" in said
+    assert len(report.windows) == 2
+    assert report.cell.lr == 0.005
+    again = tmp_path / "again.json"
+    assert poem("run", out, "--seed", 1, "--out", again) == 0, "a result can be run again, with flags on top"
+    assert Report.load(again).cell.to_dict() == {**report.cell.to_dict(), "seed": 1}
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("--base", "digits-ln"), "expected --data --method, or a file with a cell, as in poem run --base"),
+        ((*CELL, "--method", "tant"), "unknown method 'tant'. Did you mean tent"),
+        ((*CELL, "--method", "tent", "--corruption", "fogg"), "unknown corruption 'fogg'; did you mean 'fog'?"),
+        ((*CELL, "--method", "tent", "--set", "windw=3"), "no field 'windw' to set; did you mean 'window'?"),
+        ((*CELL, "--method", "tent", "--set", "window"), "expected --set FIELD=VALUE"),
+        ((*CELL, "--method", "tent", "--base", "digits-bb"), "unknown base 'digits-bb'; did you mean 'digits-bn'?"),
+        (("nowhere.json",), "No such file"),
+    ],
+)
+def test_run_says_what_to_type(words: tuple[str, ...], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert poem("run", *words) == 2
+    said = capsys.readouterr().err
+    assert expected in said
+    assert said.count("\n") == 1
+
+
+def test_bench_runs_a_suite_and_does_not_run_it_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("bench", "table1", *SMALL, "--out", tmp_path, "--engine", "inline")
+    assert poem(*words, "--dry-run") == 0
+    said = capsys.readouterr().out
+    assert "ResNet-50-GN (digits-gn): 2 rows x 1 columns, 1 seed: 2 cells" in said
+    assert "0 finished, 6 to run, 384 images" in said
+    assert "about 4 s with 1 process, assuming 100 images/s a process: nothing is measured yet" in said
+    assert not list(tmp_path.iterdir()), "a dry run touches nothing"
+    assert poem(*words) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("6 cells measured in ")
+    assert f"poem report {tmp_path}" in said
+    reports = list(Store(tmp_path).reports())
+    assert len(reports) == 6
+    assert {report.cell.n for report in reports} == {64}
+    assert poem(*words) == 0
+    assert capsys.readouterr().out.startswith("0 cells measured in 0.0 s, 6 finished before")
+    assert poem(*words, "--dry-run") == 0
+    assert "6 finished, 0 to run, 0 images\nabout 0 s with 1 process, from 6 finished cells" in capsys.readouterr().out
+
+
+def test_a_json_list_of_cells_is_run_like_a_suite_without_yaml(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert poem("bench", "table1", *SMALL, "--json") == 0
+    text = capsys.readouterr().out
+    cells = [Cell.from_dict(each) for each in json.loads(text)]
+    assert len(cells) == 6
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    path = tmp_path / "cells.json"
+    broken = {**cells[0].to_dict(), "data": "digits-tast"}
+    path.write_text(json.dumps([*json.loads(text), broken]))
+    words = ("bench", path, "--methods", "source", "--out", tmp_path / "out", "--engine", "inline")
+    assert poem(*words) == 1, "a cell failed"
+    said = capsys.readouterr()
+    assert said.out.startswith("3 cells measured")
+    assert "1 failed" in said.out
+    assert "unknown data set 'digits-tast'; did you mean 'digits-test'?" in said.err
+    assert poem("bench", path, "--methods", "nobody", "--out", tmp_path / "out") == 2
+    assert "no cell of" in capsys.readouterr().err
+    path.write_text("{}")
+    assert poem("bench", path) == 2
+    assert "expected a JSON list of cells" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("tabel1",), "unknown suite 'tabel1'; did you mean 'table1'?"),
+        (("table1", "--scale", "tny"), "unknown scale 'tny'; did you mean 'tiny'?"),
+        (("table1", "--methods", "tant"), "did you mean 'tent'?"),
+        (("table1", "--corruptions", "fogg"), "unknown corruption 'fogg'; did you mean 'fog'?"),
+        (("table1", "--set", "bach_size=3"), "did you mean 'batch_size'?"),
+        (("table1", "--workers", "0"), "expected --workers of at least 1, got 0"),
+        (("table1", "--address", "auto"), "add --engine ray"),
+        (("table1", "--device", "cuda"), "expected a machine with CUDA"),
+    ],
+)
+def test_bench_says_what_to_type(
+    words: tuple[str, ...], expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import torch
+
+    if "cuda" in words and torch.cuda.is_available():
+        pytest.skip("this machine has CUDA")
+    assert poem("bench", *words, "--out", tmp_path) == 2
+    assert expected in capsys.readouterr().err
+
+
+def test_reproduce_measures_and_makes_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("reproduce", "table11", "fig4", "--limit", 64, "--corruptions", "contrast", "--out", tmp_path)
+    assert poem(*words, "--engine", "inline") == 0
+    said = capsys.readouterr().out
+    assert f"page: {tmp_path / 'report.html'}" in said
+    assert (tmp_path / "report.md").is_file()
+    assert "Table 11" in (tmp_path / "report.md").read_text(encoding="utf-8")
+
+
+def test_all_is_the_paper(capsys: pytest.CaptureFixture[str]) -> None:
+    assert poem("reproduce", "all", "--dry-run", "--scale", "tiny") == 0
+    said = capsys.readouterr().out
+    assert sum(line.startswith("table") for line in said.splitlines()) == 12
+    assert sum(line.startswith(("fig", "branch-loss")) for line in said.splitlines()) == 9
+    assert "results in poem-results" in said
+
+
+def test_the_bar_counts_cells_images_and_failures() -> None:
+    bar, first, second = Bar(), cell(), cell("tent")
+    bar(Planned((first, second), ()))
+    bar(Begun(first))
+    bar(Moved(first, 32, 64))
+    assert str(bar).startswith("0/2 cells, 32/128 images, ")
+    assert " left: digits-ln source" in str(bar)
+    bar(Ended(first, None, "it raised"))
+    bar(Begun(second))
+    assert str(bar).startswith("1/2 cells, 64/128 images, ")
+    assert ", 1 failed: digits-ln tent" in str(bar)
+
+
+def test_work_is_estimated_from_the_order_and_from_cells_alike() -> None:
+    three = cell(scenario="continual", corruptions=["fog", "snow", "frost"])
+    assert images(three) == 3 * 64
+    assert images(cell(n=None)) == 1500
+    assert images(cell(n=9999)) == 1500, "no more than there are"
+    assert images(cell(scenario="label-shift", options={"length": 70})) == 70
+    rates = Rates.of([report(cell())])  # 64 images in half a second
+    assert rates.total([cell(), cell("tent")]) == pytest.approx(1.0), "of the same base, where the method is new"
+    assert Rates.of([]).total([cell()]) == pytest.approx(0.64)
+    assert [duration(seconds) for seconds in (5, 600, 9000)] == ["5 s", "10 min", "2.5 h"]

@@ -1,0 +1,136 @@
+"""Results in a folder: whole files, names for any file system, one writer, and nothing overwritten unseen."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from stand_ins import cell, report
+
+import poem.report
+from poem.store import Store, safe
+
+
+def test_a_result_is_found_again_by_its_cell(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    mine = cell("deyo+poem", seed=3)
+    assert store.finished(mine) is None
+    path = store.save(report(mine, 71.0))
+    assert path.relative_to(tmp_path).as_posix() == (f"cells/digits-ln/deyo+poem/single-fog-s3-{mine.key}.json"), (
+        "people can read it"
+    )
+    found = Store(tmp_path).finished(mine)
+    assert found is not None
+    assert found == report(mine, 71.0)
+    assert store.finished(replace(mine, version=2)) is None, "a changed suite is another cell"
+    assert [each.key for each in store.reports()] == [mine.key]
+
+
+def test_names_are_safe_on_any_file_system(tmp_path: Path) -> None:
+    assert safe("tent*") == "tent-twice"
+    assert safe('a/b\\c:d?"<>| ') == "a_b_c_d______"
+    assert safe("..") == "_"
+    many = cell("tent*", corruptions=["fog", "snow"], scenario="continual")
+    assert "continual-2-shifts-s0-" in Store(tmp_path).path(many).name
+
+
+def test_the_first_result_of_a_cell_stays(tmp_path: Path) -> None:
+    store, mine = Store(tmp_path), cell()
+    path = store.save(report(mine, 10.0))
+    before = path.read_bytes(), path.stat().st_mtime_ns
+    store.save(report(mine, 20.0))
+    assert (path.read_bytes(), path.stat().st_mtime_ns) == before
+
+
+@pytest.mark.parametrize("text", ["", '{"schema": 1, "cel', "[]", '{"schema": 99}', '{"schema": 1}'])
+def test_what_is_no_result_is_named_and_moved_aside(tmp_path: Path, text: str) -> None:
+    store, mine = Store(tmp_path), cell()
+    path = store.path(mine)
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    assert store.finished(mine) is None
+    assert list(store.reports()) == []
+    assert path.name in store.broken[path]
+    assert path.read_text() == text, "asking changes nothing"
+    store.save(report(mine))
+    assert store.finished(mine) == report(mine)
+    assert path.with_name(path.name + ".broken").read_text() == text
+    path.write_text("broken again")
+    store.save(report(mine))
+    assert path.with_name(path.name + ".broken").read_text() == text, "nor is what was moved aside overwritten"
+    assert len(list(store.reports())) == 1
+
+
+def test_a_result_under_another_cells_name_does_not_count(tmp_path: Path) -> None:
+    store, mine, other = Store(tmp_path), cell(seed=1), cell(seed=2)
+    store.save(report(other)).rename(store.path(mine))
+    assert store.finished(mine) is None
+    assert "another cell" in store.broken[store.path(mine)]
+
+
+def test_failures_stand_until_the_cell_succeeds(tmp_path: Path) -> None:
+    store, mine = Store(tmp_path), cell()
+    store.fail(mine, "Traceback ...\nValueError: too odd\n")
+    assert store.finished(mine) is None
+    assert list(store.reports()) == []
+    failure = store.failures()[mine.key]
+    assert (failure.cell, failure.reason) == (mine, "ValueError: too odd")
+    store.save(report(mine))
+    assert store.failures() == {}
+    half = store.fail(cell(seed=5), "x")
+    half.write_text(half.read_text()[:20])
+    assert store.failures() == {}
+    assert half in store.broken
+
+
+HOLD = """
+import sys, time
+from poem.store import Store
+with Store(sys.argv[1]).lock():
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_second_writer_is_told_who_the_first_is_and_a_killed_one_lets_go(tmp_path: Path) -> None:
+    pytest.importorskip("fcntl")
+    store = Store(tmp_path)
+    holder = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(BlockingIOError, match=rf"is in use by process {holder.pid} on .*; wait"), store.lock():
+            pass
+    finally:
+        holder.kill()
+        holder.wait()
+    left = store.path(cell()).with_name(f".{store.path(cell()).name}.{holder.pid}")
+    left.parent.mkdir(parents=True)
+    left.write_text("half")
+    with store.lock():
+        assert not left.exists(), "what the killed one left half-written is gone"
+        record = json.loads((tmp_path / ".lock").read_text())
+        assert record["pid"] == os.getpid()
+    with store.lock():
+        pass
+
+
+def test_no_space_leaves_nothing_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(tmp_path)
+    store.save(report(cell(seed=1)))
+
+    def full(*args: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(poem.report.os, "fsync", full)  # type: ignore[attr-defined]
+    with pytest.raises(OSError, match="No space left"):
+        store.save(report(cell(seed=2)))
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert [path.name for path in files] == [store.path(cell(seed=1)).name]
