@@ -1,0 +1,192 @@
+"""Answers for images without labels: what the model says while it learns, beside what it would have said.
+
+Two adapters borrow one model: the method's, which learns, and the source's, which does not. Where they disagree is
+where adapting mattered.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from poem.api import adapt
+from poem.streams._folders import FORMATS
+from poem.streams._images import Unreadable
+from poem.streams._prepare import Prepare
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """One image: the fields are the columns of `predictions.csv`."""
+
+    file: str
+    label: int | None = None
+    name: str = ""
+    confidence: float | None = None
+    """Probability of the label, 0 to 1."""
+    entropy: float | None = None
+    """Of the answer, in nats."""
+    first_entropy: float | None = None
+    """Before the batch was learnt from."""
+    source_label: int | None = None
+    """What the model says without adapting."""
+    source_entropy: float | None = None
+    newly_reliable: bool | None = None
+    """Too uncertain at the first look, reliable at a later one."""
+    error: str = ""
+    """Why there is no answer."""
+
+
+def photos(folder: Path) -> list[Path]:
+    """Every image under a folder, by name; what begins with a dot is not looked at."""
+    if not folder.is_dir():
+        raise FileNotFoundError(f"expected a folder of images, got {folder}, which is not one")
+    found = (path for path in folder.rglob("*") if path.suffix.lower() in FORMATS and path.is_file())
+    kept = sorted(path for path in found if not any(word.startswith(".") for word in path.relative_to(folder).parts))
+    if not kept:
+        raise FileNotFoundError(f"no images under {folder}; endings looked for: {' '.join(FORMATS)}")
+    return kept
+
+
+def answers(
+    model: nn.Module,
+    files: Sequence[Path],
+    method: str = "poem",
+    *,
+    prepare: Prepare,
+    folder: Path,
+    batch_size: int = 64,
+    names: Mapping[int, str] | None = None,
+    classes: Sequence[int] | None = None,
+    on_batch: Callable[[Tensor, list[Path], Any], None] | None = None,
+    **settings: Any,
+) -> Iterator[list[Answer]]:
+    """Batch by batch in the files' order; a file that does not decode is an answer with its error.
+
+    Args:
+        model: Any classifier.
+        files: Images under `folder`, in order of arrival.
+        method: A name of `poem.methods()`.
+        prepare: Resize and crop to the model's size.
+        folder: What file names are given relative to.
+        batch_size: Images that are learnt from together.
+        names: What to call the labels.
+        classes: Indices the logits are cut to; labels are then places in this list.
+        on_batch: Called with images, their files and `adapter.last`, for whoever wants to look closer.
+        settings: Passed on to `poem.adapt`.
+    """
+    adapter = adapt(model, method, classes=classes, batch_size=batch_size, **settings)
+    plain = adapt(model, "source", classes=classes, mean=settings.get("mean"), std=settings.get("std"))
+    device = next(model.parameters()).device
+    try:
+        for start in range(0, len(files), batch_size):
+            batch = files[start : start + batch_size]
+            images, good, bad = _read(batch, prepare, folder)
+            if images is None:
+                yield bad
+                continue
+            images = images.to(device)
+            logits, before = adapter(images), plain(images)
+            if on_batch is not None:
+                on_batch(images, good, adapter.last)
+            yield sorted(bad + _answered(logits, before, adapter.last, good, folder, names or {}), key=_by_file)
+    finally:
+        adapter.unload()
+        plain.unload()
+
+
+def _by_file(answer: Answer) -> str:
+    return answer.file
+
+
+def _read(batch: Sequence[Path], prepare: Prepare, folder: Path) -> tuple[Tensor | None, list[Path], list[Answer]]:
+    """Images (B, 3, H, W) in [0, 1], their files, and answers for those that cannot be read."""
+    images, good, bad = [], [], []
+    for path in batch:
+        name = str(path.relative_to(folder))
+        try:
+            images.append(prepare(path.read_bytes(), name))
+            good.append(path)
+        except (Unreadable, OSError, ValueError) as error:
+            bad.append(Answer(file=name, error=str(error)))
+    sizes = {tuple(image.shape[1:]) for image in images}
+    if len(sizes) > 1:
+        raise ValueError(f"expected images of one size, got {sorted(sizes)[:3]}; pass --resize and --crop")
+    return (torch.stack(images).float() / 255 if images else None), good, bad
+
+
+def _answered(
+    logits: Tensor, before: Tensor, last: Any, good: Sequence[Path], folder: Path, names: Mapping[int, str]
+) -> list[Answer]:
+    """One answer per image."""
+    columns = zip(
+        good, logits.argmax(1).tolist(), logits.softmax(1).max(1).values.tolist(), _entropy(logits).tolist(),
+        last.first_entropy.tolist(), before.argmax(1).tolist(), _entropy(before).tolist(), last.newly_reliable.tolist(),
+        strict=True,
+    )  # fmt: skip
+    return [
+        Answer(
+            file=str(path.relative_to(folder)), label=label, name=names.get(label, str(label)),
+            confidence=round(sure, 6), entropy=round(now, 6), first_entropy=round(first, 6), source_label=source,
+            source_entropy=round(plain, 6), newly_reliable=newly,
+        )
+        for path, label, sure, now, first, source, plain, newly in columns
+    ]  # fmt: skip
+
+
+def _entropy(logits: Tensor) -> Tensor:
+    logs = logits.log_softmax(1)
+    return -(logs.exp() * logs).sum(1)
+
+
+def summary(found: Iterable[Answer]) -> str:
+    """What happened, in four lines."""
+    rows = list(found)
+    read = [each for each in rows if not each.error]
+    if not read:
+        return f"none of {len(rows)} images could be read"
+    agree = sum(each.label == each.source_label for each in read)
+    first = sum(each.first_entropy or 0.0 for each in read) / len(read)
+    last = sum(each.entropy or 0.0 for each in read) / len(read)
+    plain = sum(each.source_entropy or 0.0 for each in read) / len(read)
+    newly = sum(bool(each.newly_reliable) for each in read)
+    lines = [
+        f"{len(read)} images answered" + (f", {len(rows) - len(read)} unreadable" if len(read) < len(rows) else ""),
+        f"entropy {first:.2f} before learning, {last:.2f} in the answer; the model unadapted: {plain:.2f} (nats)",
+        f"{agree} answers ({100 * agree / len(read):.1f} %) agree with the model unadapted",
+        f"{newly} images were too uncertain at first and reliable after an update",
+    ]
+    if last > plain + 0.5:
+        lines.append(
+            "The adapted answers are less certain than the model's own. Batches of few classes, or too small ones, "
+            "spoil the statistics of batch norm: shuffle the files, take larger batches, or do not adapt"
+        )
+    return "\n".join(lines)
+
+
+def imported(place: str) -> nn.Module:
+    """The model that `package.module:function` returns."""
+    module, _, name = place.partition(":")
+    made = getattr(importlib.import_module(module), name, None)
+    if not callable(made):
+        raise ValueError(f"expected package.module:function, a function that returns a model, got {place!r}")
+    model = made()
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"expected {place} to return a torch.nn.Module, got {type(model).__name__}")
+    return model.eval()
+
+
+def imagenet_names() -> dict[int, str]:
+    """What the 1000 classes are called, where timm is there to say so."""
+    try:
+        from timm.data.imagenet_info import ImageNetInfo
+    except ImportError:
+        return {}
+    info = ImageNetInfo("imagenet-1k")
+    return {index: info.index_to_description(index).split(",")[0] for index in range(1000)}

@@ -1,0 +1,140 @@
+"""Answers for a folder without labels: a row per file, broken ones too; and the command line around it."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from poem import zoo
+from poem.cli import main
+from poem.predict import Answer, answers, imported, photos, summary
+from poem.streams._prepare import Prepare
+from poem.train import digits
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Twelve digits as files in two folders, a hidden one, a text file and a broken image."""
+    top = tmp_path_factory.mktemp("photos")
+    (top / "b").mkdir()
+    for at, image in enumerate(digits().test.images[:12]):
+        where = top / ("b" if at % 2 else ".") / f"{at:02d}.png"
+        Image.fromarray(image.permute(1, 2, 0).numpy()).save(where)
+    (top / ".hidden.png").write_bytes(b"")
+    (top / "notes.txt").write_text("not an image")
+    (top / "99.jpg").write_bytes(b"\xff\xd8 half")
+    return top
+
+
+def test_photos_are_found_at_any_depth_in_order_of_name(folder: Path) -> None:
+    names = [str(path.relative_to(folder)) for path in photos(folder)]
+    assert names == sorted(names)
+    assert len(names) == 13
+    assert "99.jpg" in names
+
+
+def test_a_folder_without_images_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="no images under"):
+        photos(tmp_path)
+    with pytest.raises(FileNotFoundError, match="not one"):
+        photos(tmp_path / "nowhere")
+
+
+def test_answers_are_the_adapter_s_and_the_model_comes_back(folder: Path) -> None:
+    import poem
+
+    model, base = zoo.load("digits-bn")
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    found = [
+        each
+        for batch in answers(
+            model, photos(folder), "tent", folder=folder, prepare=Prepare(), batch_size=5, mean=base.mean, std=base.std
+        )
+        for each in batch
+    ]
+    assert [each.file for each in found] == sorted(each.file for each in found)
+    assert sum(bool(each.error) for each in found) == 1
+    adapter = poem.adapt(model, "tent", mean=base.mean, std=base.std, batch_size=5)
+    files = photos(folder)
+    expected: dict[str, int] = {}
+    for start in range(0, len(files), 5):
+        good = [path for path in files[start : start + 5] if path.name != "99.jpg"]
+        pixels = torch.stack([torch.from_numpy(np.array(Image.open(path))) for path in good]).permute(0, 3, 1, 2)
+        for path, label in zip(good, adapter(pixels.float() / 255).argmax(1).tolist(), strict=True):
+            expected[str(path.relative_to(folder))] = label
+    assert {each.file: each.label for each in found if not each.error} == expected
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+def test_the_command_writes_one_row_per_file(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "answers.csv"
+    code = main(["predict", str(folder), "--model", "digits-gn", "--preset", "cifar", "-o", str(out)])
+    assert code == 1, "one file could not be read"
+    rows = list(csv.DictReader(out.open()))
+    assert len(rows) == 13
+    assert [row["file"] for row in rows if row["error"]] == ["99.jpg"]
+    assert all(0 <= float(row["confidence"]) <= 1 for row in rows if not row["error"])
+    assert "12 images answered, 1 unreadable" in capsys.readouterr().out
+
+
+def test_answers_as_json_lines(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(
+        ["predict", str(folder), "--model", "digits-gn", "--method", "source", "-o", str(tmp_path / "a.csv"), "--json"]
+    )
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert len(lines) == 13
+    assert all(line["label"] == line["source_label"] for line in lines), "source is what source says"
+
+
+def test_a_summary_says_when_adapting_made_answers_less_certain() -> None:
+    row = {"label": 1, "source_label": 1, "confidence": 0.5, "newly_reliable": False, "first_entropy": 2.0}
+    sure = Answer(file="a", entropy=0.2, source_entropy=0.1, **row)  # type: ignore[arg-type]
+    lost = Answer(file="a", entropy=2.0, source_entropy=0.1, **row)  # type: ignore[arg-type]
+    assert "less certain" not in summary([sure])
+    assert "less certain" in summary([lost])
+
+
+def test_a_model_by_its_function() -> None:
+    with pytest.raises(ValueError, match=r"package\.module:function"):
+        imported("torch:nothing_there")
+    with pytest.raises(TypeError, match="Module"):
+        imported("torch:get_num_threads")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["lst"], "did you mean poem list?"),
+        (["predict", "nowhere"], "not one"),
+        (["list", "nothing-like-it"], "none of the methods"),
+    ],
+)
+def test_mistakes_end_with_what_to_type(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) in (1, 2)
+    found = capsys.readouterr()
+    assert says in found.out + found.err
+
+
+def test_an_unknown_option_is_the_command_s_own_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["demo", "--sevrity", "3"])
+    assert "did you mean --severity?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["methods", "parts", "corruptions", "bases", "data", "scenarios", "suites"])
+def test_everything_that_has_a_name_can_be_listed(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", kind, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_knows_commands_methods_and_options(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    assert all(word in script for word in ("predict", "deyo+poem", "--severity", "vit-b16-D"))
