@@ -1,12 +1,18 @@
 """Sphinx settings."""
 
+import re
 from typing import Any
+
+from docutils import nodes
+from docutils.utils.math.latex2mathml import tex2mathml
 
 project = "poem-tta"
 author = "The poem-tta maintainers"
 copyright = "2026, the poem-tta maintainers"
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.napoleon"]
 html_theme = "furo"
+html_math_renderer = "mathml"  # no script from elsewhere: the pages can be read without a network
+autosummary_generate = False
 exclude_patterns = ["_build"]
 myst_enable_extensions = ["colon_fence", "dollarmath"]
 myst_heading_anchors = 3
@@ -29,6 +35,17 @@ def _paragraphs(app: Any, what: str, name: str, thing: Any, options: Any, lines:
     lines[:] = done
 
 
+def _formula(translator: Any, node: nodes.Element) -> None:
+    """Write an equation as MathML, which browsers show by themselves."""
+    # MathML leaves no space around the name of a function.
+    written = tex2mathml(re.sub(r"\s*\\ln\s+", r"\\,\\ln\\,", node.astext()))
+    if isinstance(node, nodes.math_block):
+        written = written.replace("<math ", '<math display="block" displaystyle="true" ', 1)
+    translator.body.append(written)
+    raise nodes.SkipNode
+
+
 def setup(app: Any) -> None:
-    """Hook into autodoc."""
+    """Hook into autodoc, and draw equations."""
+    app.add_html_math_renderer("mathml", (_formula, None), (_formula, None))
     app.connect("autodoc-process-docstring", _paragraphs, priority=400)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import re
 import runpy
 from pathlib import Path
@@ -15,24 +17,29 @@ import poem
 from poem.method import BASES, GROWING, SUFFIXES, describe
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCS = sorted(page for page in (ROOT / "docs").rglob("*.md") if "_build" not in page.parts)
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_python_blocks_of_a_page_run_one_after_the_other(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     names: dict[str, Any] = {}
-    for block in re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL):
-        exec(compile(block, str(page), "exec"), names)
+    blocks = re.findall(r"```python\n(.*?)```(?:\n+```output\n(.*?)```)?", page.read_text(), flags=re.DOTALL)
+    for block, expected in blocks:
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            exec(compile(block, str(page), "exec"), names)
+        assert not expected or printed.getvalue() == expected, f"{page.name} shows another output than its block prints"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_links_to_files_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#]+)", page.read_text()):
+    words = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)#]+)", words):
         if "://" not in target:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
@@ -57,6 +64,23 @@ def test_the_readme_names_every_base_and_suffix() -> None:
         assert f"`{base}`" in readme, base
     for suffix in SUFFIXES:
         assert f"BASE{suffix}" in readme, suffix
+
+
+def test_every_base_has_a_page_that_prints_its_recipe() -> None:
+    index = _read("docs/methods/index.md")
+    for base in BASES:
+        assert f'print(poem.recipe("{base}"))' in _read(f"docs/methods/{base}.md"), base
+        assert f"]({base}.md)" in index, base
+    for suffix in SUFFIXES:
+        assert f"BASE{suffix}" in _read("docs/methods/grammar.md"), suffix
+
+
+def test_the_reference_has_every_public_name() -> None:
+    listed = set(re.findall(r"^\.\. (?:auto|py:)\w+:: (poem\.[\w.]+)$", _read("docs/api.md"), re.M))
+    plain = {"__version__", "parts"}  # a string and a module
+    assert {f"poem.{name}" for name in poem.__all__ if name not in plain} <= listed
+    assert {f"poem.parts.{name}" for name in poem.parts.__all__} <= listed
+    assert plain <= set(re.findall(r"`poem\.(\w+)`", _read("docs/api.md")))
 
 
 def test_every_method_says_its_paper_code_and_differences() -> None:
