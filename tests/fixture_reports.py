@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from poem.cells import Cell
-from poem.method import recipe
+from poem.estimate import size
 from poem.report import Report
 from poem.sentences import written
 from poem.suites import Claim, Placed, Suite
@@ -27,10 +27,11 @@ def cell(method: str = "tent", corruption: str = "fog", seed: int = 0, **setting
 def report(of: Cell, top1: float = 50.0, **settings: Any) -> Report:
     """A result with every part filled; what a test is about is passed in."""
     ledger = {"images": 500, "forwards": 500, "backwards": 0, "batches": 8, "source_images": 0, "selected": 300}
+    n = size(of.data) if of.n is None else 500
     stated: dict[str, Any] = {
-        "recipe": written(recipe(of.method, "cifar")),
+        "recipe": written(of.recipe()),
         "base": {"name": of.base, "sha256": "ab" * 32},
-        "card": {"data": of.data, "n": 500, "total": 500, "corruptions": list(of.corruptions), "seed": of.seed,
+        "card": {"data": of.data, "n": n, "total": n, "corruptions": list(of.corruptions), "seed": of.seed,
                  "source_access": "none", "provenance": "made on the fly"},
         "metrics": {"top1": top1, "top5": min(100.0, top1 + 30), "ece": 10.0 - top1 / 20, "nll": 2.0 - top1 / 100,
                     "aurc": 40 - top1 / 4, "worst_window": top1 - 8},

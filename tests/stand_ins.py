@@ -11,6 +11,7 @@ from pathlib import Path
 from poem.benchmark import Place
 from poem.cells import Cell
 from poem.report import Report
+from poem.sentences import written
 
 PATH = "stand_ins:measure"
 Watch = Callable[[int, int], None]
@@ -22,10 +23,18 @@ def cell(method: str = "source", seed: int = 0, **fields: object) -> Cell:
     return Cell.from_dict({**values, "method": method, "seed": seed, **fields})
 
 
+def recipe_of(of: Cell) -> dict[str, str]:
+    """The cell's recipe as text; of a method that only stands in, none."""
+    try:
+        return written(of.recipe())
+    except ValueError:
+        return {}
+
+
 def report(of: Cell, top1: float = 50.0) -> Report:
     """A result as small as the schema allows."""
     return Report(
-        cell=of, recipe={}, base={"name": of.base}, card={"data": of.data, "n": 64, "total": 64},
+        cell=of, recipe=recipe_of(of), base={"name": of.base}, card={"data": of.data, "n": 64, "total": 64},
         metrics={"top1": top1}, domains={}, windows=[top1], groups={}, ledger={"images": 64}, timing={"total_s": 0.5},
     )  # fmt: skip
 

@@ -704,3 +704,18 @@ def test_a_state_of_other_frozen_weights_is_refused() -> None:
     state = poem.adapt(net, "tent").state_dict()
     with pytest.raises(ValueError, match="load the same weights into the model first"):
         poem.adapt(other, "tent").load_state_dict(state)
+
+
+def test_bytes_are_refused_where_the_normalisation_is_ours() -> None:
+    adapter = poem.adapt(make_net("bn"), "tent", mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
+    before = adapter.state_dict()["tensors"]
+    with pytest.raises(ValueError, match="divide by 255"):
+        adapter(255 * toys.images(4, 0))
+    after = adapter.state_dict()["tensors"]
+    assert all(torch.equal(before[key], after[key]) for key in before)
+    adapter(toys.images(4, 0))
+
+
+def test_a_preset_for_a_recipe_is_told_to_do_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    poem.adapt(make_net("bn"), poem.recipe("tent"), preset="cifar")
+    assert "a recipe is taken as it is" in caplog.text

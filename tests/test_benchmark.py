@@ -10,10 +10,11 @@ from nets import make_net
 from torch import Tensor
 
 import poem
+from poem.benchmark import Row
 from poem.metrics import ECE, NLL, Accuracy
 from poem.parts import EntropyBelow, Look, Memory, Select
 from poem.streams.datasets import Stream, Tensors
-from poem.streams.orders import single
+from poem.streams.orders import Order, continual, single
 
 
 def stream() -> list[tuple[Tensor, Tensor]]:
@@ -34,14 +35,20 @@ def test_names_recipes_and_mappings_make_rows() -> None:
 
 
 def test_a_stream_of_the_library_keeps_its_resets() -> None:
-    """With a reset at each shift, two shifts of the same images answer alike; without it the second has learnt more."""
+    """With a reset at each shift, two shifts in a stream answer as each alone; without, the second has learnt more."""
     images = torch.randint(256, (16, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     data = Tensors(images, [i % 10 for i in range(16)])
-    order = single(["brightness", "contrast"], severity=1, seed=0)
-    net = make_net("bn")
-    row = poem.evaluate(net, Stream(data=data, order=order, batch_size=8), "tent", lr=0.1)["tent"]
-    assert row.n == 32
-    assert row.backwards == 32, "counts outlive the resets"
+    net, shifts = make_net("bn"), ["brightness", "contrast"]
+
+    def row(order: Order) -> Row:
+        return poem.evaluate(net, Stream(data=data, order=order, batch_size=8), "tent", lr=0.5)["tent"]
+
+    both = row(single(shifts, severity=1, seed=0))
+    assert both.n == 32
+    assert both.backwards == 32, "counts outlive the resets"
+    apart = [row(single([shift], severity=1, seed=0)).nll for shift in shifts]
+    assert both.nll == pytest.approx(sum(apart) / 2, rel=1e-6)
+    assert row(continual(shifts, severity=1, seed=0)).nll != pytest.approx(both.nll, rel=1e-3), "and without it differs"
 
 
 def test_what_cannot_be_scored_is_said() -> None:

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from poem import choice, claims, suites
+from poem.aggregate import Grid, metric
 from poem.cells import Cell
-from poem.claims import Evidence, check
+from poem.claims import Evidence, Pair, check
+from poem.method import methods
 from poem.report import Report
+from poem.sentences import written
 
 
 def report(cell: Cell, top1: float = 50.0, **fields: Any) -> Report:
     """What a cell might have given."""
     given: dict[str, Any] = {
-        "recipe": {}, "base": {}, "card": {}, "domains": {}, "windows": [], "groups": {}, "ledger": {}, **fields,
+        "recipe": written(cell.recipe()), "base": {}, "card": {}, "domains": {}, "windows": [], "groups": {},
+        "ledger": {}, **fields,
     }  # fmt: skip
     return Report(cell=cell, metrics={"top1": top1}, **given)
 
@@ -26,8 +31,8 @@ CELL = Cell(base="digits-bn", data="digits-test", method="poem")
 
 def seen(table: dict[tuple[str, str], float], group: str = "", **fields: Any) -> Evidence:
     """Evidence with these accuracies by row and column."""
-    numbers = {(group, *place): (value, None) for place, value in table.items()}
-    return Evidence(numbers, {place: [report(CELL, value, **fields)] for place, (value, _) in numbers.items()})
+    numbers = {(group, *place): value for place, value in table.items()}
+    return Evidence(numbers, {place: [report(CELL, value, **fields)] for place, value in numbers.items()})
 
 
 def row(**values: float) -> dict[tuple[str, str], float]:
@@ -40,20 +45,61 @@ def test_a_number_is_a_mean_over_cells_then_over_seeds() -> None:
     rows = {placed.cell.key: placed.row for placed in suite.placed}
     reports = [report(cell, 60.0 + cell.seed if rows[cell.key] == "Entropy" else 70.0) for cell in suite.cells]
     evidence = Evidence.of(suite, reports)
-    mean, deviation = evidence.numbers["", "Entropy", "Accuracy"]
-    assert (mean, round(deviation or 0, 4)) == (60.5, 0.7071)
-    assert evidence.numbers["", "Cross-entropy", "Accuracy"] == (70.0, 0.0)
+    assert evidence.at("", "Entropy", "Accuracy") == 60.5
+    assert evidence.at("", "Cross-entropy", "Accuracy") == 70.0
     ((claim, verdict),) = claims.judged(suite, reports)
     assert claim.check == "cross-entropy-above-entropy"
     assert verdict.holds
     assert verdict.words == "Cross-entropy 70.0, Entropy 60.5"
 
 
-def test_a_seed_that_lacks_a_cell_does_not_count() -> None:
+def test_nothing_is_said_while_a_planned_seed_is_missing() -> None:
     suite = suites.load("branch-loss", seeds=[0, 1])
-    reports = [report(cell, 60.0 + cell.seed) for cell in suite.cells]
-    evidence = Evidence.of(suite, [each for each in reports if each.cell != suite.cells[1]])
-    assert evidence.numbers["", "Cross-entropy", "Accuracy"][1] is None
+    rows = {placed.cell.key: placed.row for placed in suite.placed}
+    reports = [report(cell, 60.0 if rows[cell.key] == "Entropy" else 70.0) for cell in suite.cells]
+    ((_, whole),) = claims.judged(suite, reports)
+    assert whole.holds
+    ((_, partial),) = claims.judged(suite, [each for each in reports if each.cell != suite.cells[1]])
+    assert (partial.holds, partial.words) == (None, "not there: Cross-entropy Accuracy")
+    assert (whole.state, partial.state) == ("holds", "cannot say")
+
+
+def test_a_claim_looks_at_the_numbers_of_the_page() -> None:
+    """Averages of rows too: by seed the mean over columns, then over seeds."""
+    suite = suites.load("table1", seeds=[0, 1, 2])
+    reports = [report(cell, 10 + len(cell.label) ** 1.7 % 60 + cell.seed / 3) for cell in suite.cells]
+    evidence, grid = Evidence.of(suite, reports), Grid(suite, reports)
+    for placed in suite.placed:
+        shown = grid.value(placed.group, placed.row, placed.column, metric("top1"))
+        assert shown is not None
+        assert evidence.at(placed.group, placed.row, placed.column) == shown.mean
+        average = grid.average(placed.group, placed.row, metric("top1"))
+        assert average is not None
+        assert evidence.mean(placed.group, placed.row) == average.mean
+    assert evidence.columns == grid.columns
+
+
+@pytest.mark.parametrize(
+    ("name", "cut", "words"),
+    [
+        ("table1", {"methods": ["poem"]}, "left out by flags: BN statistics, Tent"),
+        ("table1", {"corruptions": ["snow"]}, "left out by flags: Gauss., Defoc., Contr."),
+        ("fig1c", {"corruptions": ["snow"]}, "left out by flags: gaussian_noise, defocus_blur, contrast"),
+        ("table8", {"methods": ["tent*"]}, "left out by flags: EATA, EATA + POEM-I"),
+    ],
+)
+def test_no_claim_holds_on_what_flags_left(name: str, cut: dict[str, list[str]], words: str) -> None:
+    suite = suites.load(name, **cut)  # type: ignore[arg-type]
+    reports = [report(cell, 70.0 if cell.method == "poem" else 40.0) for cell in suite.cells]
+    for _, verdict in claims.judged(suite, reports):
+        assert verdict.holds is None
+        assert verdict.words.startswith(words)
+
+
+def test_seeds_and_other_settings_leave_claims_to_their_checks() -> None:
+    for flags in ({"seeds": [5]}, {"changes": {"severity": 3}}, {"methods": ["*"]}):
+        suite = suites.load("branch-loss", **flags)
+        assert [verdict.holds for _, verdict in claims.judged(suite, map(report, suite.cells))] == [True]
 
 
 @pytest.mark.parametrize("name", suites.all_names())
@@ -113,6 +159,15 @@ def test_parts_are_compared_by_column() -> None:
     assert not verdict("parts-above-base", {**table, ("BN", "SAR + POEM-II"): 49.0})
 
 
+def test_leads_are_what_the_printed_numbers_say() -> None:
+    """70.6 - 70.3 is 0.29999999999999716 to a machine."""
+    assert Pair("", ("a", 70.6), ("b", 70.3)).lead == 0.3
+    assert not verdict("deeper-adds-little", row(**{"Layer 4": 70.3, "Layer 3+4": 70.6})), "0.3 is as much as 0.3"
+    assert verdict("deeper-adds-little", row(**{"Layer 4": 70.3, "Layer 3+4": 70.5}))
+    shares = {("POEM(ours)", "0.5"): 41.04, ("POEM(ours)", "1"): 40.96}
+    assert verdict("alpha-half-best", {**shares, ("POEM(ours)", "0"): 41.0499}), "41.0 and 41.0 on the page"
+
+
 def test_branches_and_layers() -> None:
     table = row(**{"Without branch": 50.0, "Layer 4": 52.0, "Layer 3+4": 52.1})
     assert verdict("branch-above-none", table)
@@ -162,7 +217,7 @@ def test_times() -> None:
         places = {("", name.replace("_", " "), "Gauss."): value for name, value in seconds.items()}
         places = {(g, {"POEM": "POEM(ours)"}.get(r, r), c): value for (g, r, c), value in places.items()}
         return Evidence(
-            dict.fromkeys(places, (50.0, None)),
+            dict.fromkeys(places, 50.0),
             {place: [report(CELL, timing={"adapt_s": value})] for place, value in places.items()},
         )
 
@@ -183,11 +238,12 @@ def test_samples_that_cross_the_threshold() -> None:
 
 
 def test_groups_of_samples() -> None:
-    def grouped(name: str, newly: float, high: float, low: float, n: int = 5) -> bool | None:
+    def grouped(name: str, newly: float, high: float, low: float, n: int = 5, sure: float = 60.0) -> bool | None:
+        """Answers after the last look say the opposite, so that a check of these would be seen."""
         groups = {
-            "low": {"n": 50, "accuracy": low, "accuracy_last": low, "confidence": 90.0},
-            "newly": {"n": n, "accuracy": newly, "accuracy_last": newly, "confidence": 60.0} if n else {"n": 0},
-            "high": {"n": 20, "accuracy": high, "accuracy_last": high, "confidence": 40.0},
+            "low": {"n": 50, "accuracy": low, "accuracy_last": 100 - low, "confidence": 90.0},
+            "newly": {"n": n, "accuracy": newly, "accuracy_last": 100 - newly, "confidence": sure} if n else {"n": 0},
+            "high": {"n": 20, "accuracy": high, "accuracy_last": 100 - high, "confidence": 40.0},
         }
         return verdict(name, {("POEM(ours)", "all"): 50.0}, groups=groups)
 
@@ -198,6 +254,9 @@ def test_groups_of_samples() -> None:
     assert not grouped("newly-above-high", 42, 40, 90)
     assert grouped("newly-near-low", 85, 40, 90)
     assert not grouped("newly-near-low", 70, 40, 90)
+    assert grouped("newly-near-low", 40, 40, 10), "better is near enough"
+    assert grouped("newly-surer-than-high", 80, 40, 90)
+    assert not grouped("newly-surer-than-high", 80, 40, 90, sure=30.0)
 
 
 def test_one_range_of_entropy() -> None:
@@ -248,6 +307,33 @@ def test_nothing_else_may_choose() -> None:
     shown = report(suites.load("table1", methods=["tent"]).placed[-1].cell)
     with pytest.raises(ValueError, match="chosen on single speckle_noise, gaussian_blur, spatter, saturate alone"):
         choice.choose([*held_out(), shown])
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"n": 99}, "n 500 and 99"), ({"batch_size": 1}, "batch_size 64 and 1"), ({"threads": 4}, "threads 1 and 4"),
+        ({"preset": "cifar100"}, "preset cifar and cifar100"), ({"version": 2}, "version 1 and 2"),
+        ({"changes": {"select": "EntropyBelow(0.3)"}}, r"select Everyone\(\) and EntropyBelow\(0.3\)"),
+    ],
+)  # fmt: skip
+def test_results_that_differ_elsewhere_do_not_choose(changed: dict[str, Any], words: str) -> None:
+    *most, last = held_out()
+    assert choice.choose([*most, last])
+    with pytest.raises(ValueError, match=words):
+        choice.choose([*most, report(replace(last.cell, **changed))])
+    with pytest.raises(ValueError, match="weights None and ab"):
+        choice.choose([*most, replace(last, base={"sha256": "ab"})])
+
+
+def test_what_is_built_on_a_method_takes_its_rate() -> None:
+    chosen = {"digits-bn": {"tent": 0.1, "poem": 0.2, "sar": 0.3, "sar+poem": 0.4}}
+    found = {name: choice.rate_of(chosen, "digits-bn", name) for name in methods()}
+    assert {name for name in found if found[name] == 0.1} == set(methods("tent*"))
+    assert {name for name in found if found[name] == 0.2} == {"poem", "poem-official", "poem-official-v2"}
+    assert {name for name in found if found[name] == 0.3} == {"sar", "sar*", "sar+poem-i", "sar+poem-ii"}
+    assert {name for name in found if found[name] == 0.4} == {"sar+poem"}, "its own comes first"
+    assert choice.rate_of(chosen, "digits-gn", "tent") is None
 
 
 def test_an_unfinished_grid_is_refused() -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -11,12 +14,13 @@ from stand_ins import cell, report
 
 from poem.cells import Cell
 from poem.cli import main
+from poem.commands import _grid
 from poem.commands._bar import Bar, duration
-from poem.engines import Begun, Ended, Moved
+from poem.engines import Begun, Ended, Inline, Moved, Workers
 from poem.estimate import Rates, images
 from poem.report import Report
 from poem.store import Store
-from poem.sweep import Planned
+from poem.sweep import CannotWriteError, Planned
 
 CELL = ("--base", "digits-ln", "--data", "digits-test", "--preset", "cifar", "--n", "64", "--lr", "0.005")
 SMALL = ("--methods", "tent", "--corruptions", "contrast", "--limit", "64")
@@ -100,9 +104,94 @@ def test_a_json_list_of_cells_is_run_like_a_suite_without_yaml(
     assert "unknown data set 'digits-tast'; did you mean 'digits-test'?" in said.err
     assert poem("bench", path, "--methods", "nobody", "--out", tmp_path / "out") == 2
     assert "no cell of" in capsys.readouterr().err
+    for flags in (("--scale", "tiny"), ("--chosen", str(path))):
+        assert poem("bench", path, *flags) == 2
+        assert f"{flags[0]} shapes suites, and {path} holds cells" in capsys.readouterr().err
     path.write_text("{}")
     assert poem("bench", path) == 2
     assert "expected a JSON list of cells" in capsys.readouterr().err
+
+
+def test_a_limit_on_a_list_of_cells_is_the_limit_of_a_suite(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "cells.json"
+    for suite in ("table2", "table1"):
+        assert poem("bench", suite, "--limit", 32, "--json") == 0
+        limited = json.loads(capsys.readouterr().out)
+        assert poem("bench", suite, "--json") == 0
+        path.write_text(capsys.readouterr().out)
+        assert json.loads(path.read_text()) != limited
+        assert poem("bench", path, "--limit", 32, "--json") == 0
+        assert json.loads(capsys.readouterr().out) == limited
+    path.write_text(json.dumps([cell(scenario="label-shift", options={"length": 70, "imbalance": 5}).to_dict()]))
+    assert poem("bench", path, "--limit", 32, "--json") == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found["options"] == {"imbalance": 5, "length": 32}
+    assert found["source_images"] == 32
+
+
+def test_values_are_set_alike_in_suites_and_in_lists(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--set", "lr=1e-3", "--set", "window=10", "--set", "precision=bf16", "--set", "weights=null")
+    path = tmp_path / "cells.json"
+    assert poem("bench", "table1", *SMALL, "--json") == 0
+    path.write_text(capsys.readouterr().out)
+    found = []
+    for what in (("table1", *SMALL), (path, "--methods", "tent")):
+        assert poem("bench", *what, *words, "--json") == 0
+        cells = [each for each in json.loads(capsys.readouterr().out) if each["method"] == "tent"]
+        found.append([(each["lr"], each["window"], each["precision"], each["weights"]) for each in cells])
+    assert found[0] == found[1] == [(0.001, 10, "bf16", None)] * 3
+
+
+def test_a_gpu_is_worked_on_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    flags = {
+        "engine": None,
+        "workers": None,
+        "root": None,
+        "weights": None,
+        "loaders": 0,
+        "address": None,
+        "retries": 2,
+    }
+    monkeypatch.setattr(_grid, "_devices", list)
+    made = _grid.engine(argparse.Namespace(device=["cuda:0"], **flags), [cell(), cell("tent")])
+    assert isinstance(made, Workers)
+    assert (made.count, made.devices) == (1, ("cuda:0",))
+    assert isinstance(_grid.engine(argparse.Namespace(device=["cpu"], **flags), [cell()]), Inline)
+
+
+@pytest.mark.parametrize("error", [CannotWriteError("no room"), ChildProcessError("workers do not start")])
+@pytest.mark.parametrize("command", ["bench", "reproduce"])
+def test_a_sweep_that_breaks_off_has_an_exit_code_of_its_own(
+    command: str,
+    error: OSError,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(*cells: object, **settings: object) -> None:
+        raise error
+
+    monkeypatch.setattr("poem.sweep.sweep", broken)
+    assert poem(command, "table1", *SMALL, "--out", tmp_path) == 3
+    assert f"poem {command}: {error}" in capsys.readouterr().err
+    assert not (tmp_path / "report.html").exists()
+
+
+@pytest.mark.parametrize("words", [["list", "parts"], ["list", "methods"], ["--help"], ["show", "nobody"]])
+def test_a_reader_that_goes_away_is_no_error(words: list[str]) -> None:
+    code = "import sys; from poem.cli import main; sys.exit(main(sys.argv[1:]))"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()  # before a word is said
+    said = process.stderr.read()
+    process.stderr.close()
+    expected = 2 if words[-1] == "nobody" else 141
+    assert process.wait() == expected, said
+    assert bool(said) == (expected == 2), said
 
 
 @pytest.mark.parametrize(

@@ -123,18 +123,18 @@ def test_full_disk_leaves_no_part_and_can_go_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, target = tree(tmp_path / "in"), tmp_path / "out"
-    plain, left = Path.write_bytes, 4
+    plain, left = Path.replace, 4
 
-    def write(self: Path, data: bytes) -> int:
+    def move(self: Path, place: Path) -> Path:
         nonlocal left
         left -= 1
         if left < 0:
-            plain(self, data[:10])
+            self.write_bytes(self.read_bytes()[:10])
             raise OSError(errno.ENOSPC, "No space left on device", str(self))
-        return plain(self, data)
+        return plain(self, place)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "write_bytes", write)
+        patch.setattr(Path, "replace", move)
         assert run(source, target, "--corruptions", "fog", "--workers", 1) == 1
     told = capsys.readouterr()
     assert "No space left on device" in told.err
@@ -202,11 +202,11 @@ def test_a_full_disk_at_the_first_file_is_told_like_any_other(
 ) -> None:
     source, target = tree(tmp_path / "in"), tmp_path / "out"
 
-    def write(self: Path, data: bytes) -> int:
+    def move(self: Path, place: Path) -> Path:
         raise OSError(errno.ENOSPC, "No space left on device", str(self))
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "write_bytes", write)
+        patch.setattr(Path, "replace", move)
         assert run(source, target, "--corruptions", "fog", "--workers", 1) == 1
     told = capsys.readouterr()
     assert "No space left on device" in told.err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import pkgutil
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -130,6 +131,26 @@ def test_no_room_rests_on_itself() -> None:
         ground = {room for room, below in rests.items() if not below & rests.keys()}
         assert ground, f"these rest on each other: {sorted(rests)}"
         rests = {room: below for room, below in rests.items() if room not in ground}
+
+
+def documented() -> list[str]:
+    """Rooms in the order of the table in docs/architecture.md."""
+    text = (Path(__file__).parents[1] / "docs" / "architecture.md").read_text(encoding="utf-8")
+    table = text.partition("| file | what it knows |\n")[2].partition("\n\n")[0]
+    firsts = [line.split("|")[1] for line in table.splitlines()]
+    return [name.removesuffix(".py").removesuffix("/") for first in firsts for name in re.findall(r"`([^`]+)`", first)]
+
+
+def test_the_documented_table_has_every_room_once() -> None:
+    rooms_there = {room_of(name) for name in FILES} - {"poem", "__main__"}
+    assert sorted(documented()) == sorted(rooms_there)
+
+
+@pytest.mark.parametrize("name", sorted(set(FILES) - {"poem"}))
+def test_imports_follow_the_documented_order(name: str) -> None:
+    order = documented()
+    later = order[order.index(room_of(name)) + 1 :]
+    assert not rooms(name) & set(later)
 
 
 def test_streams_know_no_method_and_the_engine_knows_no_stream() -> None:

@@ -20,11 +20,12 @@ from torch import Tensor
 import poem
 from poem import _opening as opening
 from poem import _origins as origins
-from poem import nets, zoo
+from poem import method, nets, zoo
 from poem._pass import Delay, Run
 from poem.adapter import Adapter
 from poem.benchmark import Place, measure
 from poem.cells import Cell
+from poem.parts import EntropyBelow
 from poem.report import Report
 from poem.streams import datasets
 from poem.streams.datasets import Tensors
@@ -69,6 +70,35 @@ def test_a_cell_gives_the_same_report_whatever_ran_before(fresh: None) -> None:
     anew = measure(asked)
     assert first.identity() == again.identity() == anew.identity()
     assert {"timing", "host", "provenance"}.isdisjoint(first.identity())
+
+
+def test_importance_measured_through_another_mask_is_not_taken(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """EATA's anchor depends on which classes there are: masked after unmasked equals masked alone."""
+    add_base(monkeypatch, "digits-twelve", classes=12)
+    asked = cell(
+        "eata", base="digits-twelve", weights="random", preset="imagenet", source_images=64,
+        changes={"select": "EntropyBelow(1.0)"},
+    )  # fmt: skip
+    monkeypatch.setattr(opening.Data, "mask", lambda self: None)
+    unmasked = measure(asked)
+    monkeypatch.setattr(opening.Data, "mask", lambda self: list(range(10)))
+    after = measure(asked)
+    opening.forget()
+    alone = measure(asked)
+    assert alone.ledger["updates"] > 0
+    assert after.identity() == alone.identity()
+    assert unmasked.metrics != alone.metrics
+
+
+def test_a_report_has_the_key_of_its_cell_until_the_recipe_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another default is another cell: the old result stays sound, and is not taken for the new."""
+    report = measure(cell("tent", n=32))
+    assert report.key == cell("tent", n=32).key
+    monkeypatch.setitem(method.BASES, "tent", lambda: poem.Recipe(select=EntropyBelow(0.3)))
+    assert report.key != cell("tent", n=32).key
+    assert Report.from_dict(json.loads(json.dumps(report.to_dict()))) == report
+    with pytest.raises(ValueError, match="the file was edited"):
+        Report.from_dict({**report.to_dict(), "recipe": {**report.recipe, "lr": "0.1"}})
 
 
 def test_a_report_is_plain_and_comes_back(tmp_path: Path) -> None:
@@ -423,6 +453,15 @@ def test_cost_counted_in_forwards() -> None:
     source = measure(cell("source", n=96, batch_size=16, eta=1.0)).probes["online"]
     assert (source["ratio"], source["adapted"], source["missed"]) == (1.0, 6, 0)
     assert "top1_missed" not in source
+
+
+def test_what_is_computed_and_not_used_costs_time_too() -> None:
+    """DeYO needs the gradients of those that it selects; the whole batch goes through the network and back."""
+    report = measure(cell("deyo", n=96, batch_size=16, eta=1e-9))
+    ledger, online = report.ledger, report.probes["online"]
+    assert (ledger["forwards_computed"], ledger["backwards_computed"]) > (ledger["forwards"], ledger["backwards"])
+    counted = (ledger["forwards_computed"] + 2 * ledger["backwards_computed"]) / ledger["images"]
+    assert online["ratio"] == pytest.approx(counted)
 
 
 def test_every_domain_begins_on_time() -> None:

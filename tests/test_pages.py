@@ -8,21 +8,22 @@ from collections import Counter
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fixture_reports import cell, costs, curves, everything, probes, report, suite, table, wide
 
+from poem.aggregate import AVERAGE, Grid, metric
 from poem.cli import main
 from poem.pages import build, compare
-from poem.pages.aggregate import AVERAGE, Grid, metric
 from poem.pages.contents import about
-from poem.pages.costs import efficiency, other_computations, passes
+from poem.pages.costs import efficiency, ledger, other_computations, passes, side_by_side
 from poem.pages.figures import figures
 from poem.pages.html import html
 from poem.pages.markdown import escaped, markdown
 from poem.pages.plots import looks
 from poem.pages.sections import Page, page
-from poem.pages.tables import numbers
+from poem.pages.tables import comparable, numbers
 from poem.pages.words import NOTHING, TIMES, signed
 from poem.report import Report
 from poem.store import Failure, Store
@@ -196,7 +197,39 @@ def test_other_data_are_not_compared_with_the_paper(limit: int | None) -> None:
     text = shown(made, reports)
     assert "(41.5†)" in text
     assert "\u22121.5" not in text
-    assert "other data: not comparable" in text
+    assert "other data or settings: not comparable" in text
+
+
+@pytest.mark.parametrize("what", ["altered", "partial", "weights"])
+def test_other_settings_are_not_compared_with_the_paper(what: str) -> None:
+    made, (one,) = table({"Tent": {"Fog": [40.0]}}, scale="full", numbers=PAPER)
+    assert "(41.5, \u22121.5)" in shown(made, [one])
+    if what == "altered":
+        made = replace(made, altered=("severity 3",))
+        assert "Flags made it another suite: severity 3." in shown(made, [one])
+    elif what == "partial":
+        one = replace(one, card={**one.card, "n": one.card["n"] - 1})
+    else:
+        placed = tuple(replace(each, cell=replace(each.cell, weights="mine.pth")) for each in made.placed)
+        made, one = replace(made, placed=placed), report(placed[0].cell, 40.0)
+    text = shown(made, [one])
+    assert "(41.5†)" in text
+    assert "\u22121.5" not in text
+
+
+def test_flags_that_change_cells_are_no_longer_compared() -> None:
+    from poem.suites import load
+
+    plain = load("table1", "full", seeds=[5])
+    assert comparable(Grid(plain, []))
+    for name, value in (
+        ("severity", 3),
+        ("batch_size", 1),
+        ("lr", 1.0),
+        ("precision", "bf16"),
+        ("dataset.partial", True),
+    ):
+        assert not comparable(Grid(load("table1", "full", changes={name: value}), [])), name
 
 
 def test_a_difference_that_rounds_to_nothing_has_no_sign() -> None:
@@ -277,6 +310,67 @@ def test_the_header_is_honest() -> None:
     assert "Smoke" not in shown(other, reports)
 
 
+def test_images_of_missed_batches_were_answered_too() -> None:
+    made, (one,) = table({"Tent": {"Fog": [40.0]}})
+    assert "500 answered in all" in shown(made, [replace(one, ledger={**one.ledger, "images": 128})])
+
+
+# --- settings and mixtures
+
+
+def test_the_card_says_what_each_row_learns_with() -> None:
+    rows: dict[str, tuple[str, dict[str, Any]]] = {
+        "No Adapt.": ("source", {}), "Tent": ("tent", {}), "POEM(ours)": ("poem", {"lr": 0.02}),
+        "Fixed": ("poem", {"changes": {"threshold": "0.6"}}),
+    }  # fmt: skip
+    placed = [
+        Placed(group="", row=row, column="Fog", cell=cell(method, preset="imagenet", **fields))
+        for row, (method, fields) in rows.items()
+    ]
+    text = shown(suite(placed, ["Fog"]), [report(each.cell) for each in placed])
+    assert f"| No Adapt. | {NOTHING} | {NOTHING} |" in text
+    assert "| Tent | its own: 0.00025 (convolutional) or 0.001 (transformer) at batch 64 |" in text
+    assert f"| POEM(ours) | 0.02 | {NOTHING} |" in text
+    assert re.search(r"\| Fixed \| its own: .* \| threshold = 0.6 \|", text)
+    assert "held-out" not in text
+
+
+def test_rates_from_the_held_out_corruptions_are_called_so() -> None:
+    from poem.suites import load
+
+    made = load("table1", "cifar10", methods=["tent"], corruptions=["fog"], chosen={"cifar10-bn": {"tent": 0.02}})
+    text = shown(made, [report(each) for each in made.cells])
+    assert "Learning rates were chosen on the held-out corruptions" in text
+    assert "; chosen on the held-out corruptions" in text.split("Protocol,")[2], "and above the rates themselves"
+    assert "| Tent | 0.02 |" in text
+    assert "held-out" not in shown(*table({"Tent": {"Fog": [40.0]}}))
+
+
+def test_two_files_of_weights_in_one_block_are_told_loudly() -> None:
+    made, reports = table({"Tent": {"Fog": [40.0, 41.0]}, "SAR": {"Fog": [39.0]}})
+    assert page([made], reports, {}).sections[0].warnings == ()
+    other = replace(reports[2], base={**reports[2].base, "sha256": "cd" * 32})
+    whole = page([made], [*reports[:2], other], {})
+    (warning,) = whole.sections[0].warnings
+    assert "mixes 2 files of weights for digits-bn: sha256 abababababababab (2 cells), cdcdcdcdcdcdcdcd (1" in warning
+    assert f"> **{escaped(warning)}**" in markdown(whole)
+    assert f'<p class="warning">{warning}</p>' in html(whole)
+
+
+def test_two_sources_of_frost_in_one_block_are_told_loudly() -> None:
+    cells = [cell(method, "frost") for method in ("tent", "sar")]
+    made = suite([Placed(group="", row=each.method, column="Frost", cell=each) for each in cells], ["Frost"])
+
+    def frosted(*sources: str) -> list[Report]:
+        pairs = [(report(each), source) for each, source in zip(cells, sources, strict=True)]
+        return [replace(one, card={**one.card, "provenance": f"made: x; {source}"}) for one, source in pairs]
+
+    same = frosted("frost textures: generated", "frost textures: generated")
+    assert page([made], same, {}).sections[0].warnings == ()
+    (warning,) = page([made], frosted("frost textures: generated", "frost imagecorruptions"), {}).sections[0].warnings
+    assert "mixes 2 sources of frost on digits-test: generated (1 cell), imagecorruptions (1 cell)" in warning
+
+
 # --- efficiency
 
 
@@ -307,6 +401,41 @@ def test_the_efficiency_table_reads_the_ledger_and_the_recipe() -> None:
     assert rows["SAR"][2:4] == ("500 + 186", "311")
     assert rows["POEM(ours)"][2:4] == (f"500 {times} 2", "416")
     assert rows["Tent"][5:] == ("0.17", "3,000")
+
+
+def test_the_efficiency_table_is_of_one_run_however_many_seeds_there_are() -> None:
+    made, reports = costs()
+    seeds = [
+        (replace(placed, cell=replace(placed.cell, seed=seed)), one)
+        for placed, one in zip(made.placed, reports, strict=True)
+        for seed in range(3)
+    ]
+    more = [report(placed.cell, ledger=one.ledger, timing=one.timing) for placed, one in seeds]
+    thrice = replace(made, placed=tuple(placed for placed, _ in seeds))
+    assert Grid(thrice, more).present == 3 * len(reports)
+    assert efficiency(Grid(thrice, more)).rows == efficiency(Grid(made, reports)).rows
+
+
+def test_memory_is_a_rows_own_only_on_a_gpu() -> None:
+    made, reports = table({"Tent": {"Fog": [40.0]}, "SAR": {"Fog": [41.0]}})
+    head = ledger(Grid(made, reports)).head
+    assert not [name for name in head if "memory" in name], "a process's peak says nothing of one method"
+    found = ledger(Grid(made, [reports[0], replace(reports[1], host={"device": "NVIDIA H200"})]))
+    assert found.head[-1] == "peak memory of the GPU"
+    assert [row[-1] for row in found.rows] == [NOTHING, "256 MiB"]
+
+
+def test_sections_with_times_say_what_ran_beside_them() -> None:
+    made, reports = costs()
+    alone = [replace(each, host={**each.host, "processes": 1}) for each in reports]
+    shared = [replace(each, host={**each.host, "processes": 2}) for each in reports]
+    assert side_by_side(alone) == "Times are from cells run one after the other."
+    assert "Times are from cells run side by side, here in up to 2 processes; run with --workers 1" in shown(
+        made, shared
+    )
+    assert "Times are from cells run side by side; run with" in shown(made, reports), "nobody knows"
+    assert "Times are from" in shown(*curves("fig6a", x="updates per batch, at most"))
+    assert "Times are from" not in shown(*curves())
 
 
 def test_other_computations_come_from_the_words_of_a_recipe() -> None:
@@ -547,6 +676,35 @@ def test_report_finds_the_suites_by_itself(tmp_path: Path, capsys: pytest.Captur
     assert "Figure 6b" in text
     assert "8 of 44 cells are there" in text
     assert "Figure 1a" not in text
+
+
+def test_report_passes_over_suites_that_flags_leave_nothing_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from poem.suites import load
+
+    fig = load("fig6b", "tiny", corruptions=["snow"])
+    folder = kept(tmp_path, *(report(each) for each in fig.cells))
+    assert main(["report", str(folder), "--corruptions", "snow", "--methods", "poem"]) == 0, "table 9 has no snow"
+    assert "Figure 6b" in (folder / "report.md").read_text(encoding="utf-8")
+    capsys.readouterr()
+    assert main(["report", str(folder), "--corruptions", "snow", "--suites", "table9"]) == 2
+    assert "suite table9: no cell is left" in capsys.readouterr().err
+
+
+def test_report_reads_chosen_rates_as_poem_choose_writes_them(tmp_path: Path) -> None:
+    from poem.choice import save
+    from poem.suites import load
+
+    chosen = {"digits-bn": {"tent": 0.02}}
+    save(chosen, tmp_path / "chosen.yaml")
+    made = load("table1", "tiny", chosen=chosen)
+    mine = [each for each in made.cells if each.lr == 0.02]
+    assert mine
+    folder = kept(tmp_path / "out", *(report(each) for each in mine))
+    words = ["report", str(folder), "--suites", "table1", "--chosen", str(tmp_path / "chosen.yaml")]
+    assert main(words) == 0
+    assert f"{len(mine)} of" in (folder / "report.md").read_text(encoding="utf-8")
 
 
 def test_report_of_something_else_says_what_to_type(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,11 @@ from typing import Any
 import pytest
 from stand_ins import cell, report
 
-import poem.report
+import poem._files
+from poem import method
+from poem._files import write_whole
+from poem.parts import EntropyBelow
+from poem.recipes import Recipe
 from poem.store import Store, safe
 
 
@@ -75,6 +79,24 @@ def test_a_result_under_another_cells_name_does_not_count(tmp_path: Path) -> Non
     assert "another cell" in store.broken[store.path(mine)]
 
 
+def test_a_result_of_another_recipe_stays_beside_the_new_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, before = Store(tmp_path), report(cell("tent"))
+    old = store.save(before)
+    monkeypatch.setitem(method.BASES, "tent", lambda: Recipe(select=EntropyBelow(0.3)))
+    assert store.finished(cell("tent")) is None, "the recipe has changed since"
+    new = store.save(report(cell("tent"), 60.0))
+    assert new != old
+    assert store.save(before) == old
+    assert sorted(each.metrics["top1"] for each in store.reports()) == [50.0, 60.0]
+    assert store.broken == {}
+
+
+def test_a_cell_without_a_recipe_can_fail(tmp_path: Path) -> None:
+    store, odd = Store(tmp_path), cell("no-such-method")
+    store.fail(odd, "ValueError: unknown method")
+    assert list(store.failures()) == [odd.key]
+
+
 def test_failures_stand_until_the_cell_succeeds(tmp_path: Path) -> None:
     store, mine = Store(tmp_path), cell()
     store.fail(mine, "Traceback ...\nValueError: too odd\n")
@@ -84,6 +106,9 @@ def test_failures_stand_until_the_cell_succeeds(tmp_path: Path) -> None:
     assert (failure.cell, failure.reason) == (mine, "ValueError: too odd")
     store.save(report(mine))
     assert store.failures() == {}
+    old = store.fail(mine, "x")
+    old.rename(old.with_name(old.name.replace(mine.key, "0" * 16)))
+    assert store.failures() == {}, "another recipe's failure"
     half = store.fail(cell(seed=5), "x")
     half.write_text(half.read_text()[:20])
     assert store.failures() == {}
@@ -122,6 +147,23 @@ def test_a_second_writer_is_told_who_the_first_is_and_a_killed_one_lets_go(tmp_p
         pass
 
 
+def test_a_file_is_replaced_whole_or_stays_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "new" / "file"
+    write_whole(path, "before é")
+    write_whole(path, b"after", beside=tmp_path / "part", sync=False)
+    assert path.read_bytes() == b"after"
+
+    def broken(self: Path, place: Path) -> Path:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(Path, "replace", broken)
+    for beside in (None, tmp_path / "part"):
+        with pytest.raises(OSError, match="Input/output"):
+            write_whole(path, "never", beside=beside)
+    assert [each for each in tmp_path.rglob("*") if each.is_file()] == [path]
+    assert path.read_bytes() == b"after"
+
+
 def test_no_space_leaves_nothing_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store(tmp_path)
     store.save(report(cell(seed=1)))
@@ -129,7 +171,7 @@ def test_no_space_leaves_nothing_half_written(tmp_path: Path, monkeypatch: pytes
     def full(*args: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(poem.report.os, "fsync", full)  # type: ignore[attr-defined]
+    monkeypatch.setattr(poem._files.os, "fsync", full)  # type: ignore[attr-defined]
     with pytest.raises(OSError, match="No space left"):
         store.save(report(cell(seed=2)))
     files = [path for path in tmp_path.rglob("*") if path.is_file()]

@@ -5,11 +5,14 @@ from __future__ import annotations
 import shutil
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
-from poem import _suite_files, claims, suites, zoo
+from poem import _laying, _suite_files, claims, suites, zoo
+from poem.cells import Cell
+from poem.model import anatomy
 from poem.streams._shift import CORRUPTIONS, EXTRA
 
 SCALES = suites.scales()
@@ -35,7 +38,7 @@ def mine(folder: Path, **changed: object) -> Path:
 def test_all_means_twelve_tables_and_nine_figures() -> None:
     assert len(suites.all_names()) == 21
     assert set(suites.all_names()) <= set(suites.names())
-    assert {"online", "long", "holdout"} == set(suites.names()) - set(suites.all_names())
+    assert {"online", "long", "holdout", "demo"} == set(suites.names()) - set(suites.all_names())
 
 
 @pytest.mark.parametrize(("name", "scale"), EVERY)
@@ -279,6 +282,103 @@ def test_chosen_rates_stand_above_the_file_and_below_flags() -> None:
     assert rates["digits-gn", "tent"] == rates["digits-bn", "sar"] == 0.005
     cells = suites.load("table1", chosen=chosen, changes={"lr": 0.1}).cells
     assert {cell.lr for cell in cells if cell.method == "tent"} == {0.1}
+
+
+def test_a_chosen_rate_stays_with_the_streams_it_was_chosen_on() -> None:
+    """One shift, in batches as the hold-out's: a rate for 64 images says nothing of single ones."""
+    chosen = {base: {"tent": 0.02} for base in ("digits-bn", "digits-gn", "digits-ln")}
+
+    def rates(name: str, method: str = "tent", **flags: Any) -> set[float | None]:
+        return {cell.lr for cell in suites.load(name, chosen=chosen, **flags).cells if cell.method == method}
+
+    assert rates("table1") == rates("fig1c") == {0.02}
+    assert rates("table6", "tent*") == rates("table8", "tent+poem-i") == rates("fig1c", "tent+poem") == {0.02}
+    assert rates("table7") == {0.0005}, "the suite's own"
+    assert rates("table3") == rates("table4") == rates("table1", changes={"batch_size": 16}) == {0.005}
+
+
+def test_flags_come_before_the_rate() -> None:
+    def rates(**flags: Any) -> set[float | None]:
+        return {cell.lr for cell in suites.load("holdout", "full", methods=["tent"], changes=flags).cells} - {None}
+
+    factors = (0.1, 0.3, 1.0, 3.0, 10.0)
+    cases: list[tuple[dict[str, Any], float]] = [
+        ({"base": "vit"}, 0.001), ({"base": "vit-b16-D"}, 0.001), ({"base": "gn"}, 0.00025),
+        ({"base": "bn", "batch_size": 16}, 0.000125), ({"base": "bn", "preset": "cifar"}, 0.001),
+    ]  # fmt: skip
+    for flags, own in cases:
+        assert rates(**flags) == {float(f"{own * factor:.6g}") for factor in factors}, flags
+    assert rates(lr=0.5) == {0.5}
+
+
+def test_the_family_of_a_base_is_its_models() -> None:
+    ours = [name for name in zoo.bases() if zoo.base(name).kind == "own"]
+    assert len(ours) >= 6
+    for name in ours:
+        model, _ = zoo.load(name, "random")
+        assert _laying.family_of(name) == anatomy(model).family, name
+
+
+def test_a_scenario_that_is_set_is_laid_as_such() -> None:
+    (shifts,) = {cell.corruptions for cell in suites.load("fig1c", changes={"scenario": "mixed"}).cells}
+    assert len(shifts) == 4
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"seeds": [7]}, ()),
+        ({"methods": ["*"], "corruptions": list(CORRUPTIONS), "changes": {"severity": 5}}, ()),
+        ({"methods": ["tent", "sar"]}, ("methods tent sar",)),
+        ({"corruptions": ["fog"]}, ("corruptions fog",)),
+        ({"limit": 256}, ("n 256", "source_images 256")),
+        ({"changes": {"severity": 3, "weights": "random"}}, ("severity 3", "weights random")),
+        ({"changes": {"dataset.partial": True}}, ("dataset partial True",)),
+        ({"changes": {"precision": "bf16", "lr": 1.0}}, ("lr 1.0", "precision bf16")),
+        ({"chosen": {"resnet50-bn": {"tent": 0.1}}}, ("chosen learning rates",)),
+    ],
+)
+def test_a_suite_knows_how_flags_altered_it(flags: dict[str, Any], words: tuple[str, ...]) -> None:
+    suite = suites.load("table1", "full", **flags)
+    assert suite.altered == words
+    assert bool(suite.left_out) == bool({"methods", "corruptions"} & set(flags) and words)
+
+
+def test_deyo_takes_its_authors_threshold_on_batch_norm() -> None:
+    """And nowhere else: not at other scales, on other bases, in other scenarios."""
+    for name in suites.names():
+        for scale in SCALES:
+            suite = suites.load(name, scale)
+            found = [cell for cell in suite.cells if cell.method.startswith("deyo")]
+            mild = [cell for cell in found if (cell.base, cell.scenario) == ("resnet50-bn", "single")]
+            assert {"PLPDAbove(0.3" in repr(cell.recipe().select) for cell in mild} <= {True}
+            assert not [cell for cell in found if cell not in mild and "0.3)" in dict(cell.changes).get("select", "")]
+            assert any("PLPD above 0.3" in note for note in suite.notes) == bool(mild)
+    tables = [suites.load(name, "full") for name in ("table1", "table6", "table8", "table12")]
+    shown = {cell.method for suite in tables for cell in suite.cells}
+    assert {"deyo", "deyo*", "deyo+poem", "deyo+poem-i", "deyo+poem-ii"} <= shown
+    curve = {each.column: each.cell for each in suites.load("fig5", "full").placed if "DeYO (s" in each.row}
+    assert repr(curve["0.7"].recipe().select).startswith("EntropyBelow(0.7) & PLPDAbove(0.3")
+
+
+# Cells ----------------------------------------------------------------------------------------------------------------
+
+
+def test_words_and_numbers_that_mean_the_same_make_one_cell() -> None:
+    def key(**fields: Any) -> str:
+        return Cell(**{"base": "digits-bn", "data": "digits-test", "method": "poem", **fields}).key
+
+    assert key(lr=1) == key(lr=1.0)
+    assert key(eta=1) == key(eta=1.0)
+    assert key(changes={"select": "EntropyBelow( 0.50 )"}) == key(changes={"select": "EntropyBelow(0.5)"})
+    assert key(changes={"alpha": 1}) == key(changes={"alpha": "1.0"})
+    assert key(changes={"alpha": 1}) != key(changes={"alpha": "0.9"})
+    assert key(changes={"select": "Entropy("}) != key(), "what cannot be read fails when it is run, not here"
+
+
+def test_more_source_images_than_are_used_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"expected source_images from 0 to 2000.*got 5000"):
+        suites.load("table1", changes={"source_images": 5000})
 
 
 # Files of one's own, and mistakes -------------------------------------------------------------------------------------

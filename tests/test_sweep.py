@@ -11,16 +11,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import stand_ins
 from stand_ins import cell
 
+from poem import zoo
 from poem.benchmark import Place
-from poem.engines import Begun, Ended, Event, Inline, Moved, Ray, Workers
+from poem.engines import Begun, Ended, Engine, Event, Inline, Moved, Ray, Workers
 from poem.store import Store
-from poem.sweep import Planned, in_order, sweep
+from poem.sweep import HOPELESS, CannotWriteError, Planned, in_order, sweep
 
 REAL = [cell("tent", lr=0.005), cell("source"), cell("source", data="no-such-data")]
 """Two cells that can be measured, and one that cannot."""
@@ -62,6 +64,51 @@ def test_what_is_finished_is_not_run_again_and_what_failed_is(tmp_path: Path) ->
     after = files(store)
     assert all(after[name] == was for name, was in before.items() if "failed" not in name)
     assert str(second).endswith("2 finished before, 1 failed")
+
+
+def test_a_sweep_whose_first_cells_all_fail_alike_says_so_at_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    doomed = [cell("raises", seed=seed) for seed in range(HOPELESS + 5)]
+    told: list[int] = []
+
+    def watch(event: Planned | Event) -> None:
+        told.append(len(caplog.messages))
+
+    outcome = sweep(doomed, Store(tmp_path / "a"), engine=Inline(measure=stand_ins.PATH), watch=watch)
+    assert len(outcome.failed) == len(doomed), "it goes on"
+    assert caplog.messages == [
+        f"the first {HOPELESS} cells all failed with: RuntimeError: no such luck; Ctrl-C to stop"
+    ]
+    assert told.index(1) == 3 * HOPELESS, "at the twentieth, not at the end"
+    caplog.clear()
+    sweep([cell(), *doomed], Store(tmp_path / "b"), engine=Inline(measure=stand_ins.PATH))
+    assert caplog.messages == [], "one was measured"
+
+
+def test_finished_cells_of_other_weights_are_told_once_for_each_base(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = Store(tmp_path)
+    now = zoo.sha256(zoo.find(zoo.base("digits-ln")))
+    for seed, digest in enumerate((now, "ab" * 32, "ab" * 32, "random")):
+        weights = "random" if digest == "random" else None
+        store.save(replace(stand_ins.report(cell(seed=seed, weights=weights)), base={"sha256": digest}))
+    cells = [report.cell for report in store.reports()]
+    sweep([each for each in cells if each.seed not in (1, 2)], store)
+    assert caplog.messages == []
+    assert len(sweep(cells, store).skipped) == 4
+    (said,) = caplog.messages
+    assert "cells of digits-ln were measured with weights of sha256 abababababababab, those at hand now" in said
+    assert now[:16] in said
+
+
+def test_a_result_says_how_many_processes_shared_the_machine(tmp_path: Path) -> None:
+    engines: tuple[Engine, ...] = (Inline(measure=stand_ins.PATH), Workers(count=2, measure=stand_ins.PATH))
+    for count, engine in enumerate(engines, start=1):
+        store = Store(tmp_path / str(count))
+        sweep([cell(seed=seed) for seed in range(3)], store, engine=engine)
+        assert [report.host["processes"] for report in store.reports()] == [count] * 3
 
 
 def test_cells_of_one_kin_come_together() -> None:
@@ -192,7 +239,7 @@ def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
             if next(calls) >= 5:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-        monkeypatch.setattr("poem.report.os.fsync", refuse)
+        monkeypatch.setattr("poem._files.os.fsync", refuse)
     yield folder
     if mounted:
         subprocess.run(["umount", str(folder)], check=True)
@@ -201,7 +248,9 @@ def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 @pytest.mark.parametrize("kind", [Inline, Workers])
 def test_no_space_stops_the_sweep_and_keeps_what_was_saved(disk: Path, kind: type[Inline] | type[Workers]) -> None:
     store = Store(disk / "out")
-    with pytest.raises(OSError, match=r"cannot write to .*: No space left on device; the \d+ results .* are kept"):
+    with pytest.raises(
+        CannotWriteError, match=r"cannot write to .*: No space left on device; the \d+ results .* are kept"
+    ):
         sweep([cell(seed=seed) for seed in range(64)], store, engine=kind(measure=stand_ins.PATH))
     kept = list(store.reports())
     assert 0 < len(kept) < 64
@@ -213,6 +262,47 @@ def test_a_missing_ray_is_told_with_the_extra(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ImportError, match=r"pip install 'poem-tta\[ray\]'"):
         sweep([cell()], Store(tmp_path), engine=Ray())
+
+
+class JoinedRay:
+    """A Ray that the caller has joined, whose tasks never end."""
+
+    def __init__(self) -> None:
+        self.asked, self.cancelled = 0, list[object]()
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def nodes(self) -> list[dict[str, object]]:
+        return [{"Alive": True, "Resources": {"CPU": 4}}]
+
+    def cluster_resources(self) -> dict[str, float]:
+        return {"CPU": 4}
+
+    def remote(self, *arguments: object) -> JoinedRay | str:
+        if callable(arguments[0]):
+            return self
+        self.asked += 1
+        return f"task {self.asked}"
+
+    def options(self, **settings: object) -> JoinedRay:
+        return self
+
+    def wait(self, pending: list[object], **settings: object) -> None:
+        raise KeyboardInterrupt
+
+    def cancel(self, reference: object, force: bool) -> None:
+        self.cancelled.append(reference)
+
+
+def test_ctrl_c_cancels_the_tasks_of_a_cluster_that_stays_joined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ray = JoinedRay()
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    outcome = sweep([cell(seed=seed) for seed in range(3)], Store(tmp_path), engine=Ray())
+    assert outcome.interrupted
+    assert ray.cancelled == ["task 1", "task 2", "task 3"]
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import re
 import runpy
 from pathlib import Path
@@ -48,6 +49,30 @@ def test_links_to_files_lead_somewhere(page: Path) -> None:
 def test_examples_run(example: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(str(example), run_name="__main__")
     assert capsys.readouterr().out
+
+
+def test_the_notebook_runs_and_holds_no_output() -> None:
+    book = json.loads((ROOT / "examples" / "tour.ipynb").read_text())
+    names: dict[str, Any] = {}
+    for cell in book["cells"]:
+        assert not cell.get("outputs"), "a notebook is committed without what it printed"
+        if cell["cell_type"] == "code":
+            with contextlib.redirect_stdout(io.StringIO()):
+                exec(compile("".join(cell["source"]), "tour.ipynb", "exec"), names)
+    assert "table" in names
+
+
+def test_the_readme_shows_the_demo_s_numbers() -> None:
+    held = json.loads((ROOT / "results" / "demo.json").read_text())
+    readme = _read("README.md")
+    for row in held["rows"]:
+        assert f"{row['accuracy']:.1f} ({row['gain']:+5.1f})" in readme, row
+
+
+def test_the_readme_shows_the_trained_networks_accuracies() -> None:
+    held = json.loads((ROOT / "results" / "sources" / "cifar10.json").read_text())
+    for name, record in held.items():
+        assert f"{record['accuracy']:.2f} %" in _read("README.md"), name
 
 
 def test_the_page_of_architectures_is_the_tested_table() -> None:

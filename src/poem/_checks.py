@@ -135,6 +135,16 @@ def unit_range(batch: Tensor, name: str) -> None:
         )
 
 
+def not_bytes(batch: Tensor) -> None:
+    """Where mean and std are ours to apply, images come in [0, 1], not in 0..255."""
+    high = float(batch.max())
+    if high > 16:
+        raise ValueError(
+            f"expected images in [0, 1], which mean= and std= normalise inside, got values up to {high:.0f}; "
+            "divide by 255"
+        )
+
+
 def classes(found: int, before: int | None) -> None:
     """The number of classes does not change under way."""
     if before is not None and found != before:

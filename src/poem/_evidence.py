@@ -7,14 +7,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from poem.aggregate import AVERAGE, Grid, metric
 from poem.report import Report
 from poem.suites import Suite
 
 Place = tuple[str, str, str]
-Number = tuple[float, float | None]
-"""Mean over seeds, and their deviation where there are several."""
 TIE = 0.05
 """Points that the paper's one decimal cannot tell apart."""
+
+
+def printed(value: float) -> float:
+    """A number to the one decimal that a page shows, so that no claim hangs on what nobody can see."""
+    return round(value, 1)
 
 
 class Verdict(NamedTuple):
@@ -24,6 +28,11 @@ class Verdict(NamedTuple):
     """None where the numbers it needs are not there."""
     words: str
 
+    @property
+    def state(self) -> str:
+        """The answer in words."""
+        return {True: "holds", False: "does not hold", None: "cannot say"}[self.holds]
+
 
 class MissingError(Exception):
     """A number that a check needs is not there."""
@@ -31,30 +40,24 @@ class MissingError(Exception):
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a check may look at: accuracies in percent, and whole reports, by (group, row, column)."""
+    """What a check may look at: accuracies in percent as the page has them, and whole reports, by place."""
 
-    numbers: Mapping[Place, Number]
+    numbers: Mapping[Place, float]
+    """By (group, row, column), a row's average among them."""
     reports: Mapping[Place, Sequence[Report]]
     places: tuple[Place, ...] = ()
     """Everything that the suite asks for, whether it is there or not; by default what is there."""
 
     @classmethod
     def of(cls, suite: Suite, reports: Iterable[Report]) -> Evidence:
-        """The numbers of a suite: by seed the mean over the cells of a place, then over seeds; gaps are left out."""
-        by_key = {report.key: report for report in reports}
-        cells: dict[Place, dict[int, list[Report | None]]] = {}
-        for each in suite.placed:
-            seeds = cells.setdefault((each.group, each.row, each.column), {})
-            seeds.setdefault(each.cell.seed, []).append(by_key.get(each.cell.key))
-        found: dict[Place, list[Report]] = {}
-        numbers: dict[Place, Number] = {}
-        for place, seeds in cells.items():
-            whole = [[each for each in held if each is not None] for held in seeds.values() if None not in held]
-            tops = [statistics.fmean(each.metrics["top1"] for each in held) for held in whole]
-            if tops:
-                numbers[place] = statistics.fmean(tops), statistics.stdev(tops) if len(tops) > 1 else None
-                found[place] = [each for held in whole for each in held]
-        return cls(numbers, found, tuple(cells))
+        """A suite's numbers from the page's own grid; a place that lacks a cell of any seed is left out."""
+        grid, read = Grid(suite, reports), metric("top1")
+        places = tuple(dict.fromkeys((each.group, each.row, each.column) for each in suite.placed))
+        whole = [place for place in places if grid.whole(*place)]
+        rows = dict.fromkeys((group, row, AVERAGE) for group, row, _ in whole)
+        found = {place: grid.number(*place, read) for place in (*whole, *rows)}
+        numbers = {place: value.mean for place, value in found.items() if value is not None}
+        return cls(numbers, {place: grid.at(*place) for place in whole}, places)
 
     @property
     def groups(self) -> list[str]:
@@ -64,7 +67,7 @@ class Evidence:
     @property
     def columns(self) -> list[str]:
         """Columns, in order."""
-        return list(dict.fromkeys(place[2] for place in self.places or self.numbers))
+        return list(dict.fromkeys(place[2] for place in self.places or self.numbers if place[2] != AVERAGE))
 
     def rows(self, group: str) -> list[str]:
         """Rows of a block, in order."""
@@ -74,11 +77,12 @@ class Evidence:
         """The accuracy at a place."""
         if (group, row, column) not in self.numbers:
             raise MissingError(" ".join(filter(None, (group, row, column))))
-        return self.numbers[group, row, column][0]
+        return self.numbers[group, row, column]
 
     def mean(self, group: str, row: str) -> float:
         """The accuracy of a row over all columns."""
-        return statistics.fmean(self.at(group, row, column) for column in self.columns)
+        values = [self.at(group, row, column) for column in self.columns]
+        return self.numbers.get((group, row, AVERAGE), statistics.fmean(values))
 
     def all(self) -> list[Report]:
         """Every report of the suite, each once."""
@@ -90,7 +94,10 @@ class Evidence:
         return list(found.values())
 
     def of_row(self, row: str) -> list[Report]:
-        """Every report of a row."""
+        """Every report of a row, once all are there."""
+        for place in self.places:
+            if place[1] == row:
+                self.at(*place)
         found = [report for place, held in self.reports.items() if place[1] == row for report in held]
         if not found:
             raise MissingError(row)
@@ -111,8 +118,8 @@ class Pair(NamedTuple):
 
     @property
     def lead(self) -> float:
-        """How far the first is above the second, both as printed."""
-        return round(self.high[1], 1) - round(self.low[1], 1)
+        """How far the first is above the second, both as printed, and so a whole number of tenths."""
+        return printed(printed(self.high[1]) - printed(self.low[1]))
 
     def __str__(self) -> str:
         head = f"{self.where}: " if self.where else ""

@@ -62,6 +62,14 @@ def _processor() -> str:
     return next(found, platform.processor() or platform.machine())
 
 
+def watch_memory(device: torch.device) -> float:
+    """Set a GPU's counter back, and say what is held already: the models that were loaded so far, in bytes."""
+    if device.type != "cuda":
+        return 0.0
+    torch.cuda.reset_peak_memory_stats(device)
+    return float(torch.cuda.memory_allocated(device))
+
+
 def peak(device: torch.device) -> float:
     """Most memory so far in bytes: the device's since its counter was set back, the process's on the CPU."""
     if device.type == "cuda":

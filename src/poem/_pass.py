@@ -40,6 +40,9 @@ class Delay:
     A call that takes as long as `ratio` plain forwards, on a stream `eta` times as fast as these, misses the next
     `ceil(eta * ratio) - 1` batches. They are answered without learning.
 
+    Where the ratio is counted, it is what the network computed for the batch, an image that goes back as two that go
+    forward, over the one plain forward of each image: samples that were computed and then not used cost time too.
+
     Paper: Alfarra et al., "Evaluation of Test-Time Adaptation Under Computational Time Constraints", ICML 2024.
     """
 
@@ -124,11 +127,12 @@ class Run:
         return logits
 
     def _ratio(self, ratio: float | str, images: Tensor, seconds: float) -> float:
-        """What the call cost in plain forwards: as stated, as counted in images, or by the clock."""
+        """What the call cost in plain forwards: as stated, as counted in images computed, or by the clock."""
         if not isinstance(ratio, str):
             return ratio
         if ratio == "counted":
-            return (self.adapter.last.forwards + 2 * self.adapter.last.backwards) / len(images)
+            last = self.adapter.last
+            return (last.forwards_computed + 2 * last.backwards_computed) / len(images)
         began = _now(self.device)
         with self.adapter.frozen():
             self.adapter(images)

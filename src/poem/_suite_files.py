@@ -10,15 +10,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from poem.cells import Cell
+from poem.cells import NESTED, Cell
 from poem.streams._shift import nearest
 
 PACKAGED = Path(__file__).resolve().parent / "_suites"
 CHECKOUT = Path(__file__).resolve().parents[2] / "benchmarks" / "suites"
 
 KINDS = ("table", "lines", "bars", "efficiency", "transitions", "groups", "gradients", "range")
-NESTED = ("changes", "options", "dataset")
-"""Fields of a cell that are mappings: blocks add to them, where others replace."""
 CELL = tuple(item.name for item in fields(Cell) if item.name not in ("seed", "version"))
 BLOCK = (*CELL, "label", "factor", "at")
 FIELDS: dict[str, tuple[str, ...]] = {
@@ -31,7 +29,8 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "row": (*BLOCK, "only"),
     "column": BLOCK,
     "claim": ("text", "check"),
-    "scale": ("smoke", "bases", "data", "transformers", "corruptions", "seeds", "cell"),
+    "scale": ("smoke", "bases", "data", "transformers", "corruptions", "seeds", "cell", "settings"),
+    "setting": ("base", "scenario", "methods", "changes", "note"),
 }  # fmt: skip
 """What may stand in each kind of block."""
 
@@ -92,6 +91,8 @@ def scales() -> dict[str, Block]:
     for name, block in found.items():
         known(block, "scale", f"{path}, {name}")
         known(block["cell"], "cell", f"{path}, {name}, cell")
+        for setting in listed(block, "settings", f"{path}, {name}"):
+            known(setting, "setting", f"{path}, {name}, settings")
     return found
 
 
@@ -136,7 +137,7 @@ def at_scale(block: Block, scale: str, where: str) -> Block:
 
 
 def laid(*blocks: Mapping[str, Any]) -> Block:
-    """Blocks over each other: the later wins, and mappings such as `changes` are joined."""
+    """Blocks over each other: the later wins; fields of a cell that are mappings, such as `changes`, are joined."""
     found: Block = {}
     for block in blocks:
         for name, value in block.items():

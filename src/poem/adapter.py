@@ -212,6 +212,8 @@ class Adapter:
             checks.finite(images)
         if self.recipe.unit_range:
             checks.unit_range(images, self.name)
+        elif state.calls == 0 and min(self._settings["std"] or (1.0,)) < 1:
+            checks.not_bytes(images)
         if unproven:
             self._prove(images, entry)
         answers, parts = [], []

@@ -60,7 +60,7 @@ def adapt(
         changes: Fields of the recipe, and the aliases `threshold`, `rounds`, `alpha`, `depth`, `readout`.
 
     Returns:
-        An adapter: call it with images.
+        The adapter; call it with images.
     """
     if fast not in ("auto", True, False):
         raise ValueError(f"expected fast 'auto', True or False, got {fast!r}")
@@ -72,6 +72,8 @@ def adapt(
     chosen = recipe(method, preset) if isinstance(method, str) else method
     if not isinstance(chosen, Recipe):
         raise TypeError(f"expected a method's name or a Recipe, got {type(method).__name__}")
+    if isinstance(method, Recipe) and preset != "imagenet":
+        log.warning("preset=%r holds for methods by name; a recipe is taken as it is", preset)
     if lr is not None:
         changes = {**changes, "lr": lr}
     # Built outside inference mode: what moves must be able to carry a gradient.

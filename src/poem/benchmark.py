@@ -151,8 +151,7 @@ def measure(
         delay = Delay(cell.eta, cell.ratio) if cell.eta else None
         tally = Tally(cell, cell.recipe())
         loaded = load_model(cell, place)
-        if device.type == "cuda":  # whose context exists now that the model is there
-            torch.cuda.reset_peak_memory_stats(device)
+        held = origins.watch_memory(device)  # after the model, with which a GPU's context comes
         data = Data(cell, loaded.base, place)
         stream, described = data.streams(cell.order())
         adapter = _adapter(cell, loaded, data)
@@ -174,21 +173,27 @@ def measure(
             adapter.unload()
     if tally.n == 0:
         raise ValueError(f"expected images in {cell.data}, of which none could be read: {stream.failures[0]}")
+    notes = [*tally.notes, *_notes(cell, adapter, stream)]
+    clock = {"total_s": time.perf_counter() - began, "peak_bytes": origins.peak(device) - held}
+    begun = {"started": started.isoformat(timespec="seconds")}
+    return _report(cell, loaded, run, tally, card=card, notes=notes, timing=clock, host=begun)
+
+
+def _report(cell: Cell, loaded: Loaded, run: Run, tally: Tally, **known: Any) -> Report:
+    """What a run found; card, notes, clock and start are known to the one who ran it."""
+    spent = {"adapt_s": run.adapting, "data_s": run.loading, "images_per_s": tally.n / max(run.adapting, 1e-9)}
     return Report(
         cell=cell,
-        recipe=written(adapter.recipe),
+        recipe=written(run.adapter.recipe),
         base=loaded.about(),
-        card=card,
-        **tally.found(delay),
-        ledger={**run.spent, "source_images": adapter.preparation["forwards"]},
-        notes=[*tally.notes, *_notes(cell, adapter, stream)],
+        card=known["card"],
+        **tally.found(run.delay),
+        ledger={**run.spent, "source_images": run.adapter.preparation["forwards"]},
+        notes=known["notes"],
         provenance=origins.provenance(),
-        timing={
-            "adapt_s": run.adapting, "data_s": run.loading, "total_s": time.perf_counter() - began,
-            "images_per_s": tally.n / max(run.adapting, 1e-9), "peak_bytes": origins.peak(device),
-        },
-        host={**origins.host(device), "started": started.isoformat(timespec="seconds")},
-    )  # fmt: skip
+        timing={**spent, **known["timing"]},
+        host={**origins.host(run.device), **known["host"]},
+    )
 
 
 @contextmanager

@@ -1,7 +1,8 @@
 """One measurement as a value: which model, data, order, method and seed. Frozen, JSON, with a key of its own.
 
 A cell says everything that its result depends on and nothing that it does not: no folder, no device, no commit. Two
-machines that agree on a cell may compare what they found.
+machines that agree on a cell may compare what they found. Its key holds the method's whole recipe too, so that a method
+whose defaults change makes other cells, and results of the old one are never taken for the new.
 """
 
 from __future__ import annotations
@@ -10,15 +11,19 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any
 
+from poem.fisher import SAMPLES
 from poem.method import recipe
 from poem.recipes import Recipe
-from poem.sentences import parse
+from poem.sentences import parse, written
 from poem.streams._shift import nearest
 from poem.streams.orders import Order, scenario
 
 Pairs = tuple[tuple[str, Any], ...]
+NESTED = ("changes", "options", "dataset")
+"""Fields that are mappings in files, and pairs here."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +55,7 @@ class Cell:
     weights: str | None = None
     """None for the base's own; "random" for fresh ones."""
     source_images: int = 2000
-    """Clean images for methods with an anchor; 0 for none, so that EATA runs as ETA."""
+    """Clean images for methods with an anchor, 2000 at most; 0 for none, so that EATA runs as ETA."""
     window: int = 1000
     """Images in a window of accuracy."""
     probes: tuple[str, ...] = ()
@@ -58,7 +63,8 @@ class Cell:
     eta: float = 0.0
     """How fast the stream runs beside a plain forward; 0 waits for the method (the usual, offline protocol)."""
     ratio: float | str = "counted"
-    """A call's cost in plain forwards, where eta is not 0: a number, "counted" from the ledger, or "measured"."""
+    """A call's cost in plain forwards, where eta is not 0: a number, "counted" from the ledger (what was computed), or
+    "measured"."""
     precision: str = "fp32"
     threads: int = 1
     """Of the CPU; sums depend on it in the last bits."""
@@ -67,22 +73,33 @@ class Cell:
 
     def __post_init__(self) -> None:
         """Puts lists and mappings into their frozen form, and refuses what no cell can be."""
-        for name in ("changes", "options", "dataset"):
+        for name in NESTED:
             object.__setattr__(self, name, _pairs(getattr(self, name)))
         for name in ("corruptions", "probes"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
-        object.__setattr__(self, "changes", tuple((key, str(value)) for key, value in self.changes))
+        object.__setattr__(self, "changes", tuple((key, _canonical(key, str(value))) for key, value in self.changes))
+        for name in ("lr", "eta", "ratio"):  # 1 and 1.0 are one cell
+            if isinstance(getattr(self, name), int):
+                object.__setattr__(self, name, float(getattr(self, name)))
         for name in ("batch_size", "threads", "window"):
             if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
                 raise ValueError(f"expected {name} >= 1, got {getattr(self, name)!r}")
         if self.n is not None and self.n < 1:
             raise ValueError(f"expected n >= 1, or None for all images, got {self.n}")
+        if not 0 <= self.source_images <= SAMPLES:
+            raise ValueError(
+                f"expected source_images from 0 to {SAMPLES}, as many as importance is measured on, "
+                f"got {self.source_images}"
+            )
 
-    @property
+    @cached_property
     def key(self) -> str:
-        """Sixteen letters that stand for this cell."""
-        text = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        """Sixteen letters that stand for this cell and the recipe of its method as it is now."""
+        try:
+            found = written(self.recipe())
+        except (ValueError, TypeError):  # no such recipe: the cell will fail, and its failure needs a name too
+            found = {}
+        return key_of(self, found)
 
     @property
     def label(self) -> str:
@@ -109,7 +126,7 @@ class Cell:
         found: dict[str, Any] = {}
         for item in fields(self):
             value = getattr(self, item.name)
-            if item.name in ("changes", "options", "dataset"):
+            if item.name in NESTED:
                 value = dict(value)
             found[item.name] = list(value) if isinstance(value, tuple) else value
         return found
@@ -125,6 +142,21 @@ class Cell:
             if key not in values:
                 raise ValueError(f"expected a cell with base, data and method; {key} is missing")
         return cls(**values)
+
+
+def key_of(cell: Cell, recipe: Mapping[str, str]) -> str:
+    """The key of a cell that was, or would be, run with a recipe as `poem.sentences.written` has it."""
+    text = json.dumps({**cell.to_dict(), "recipe": dict(recipe)}, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _canonical(name: str, text: str) -> str:
+    """A change as it prints, so that spaces and `1` for `1.0` make no other cell; what cannot be read stays."""
+    try:
+        value = parse(text)
+    except ValueError:
+        return text
+    return repr(float(value) if name in ("threshold", "alpha", "lr") and isinstance(value, int) else value)
 
 
 def _pairs(given: Pairs | Mapping[str, Any]) -> Pairs:

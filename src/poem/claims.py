@@ -2,20 +2,23 @@
 
     for claim, verdict in judged(suite, reports): print(claim.text, verdict.holds, verdict.words)
 
-A check looks at means; deviations stand beside them on the page. What is not there makes the answer None, never False.
+A check looks at means, the page's own; deviations stand beside them there. What is not there, or was left out by flags,
+makes the answer None, never False.
 """
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from poem._evidence import TIE, Evidence, MissingError, Pair, Verdict, above
+from poem._evidence import TIE, Evidence, MissingError, Pair, Verdict, above, printed
+from poem.aggregate import pooled
 from poem.report import Report
 from poem.streams._shift import nearest
 from poem.suites import Claim, Suite
 
-__all__ = ["CHECKS", "Evidence", "Verdict", "check", "judged"]
+__all__ = ["CHECKS", "Evidence", "Pair", "Verdict", "check", "judged"]
 
 POEM, SOURCE = "POEM(ours)", "No Adapt."
 METHODS = ("Tent", "EATA", "SAR", "DeYO")
@@ -27,7 +30,10 @@ Check = Callable[[Evidence], Verdict]
 
 
 def judged(suite: Suite, reports: Iterable[Report]) -> list[tuple[Claim, Verdict]]:
-    """Each claim of a suite, and what its check found."""
+    """Each claim of a suite, and what its check found; of a suite that flags cut short nothing can be said."""
+    if suite.left_out:
+        cut = Verdict(None, f"left out by flags: {', '.join(suite.left_out)}")
+        return [(claim, cut) for claim in suite.claims]
     evidence = Evidence.of(suite, reports)
     return [(claim, check(claim.check, evidence)) for claim in suite.claims]
 
@@ -161,7 +167,7 @@ def poem_steadiest(evidence: Evidence) -> Verdict:
     for group in evidence.groups:
         spread = {}
         for row in [*_rivals(evidence, group), POEM]:
-            values = [evidence.at(group, row, column) for column in evidence.columns]
+            values = [printed(evidence.at(group, row, column)) for column in evidence.columns]
             spread[row] = max(values) - min(values)
         pairs += [Pair("spread", (row, spread[row]), (POEM, spread[POEM])) for row in spread if row != POEM]
     return above(pairs)
@@ -180,9 +186,9 @@ def eata_falls(evidence: Evidence) -> Verdict:
 def one_extra_suffices(evidence: Evidence) -> Verdict:
     """Two updates are not below one, and a third changes no more than half a point."""
     group = _only(evidence)
-    one, two, three = (evidence.at(group, POEM, column) for column in ("1", "2", "3"))
+    one, two, three = (printed(evidence.at(group, POEM, column)) for column in ("1", "2", "3"))
     words = f"accuracy {one:.1f}, {two:.1f}, {three:.1f} with 1, 2, 3 updates; {_times(evidence, group)}"
-    return Verdict(two >= one - TIE and abs(three - two) <= 0.5, words)
+    return Verdict(two >= one and printed(abs(three - two)) <= 0.5, words)
 
 
 def _only(evidence: Evidence) -> str:
@@ -199,22 +205,23 @@ def _times(evidence: Evidence, group: str) -> str:
 
 
 def _seconds(reports: Sequence[Report]) -> float:
-    return sum(report.timing.get("adapt_s", 0.0) for report in reports)
+    """In the adapter, a run."""
+    return statistics.fmean(report.timing.get("adapt_s", 0.0) for report in reports) if reports else 0.0
 
 
 def more_can_hurt(evidence: Evidence) -> Verdict:
     """Some larger number of updates is below a smaller one."""
-    values = [evidence.at(_only(evidence), POEM, column) for column in ("1", "2", "3", "4", "5")]
-    falls = any(late < early - TIE for at, early in enumerate(values) for late in values[at + 1 :])
+    values = [printed(evidence.at(_only(evidence), POEM, column)) for column in ("1", "2", "3", "4", "5")]
+    falls = any(late < early for at, early in enumerate(values) for late in values[at + 1 :])
     return Verdict(falls, "accuracy " + ", ".join(f"{value:.1f}" for value in values) + " with 1 to 5 updates")
 
 
 def alpha_half_best(evidence: Evidence) -> Verdict:
     """No share answers better than one half."""
-    half = evidence.at(_only(evidence), POEM, "0.5")
-    values = {column: evidence.at(_only(evidence), POEM, column) for column in evidence.columns}
+    half = printed(evidence.at(_only(evidence), POEM, "0.5"))
+    values = {column: printed(evidence.at(_only(evidence), POEM, column)) for column in evidence.columns}
     best = max(values, key=lambda column: values[column])
-    return Verdict(half >= values[best] - TIE, f"{half:.1f} at 0.5; the best is {values[best]:.1f} at {best}")
+    return Verdict(half >= values[best], f"{half:.1f} at 0.5; the best is {values[best]:.1f} at {best}")
 
 
 def poem_time_near_tent(evidence: Evidence) -> Verdict:
@@ -254,47 +261,54 @@ def mostly_high_to_low(evidence: Evidence) -> Verdict:
     return Verdict(all(down > up for _, down, up in counts), words)
 
 
-def _pooled(parts: Iterable[Mapping[str, Any]], name: str) -> dict[str, float]:
-    """One group over several reports: its size, and its means weighted by size."""
-    held = [part[name] for part in parts if part.get(name, {}).get("n", 0)]
-    total = sum(each["n"] for each in held)
-    if not total:
+def _group(parts: Iterable[Mapping[str, Any]], name: str) -> dict[str, float]:
+    """One group over several reports, as printed; a norm stays as it is."""
+    found = pooled(part.get(name, {}) for part in parts)
+    if not found["n"]:
         raise MissingError(f"samples in the group {name}")
-    keys = set.intersection(*(set(each) for each in held)) - {"n", "low", "high"}
-    return {"n": total, **{key: sum(each["n"] * each[key] for each in held) / total for key in keys}}
+    return {key: value if key in ("n", "norm") else printed(value) for key, value in found.items()}
 
 
 def newly_few(evidence: Evidence) -> Verdict:
     """There are fewer potentially reliable samples than other high-entropy ones."""
     groups = [report.groups for report in evidence.all()]
-    newly, high = _pooled(groups, "newly")["n"], _pooled(groups, "high")["n"]
+    newly, high = _group(groups, "newly")["n"], _group(groups, "high")["n"]
     return Verdict(newly < high, f"{newly:.0f} potentially reliable, {high:.0f} other high-entropy samples")
 
 
-def _answers(evidence: Evidence, other: str) -> tuple[float, float]:
+def _beside(evidence: Evidence, other: str, key: str) -> tuple[float, float]:
+    """A mean at the first look, of potentially reliable samples and of another group."""
     groups = [report.groups for report in evidence.all()]
-    return _pooled(groups, "newly")["accuracy_last"], _pooled(groups, other)["accuracy_last"]
+    return _group(groups, "newly")[key], _group(groups, other)[key]
 
 
 def newly_above_high(evidence: Evidence) -> Verdict:
-    """Potentially reliable samples are answered far better than the other high-entropy ones."""
-    newly, high = _answers(evidence, "high")
+    """Pseudo-labels at the first look: potentially reliable samples' are far better than other high-entropy ones'."""
+    newly, high = _beside(evidence, "high", "accuracy")
     return Verdict(
         newly > high + FAR, f"right: {newly:.1f} % of potentially reliable, {high:.1f} % of other high-entropy"
     )
 
 
 def newly_near_low(evidence: Evidence) -> Verdict:
-    """Potentially reliable samples are answered within ten points of low-entropy ones."""
-    newly, low = _answers(evidence, "low")
+    """Pseudo-labels at the first look: potentially reliable samples' are within ten points of low-entropy ones'."""
+    newly, low = _beside(evidence, "low", "accuracy")
     return Verdict(newly > low - NEAR, f"right: {newly:.1f} % of potentially reliable, {low:.1f} % of low-entropy")
+
+
+def newly_surer_than_high(evidence: Evidence) -> Verdict:
+    """Confidence at the first look: potentially reliable samples' is above other high-entropy ones'."""
+    newly, high = _beside(evidence, "high", "confidence")
+    return Verdict(
+        newly > high, f"confidence {newly:.1f} % of potentially reliable, {high:.1f} % of other high-entropy"
+    )
 
 
 def _in_range(evidence: Evidence, other: str, words: str) -> Verdict:
     ranges = [report.probes["range"] for report in evidence.all() if "range" in report.probes]
-    newly, rest = _pooled(ranges, "newly"), _pooled(ranges, other)
+    newly, rest = _group(ranges, "newly"), _group(ranges, other)
     said = f"right: {newly['accuracy']:.1f} % of {newly['n']:.0f}, {words} {rest['accuracy']:.1f} % of {rest['n']:.0f}"
-    return Verdict(newly["accuracy"] > rest["accuracy"] + TIE, said)
+    return Verdict(newly["accuracy"] > rest["accuracy"], said)
 
 
 def newly_above_range(evidence: Evidence) -> Verdict:
@@ -318,7 +332,7 @@ def _areas(evidence: Evidence) -> list[dict[str, Any]]:
 def lowest_entropy_small_gradients(evidence: Evidence) -> Verdict:
     """Below the zone of potentially reliable samples gradients are smaller than in it."""
     areas = _areas(evidence)
-    zone, sure = _pooled(areas, "zone"), _pooled(areas, "area3")
+    zone, sure = _group(areas, "zone"), _group(areas, "area3")
     return Verdict(
         sure["norm"] < zone["norm"], f"mean norm {sure['norm']:.3g} below the zone, {zone['norm']:.3g} in it"
     )
@@ -327,20 +341,20 @@ def lowest_entropy_small_gradients(evidence: Evidence) -> Verdict:
 def highest_entropy_poor_labels(evidence: Evidence) -> Verdict:
     """Above the zone of potentially reliable samples pseudo-labels are worse than in it."""
     areas = _areas(evidence)
-    zone, above = _pooled(areas, "zone"), _higher(areas)
+    zone, above = _group(areas, "zone"), _higher(areas)
     words = f"right: {above['accuracy']:.1f} % above the zone, {zone['accuracy']:.1f} % in it"
     return Verdict(above["accuracy"] < zone["accuracy"], words)
 
 
 def _higher(areas: list[dict[str, Any]]) -> dict[str, float]:
     """Areas 1 and 2 as one."""
-    return _pooled([{"above": part[name]} for part in areas for name in ("area1", "area2") if name in part], "above")
+    return _group([{"above": part[name]} for part in areas for name in ("area1", "area2") if name in part], "above")
 
 
 def zone_normal_gradients(evidence: Evidence) -> Verdict:
     """In the zone of potentially reliable samples the mean norm is between half and twice that above it."""
     areas = _areas(evidence)
-    zone, above = _pooled(areas, "zone")["norm"], _higher(areas)["norm"]
+    zone, above = _group(areas, "zone")["norm"], _higher(areas)["norm"]
     return Verdict(0.5 * above <= zone <= 2 * above, f"mean norm {zone:.3g} in the zone, {above:.3g} above it")
 
 
@@ -351,6 +365,7 @@ CHECKS: dict[str, Check] = {
         parts_above_base, first_part_above_second, branch_above_none, deeper_adds_little, shallow_suffices,
         cross_entropy_above_entropy, poem_steadiest, eata_falls, one_extra_suffices, more_can_hurt, alpha_half_best,
         poem_time_near_tent, memo_slowest, mostly_high_to_low, newly_few, newly_above_high, newly_near_low,
+        newly_surer_than_high,
         newly_above_range, newly_above_others, lowest_entropy_small_gradients, highest_entropy_poor_labels,
         zone_normal_gradients,
     )

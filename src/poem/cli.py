@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import difflib
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 
+from poem._memory import keep_memory
 from poem._version import __version__
 from poem.commands import COMMANDS
 
@@ -39,7 +41,23 @@ def parser(chosen: str | None = None) -> tuple[argparse.ArgumentParser, argparse
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; errors of use are one line that ends with what to type."""
+    """Run one command; one whose reader goes away, as in `poem list | head`, ends without a word."""
+    try:
+        try:
+            return _run(argv)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except BrokenPipeError:  # what is left in it goes nowhere, so that the interpreter can end in peace
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        return 128 + 13  # as a shell says of a process that SIGPIPE ended
+
+
+def _run(argv: Sequence[str] | None) -> int:
+    """Errors of use are one line that ends with what to type."""
     words = list(sys.argv[1:] if argv is None else argv)
     first = next((word for word in words if not word.startswith("-")), None)
     if first is not None and first not in COMMANDS:
@@ -48,16 +66,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"poem: there is no command {first!r}; {hint}", file=sys.stderr)
         return 2
     top, asked = parser(first)
-    args, unknown = top.parse_known_args(words)
-    if unknown:
-        (asked or top).error(_unknown(unknown, asked or top))
+    if asked is not None:
+        _refuse_unknown(words, asked)
+    args = top.parse_args(words)
     logging.basicConfig(level=logging.INFO if args.verbose else logging.WARNING, format="poem: %(message)s")
+    keep_memory()
     module = import_module(f"poem.commands.{args.command.replace('-', '_')}")
     try:
         return int(module.run(args))
     except KeyboardInterrupt:
         print("poem: stopped", file=sys.stderr)
         return 130
+    except BrokenPipeError:
+        raise
     except (ValueError, TypeError, OSError, ImportError) as error:
         if args.verbose:
             raise
@@ -65,11 +86,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
 
 
-def _unknown(words: Sequence[str], command: argparse.ArgumentParser) -> str:
-    """What was not understood, with the nearest option."""
-    known = [option for action in command._actions for option in action.option_strings]
-    near = difflib.get_close_matches(words[0].split("=")[0], known, n=1, cutoff=0.5)
-    return f"not understood: {' '.join(words)}" + (f"; did you mean {near[0]}?" if near else "")
+def _refuse_unknown(words: Sequence[str], command: argparse.ArgumentParser) -> None:
+    """An option that the command has not is its own error, with the nearest one, before its value is taken for more."""
+    known = [option for action in command._actions for option in action.option_strings] + ["--verbose", "--version"]
+    for word in words:
+        name = word.split("=")[0]
+        if name == "--":
+            return
+        if name.startswith("--") and not any(option.startswith(name) for option in known):
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            command.error(f"there is no option {name}" + (f"; did you mean {near[0]}?" if near else ""))
 
 
 if __name__ == "__main__":

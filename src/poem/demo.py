@@ -2,87 +2,91 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
+import statistics
+import textwrap
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-import torch
-
-from poem.benchmark import Row, evaluate
 from poem.method import recipe
+from poem.report import Report
+from poem.suites import Suite
 
-METHODS = ("source", "bn", "tent", "eata", "sar", "deyo", "poem", "deyo+poem")
-NETS = ("digits-bn", "digits-gn", "digits-ln")
-SHIFTS = ("impulse_noise", "defocus_blur", "fog", "contrast")
-LR = 0.005  # a short stream: a dozen updates must show something
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cell:
-    """One method on one network under one shift."""
-
-    net: str
-    shift: str
-    row: Row
+POINT = 0.05
+"""A difference in percent that a table with one decimal would show."""
 
 
-def run(count: int = 384, batch_size: int = 32, severity: int = 4, methods: Sequence[str] = METHODS) -> list[Cell]:
-    """Measure every cell; adapters start afresh at each shift. One thread: the networks are too small for more."""
-    torch.set_num_threads(1)
-    from rich.console import Console
-    from rich.progress import Progress
+@dataclass(frozen=True)
+class Found:
+    """One row of one block: a method on a network, over the shifts."""
 
-    from poem import zoo
-    from poem.streams import corrupt
-    from poem.train import digits
-
-    task = digits()
-    test, clean = task.test, task.train.images[:256].float() / 255
-    order = torch.randperm(len(test), generator=torch.Generator().manual_seed(0))[:count]
-    cells = []
-    with Progress(console=Console(file=sys.stderr), transient=True) as progress:
-        bar = progress.add_task("adapting", total=len(NETS) * len(SHIFTS) * len(methods))
-        for shift in SHIFTS:
-            images = corrupt(test.images[order], shift, severity).float() / 255
-            stream = list(zip(images.split(batch_size), test.labels[order].split(batch_size), strict=True))
-            for net in NETS:
-                model, base = zoo.load(net)
-                for method in methods:
-                    progress.update(bar, description=f"{net} {shift} {method}", advance=1)
-                    table = evaluate(
-                        model, stream, [method], mean=base.mean, std=base.std, preset="cifar", lr=LR, source_data=clean
-                    )
-                    cells.append(Cell(net=net, shift=shift, row=table[method]))
-    return cells
+    accuracy: float
+    gain: float
+    right: float | None
+    """How often the labels that it learnt from were right, in percent; None where it learnt from none."""
 
 
-def summary(cells: Sequence[Cell]) -> str:
-    """Accuracy by method and network, mean over the shifts, with the gain over the source model."""
-    methods = list(dict.fromkeys(cell.row.method for cell in cells))
-    mean = {
-        (method, net): sum(found) / len(found)
-        for method in methods
-        for net in NETS
-        if (found := [cell.row.accuracy for cell in cells if (cell.row.method, cell.net) == (method, net)])
-    }
-    head = f"accuracy %, mean of {len(SHIFTS)} shifts"
-    lines = [f"{head:<30}{'answers':<9}" + "".join(f"{net:>18}" for net in NETS)]
-    for method in methods:
-        look = recipe(method).readout.look
-        row = f"{method:<30}{'after' if look == 'last' else 'before':<9}"
-        for net in NETS:
-            gain = mean[method, net] - mean["source", net]
-            row += f"{mean[method, net]:>10.1f} ({gain:+5.1f})"
-        lines.append(row)
-    best = max(mean, key=lambda key: mean[key] - mean["source", key[1]])
-    gain, statistics = (mean[each, best[1]] - mean["source", best[1]] for each in (best[0], "bn"))
-    lines.append("")
-    lines.append(
-        f"Largest gain: {best[0]} on {best[1]}, {gain:+.1f} points; batch statistics alone: {statistics:+.1f}."
-    )
-    for net in NETS:
-        lost = [method for method in methods if mean[method, net] < mean["source", net] - 0.05]
-        if lost:
-            lines.append(f"On {net} adapting loses with {', '.join(lost)}.")
-    lines.append("Answers before or after the update on the same batch: compare like with like (readout=).")
-    return "\n".join(lines)
+Table = Mapping[tuple[str, str], Found]
+"""By row and group."""
+
+
+def table(suite: Suite, reports: Iterable[Report]) -> dict[tuple[str, str], Found]:
+    """Means over the shifts, with the gain over the model unadapted."""
+    by_key = {report.key: report for report in reports}
+    cells: dict[tuple[str, str], list[Report]] = {}
+    for placed in suite.placed:
+        if placed.cell.key in by_key:
+            cells.setdefault((placed.row, placed.group), []).append(by_key[placed.cell.key])
+    mean = {at: statistics.fmean(each.metrics["top1"] for each in found) for at, found in cells.items()}
+    plain = {group: mean[row, group] for row, group in cells if cells[row, group][0].cell.method == "source"}
+    return {(row, group): Found(mean[row, group], mean[row, group] - plain[group], _right(cells[row, group]))
+            for row, group in cells if group in plain}  # fmt: skip
+
+
+def _right(reports: Iterable[Report]) -> float | None:
+    """Pseudo-labels of those who taught: the low-entropy and the newly reliable ones, or everyone's."""
+    right, count = 0.0, 0.0
+    for report in reports:
+        groups = [report.groups[name] for name in ("low", "newly") if report.groups.get(name, {}).get("n")]
+        if not groups and report.ledger["taught"]:
+            groups = [{"n": float(report.ledger["images"]), "accuracy": report.metrics["top1"]}]
+        right += sum(group["n"] * group["accuracy"] for group in groups)
+        count += sum(group["n"] for group in groups)
+    return right / count if count else None
+
+
+def text(suite: Suite, found: Table) -> str:
+    """The table and what it shows, in lines of at most 100 characters."""
+    groups = list(dict.fromkeys(placed.group for placed in suite.placed))
+    methods = {placed.row: placed.cell.method for placed in suite.placed}
+    bases = {placed.group: placed.cell.base for placed in suite.placed}
+    head = f"accuracy %, mean of {len(suite.columns)} shifts"
+    lines = [f"{head:<30}{'answers':<9}" + "".join(f"{bases[group]:>19}" for group in groups)]
+    for row, method in methods.items():
+        answers = "after" if recipe(method).readout.look == "last" else "before"
+        if not recipe(method).learns:
+            answers = "-"
+        cells = [found.get((row, group)) for group in groups]
+        shown = [f"{'failed':>19}" if each is None else f"{each.accuracy:>11.1f} ({each.gain:+5.1f})" for each in cells]
+        lines.append(f"{row:<30}{answers:<9}" + "".join(shown))
+    said = [line for sentence in _says(found, methods, bases) for line in textwrap.wrap(sentence, 98)]
+    return "\n".join([*lines, "", *said])
+
+
+def _says(found: Table, methods: Mapping[str, str], bases: Mapping[str, str]) -> list[str]:
+    """One sentence on the largest gain, and where adapting loses, that and why."""
+    learning = {at: each for at, each in found.items() if recipe(methods[at[0]]).learns}
+    if not learning:
+        return []
+    (row, group), best = max(learning.items(), key=lambda item: item[1].gain)
+    still = [each.gain for (other, there), each in found.items() if there == group and methods[other] == "bn"]
+    alone = f"; batch statistics alone bring {still[0]:+.1f}" if still else ""
+    lines = [f"The largest gain: {row} on {bases[group]}, {best.gain:+.1f} points{alone}."]
+    for group, base in bases.items():
+        lost = [(row, each) for (row, there), each in learning.items() if there == group and each.gain < -POINT]
+        if not lost:
+            continue
+        row, worst = min(lost, key=lambda item: item[1].gain)
+        why = "" if worst.right is None else f": of the labels it taught itself, {100 - worst.right:.0f} % were wrong"
+        count = f"{len(lost)} of {sum(there == group for _, there in learning)}"
+        lines.append(f"On {base} adapting loses with {count} methods; {row} most, {worst.gain:+.1f}{why}.")
+    return lines

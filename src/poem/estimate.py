@@ -24,10 +24,15 @@ _SIZES: dict[str, tuple[int, int]] = {
 _UNKNOWN = (10_000, 10)
 
 
+def size(data: str) -> int | None:
+    """Images of one domain of a data set, whole; None where nobody knows."""
+    return _SIZES[data][0] if data in _SIZES else None
+
+
 def images(cell: Cell) -> int:
     """Images in a cell's stream, as its data set is known to be; a subset of the user's own may have fewer."""
-    size, classes = _SIZES.get(cell.data, _UNKNOWN)
-    return cell.order().count(size if cell.n is None else min(cell.n, size), classes)
+    whole, classes = _SIZES.get(cell.data, _UNKNOWN)
+    return cell.order().count(whole if cell.n is None else min(cell.n, whole), classes)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """How much does each moving number matter on source data? EATA's importance weights.
 
 Paper: EATA (Niu et al., ICML 2022). Labels are the network's own; importance is the mean over batches of the squared
-gradient of the batch's mean loss. Kept per data object and weights, so that a sweep pays once.
+gradient of the batch's mean loss. Kept per data object and all that it depends on, so that a sweep pays once.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ def fisher(network: Network, statistics: Statistics, data: Iterable[Any] | Tenso
     """Importance of each number of `theta`, and how many images it took."""
     weights = fingerprint(*network.model.parameters(), *network.model.buffers())
     version = data._version if isinstance(data, Tensor) else None
-    key = (weights, network.theta.names, repr(statistics), size, version)
+    device = network.theta.source().device
+    key = (weights, network.theta.names, network.settings, repr(statistics), size, version, device)
     known = _known(data)
     if key not in known:
         known[key] = _measure(network, statistics, data, size)
     importance, images = known[key]
-    return importance.to(network.theta.source().device), images
+    return importance.to(device), images
 
 
 def _known(data: Iterable[Any] | Tensor) -> dict[tuple[Any, ...], Found]:

@@ -223,6 +223,13 @@ class Network:
             if isinstance(modules[name], nn.modules.batchnorm._BatchNorm) or id(modules[name]) in inside
         ]
 
+    @property
+    def settings(self) -> tuple[Any, ...]:
+        """What an answer depends on beside the weights and the images: normalisation, class mask, precision."""
+        held = (self._mean, self._std, self._classes)
+        values = (None if each is None else tuple(each.flatten().tolist()) for each in held)
+        return (*values, self._precision, self._autocast)
+
     @contextmanager
     def borrowed(self, device: str) -> Iterator[None]:
         """The model is ours until the block ends: in eval mode, its norm layers and its split listening to us.

@@ -82,7 +82,8 @@ def answers(
         settings: Passed on to `poem.adapt`.
     """
     adapter = adapt(model, method, classes=classes, batch_size=batch_size, **settings)
-    plain = adapt(model, "source", classes=classes, mean=settings.get("mean"), std=settings.get("std"))
+    shared = {key: settings[key] for key in ("mean", "std", "logits", "precision") if key in settings}
+    plain = adapt(model, "source", classes=classes, **shared)
     device = next(model.parameters()).device
     try:
         for start in range(0, len(files), batch_size):

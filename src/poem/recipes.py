@@ -111,11 +111,10 @@ class Recipe:
     def __str__(self) -> str:
         """The sentence: one line per question whose answer is not the plain one."""
         plain, lines = Recipe(), []
+        always = ("parameters", "select", "lr") if self.learns else ("parameters",)
         for item in dataclasses.fields(self):
             value = getattr(self, item.name)
-            if value is not None and (
-                value != getattr(plain, item.name) or item.name in ("parameters", "select", "lr")
-            ):
+            if value is not None and (value != getattr(plain, item.name) or item.name in always):
                 lines.append(f"{item.name:>10}  {value if isinstance(value, Rule) else repr(value)}")
         return "\n".join(lines)
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from poem.cells import Cell
+from poem._files import write_whole
+from poem.cells import Cell, key_of
 from poem.streams._shift import nearest
+
+__all__ = ["SCHEMA", "Report", "write_whole"]
 
 SCHEMA = 1
 
@@ -43,15 +45,16 @@ class Report:
     provenance: dict[str, Any] = field(default_factory=dict)
     """Package, torch and python versions, commit, dirty."""
     timing: dict[str, float] = field(default_factory=dict)
-    """Seconds in the adapter (device in step) and in loading, images/s, peak memory in bytes."""
+    """Seconds in the adapter (device in step) and in loading, images/s, peak memory in bytes: on a GPU above what the
+    models themselves take, on a CPU of the whole process."""
     host: dict[str, Any] = field(default_factory=dict)
     """Device, processor, when."""
     schema: int = SCHEMA
 
     @property
     def key(self) -> str:
-        """The cell's key."""
-        return self.cell.key
+        """The key of the cell with the recipe that was run, which may have been another than the method's is now."""
+        return key_of(self.cell, self.recipe)
 
     def identity(self) -> dict[str, Any]:
         """What must be equal wherever and however often the cell is run."""
@@ -77,7 +80,8 @@ class Report:
         plain = {name: value for name, value in values.items() if name != "key"}
         report = cls(**{**plain, "cell": Cell.from_dict(values["cell"])})
         if values.get("key", report.key) != report.key:
-            raise ValueError(f"a result's key is {values['key']}, its cell's is {report.key}: the file was edited")
+            found = f"a result's key is {values['key']}, its cell and recipe have {report.key}"
+            raise ValueError(f"{found}: the file was edited")
         return report
 
     def save(self, path: Path) -> None:
@@ -94,17 +98,3 @@ class Report:
             return cls.from_dict(values)
         except (ValueError, TypeError, KeyError) as error:
             raise ValueError(f"{path} is not a result: {error}") from error
-
-
-def write_whole(path: Path, text: str) -> None:
-    """A file appears with all of its text or not at all, whatever happens on the way."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with beside.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)

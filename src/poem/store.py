@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from poem._files import write_whole
 from poem.cells import Cell
-from poem.report import SCHEMA, Report, write_whole
+from poem.report import SCHEMA, Report
 
 try:
     import fcntl
@@ -75,25 +76,20 @@ class Store:
         self.broken: dict[Path, str] = {}
         """Files met so far that are no results, and why. They do not count, and nothing overwrites them."""
 
-    def path(self, cell: Cell) -> Path:
-        """Where a cell's result stands."""
+    def path(self, cell: Cell, key: str | None = None) -> Path:
+        """Where a cell's result stands; with a key, that of a run with another recipe than the method's is now."""
         shift = cell.corruptions[0] if len(cell.corruptions) == 1 else f"{len(cell.corruptions)}-shifts"
-        name = f"{safe(cell.scenario)}-{safe(shift)}-s{cell.seed}-{cell.key}.json"
+        name = f"{safe(cell.scenario)}-{safe(shift)}-s{cell.seed}-{key or cell.key}.json"
         return self.cells / safe(cell.base) / safe(cell.method) / name
 
     def finished(self, cell: Cell) -> Report | None:
         """The result of a cell, where a sound one is there; what is there instead is named in `broken`."""
-        path = self.path(cell)
-        report = self._sound(path) if path.is_file() else None
-        if report is not None and report.key != cell.key:
-            self.broken[path] = f"{path} is the result of another cell: {report.cell.label}"
-            report = None
-        return report
+        return self._kept(self.path(cell), cell.key)
 
     def save(self, report: Report) -> Path:
         """Keep a result: the first one of a cell stays, a broken file in its place is moved aside."""
-        path = self.path(report.cell)
-        if self.finished(report.cell) is None:
+        path = self.path(report.cell, report.key)
+        if self._kept(path, report.key) is None:
             self._move_aside(path)
             report.save(path)
         self._failure(report.cell).unlink(missing_ok=True)
@@ -112,7 +108,7 @@ class Store:
                 yield report
 
     def failures(self) -> dict[str, Failure]:
-        """What failed and has not succeeded since, by the cell's key."""
+        """What failed and has not succeeded since, by the cell's key; not what failed with a recipe of before."""
         found = {}
         for path in self._files():
             if path.name.endswith(FAILED):
@@ -120,7 +116,8 @@ class Store:
                     failure = Failure.load(path)
                 except ValueError as error:
                     self.broken[path] = str(error)
-                else:
+                    continue
+                if path == self._failure(failure.cell):
                     found[failure.cell.key] = failure
         return found
 
@@ -140,6 +137,13 @@ class Store:
                 if _LEFT_OVER.fullmatch(path.name):
                     path.unlink(missing_ok=True)
             yield
+
+    def _kept(self, path: Path, key: str) -> Report | None:
+        report = self._sound(path) if path.is_file() else None
+        if report is not None and report.key != key:
+            self.broken[path] = f"{path} is the result of another cell or recipe: {report.cell.label}"
+            report = None
+        return report
 
     def _failure(self, cell: Cell) -> Path:
         path = self.path(cell)

@@ -7,20 +7,37 @@ It can be stopped or killed at any moment and called again.
 
 from __future__ import annotations
 
+import logging
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import FrameType
 
+from poem import zoo
+from poem.benchmark import Place
 from poem.cells import Cell
 from poem.engines import Begun, Ended, Engine, Event, Inline, Moved, Ray, Workers
 from poem.engines._events import kin
-from poem.store import Store
+from poem.report import Report
+from poem.store import Failure, Store
 
-__all__ = ["Begun", "Ended", "Engine", "Event", "Inline", "Moved", "Outcome", "Planned", "Ray", "Workers", "sweep"]
+__all__ = [
+    "Begun", "CannotWriteError", "Ended", "Engine", "Event", "Inline", "Moved", "Outcome", "Planned", "Ray", "Workers",
+    "sweep",
+]  # fmt: skip
+
+log = logging.getLogger("poem")
+
+HOPELESS = 20
+"""Cells that fail alike, from the first on, before a sweep says that all may."""
+
+
+class CannotWriteError(OSError):
+    """A result could not be written; those before it are kept."""
 
 
 @dataclass(frozen=True)
@@ -75,14 +92,17 @@ def sweep(cells: Sequence[Cell], store: Store, *, engine: Engine | None = None, 
 
     Raises:
         BlockingIOError: Another process writes into the store.
-        OSError: A result could not be written, such as for want of space; those before it are kept.
+        CannotWriteError: A result could not be written, such as for want of space; those before it are kept.
+        ChildProcessError: Worker processes die before they begin.
     """
     engine = engine or Inline()
     unique = list({cell.key: cell for cell in cells}.values())
     began = time.monotonic()
     with store.lock():
-        skipped = [cell for cell in unique if store.finished(cell) is not None]
+        finished = [report for cell in unique if (report := store.finished(cell)) is not None]
+        skipped = [report.cell for report in finished]
         before = {cell.key for cell in skipped}
+        other_weights(finished, getattr(engine, "place", Place()))
         todo = in_order([cell for cell in unique if cell.key not in before])
         run = _Run(store, watch)
         interrupted = False
@@ -112,13 +132,14 @@ class _Run:
     watch: Watch | None
     done: list[Cell] = field(default_factory=list)
     failed: list[Cell] = field(default_factory=list)
+    reasons: set[str] = field(default_factory=set)
 
     def __call__(self, event: Planned | Event) -> None:
         if isinstance(event, Ended):
             try:
                 self.keep(event)
             except OSError as error:
-                raise OSError(
+                raise CannotWriteError(
                     f"cannot write to {self.store.folder}: {error.strerror or error}; the {len(self.done)} results of "
                     "this sweep before it are kept: make room, and type the same command again"
                 ) from error
@@ -132,6 +153,45 @@ class _Run:
         else:
             self.store.fail(event.cell, event.error)
             self.failed.append(event.cell)
+            self.despair(Failure(cell=event.cell, error=event.error).reason)
+
+    def despair(self, reason: str) -> None:
+        """Say once, at the time, that every cell so far has failed in the same way."""
+        self.reasons.add(reason)
+        if len(self.failed) == HOPELESS and not self.done and len(self.reasons) == 1:
+            log.error("the first %d cells all failed with: %s; Ctrl-C to stop", HOPELESS, reason)
+
+
+def other_weights(finished: Sequence[Report], place: Place) -> None:
+    """Say, once for each base, that finished cells were measured with other weights than are at hand now."""
+    here: dict[str, str | None] = {}
+    said: set[str] = set()
+    for report in finished:
+        base, before = report.cell.base, report.base.get("sha256")
+        if report.cell.weights is not None or before is None or base in said:
+            continue
+        if base not in here:
+            path = _at_hand(base, place.weights)
+            here[base] = None if path is None else zoo.sha256(path)
+        if here[base] not in (None, before):
+            said.add(base)
+            log.error(
+                "finished cells of %s were measured with weights of sha256 %.16s, those at hand now have %.16s: they "
+                "will stand in one table; give another folder with --out, or the former weights",
+                base, before, here[base],
+            )  # fmt: skip
+
+
+def _at_hand(name: str, folder: str | None) -> Path | None:
+    """The file that a cell of this base would load, unless it had to be fetched."""
+    if name not in zoo.bases():
+        return None
+    base = zoo.base(name)
+    if folder is not None:
+        with suppress(FileNotFoundError):
+            return zoo.find(base, folder)
+    places = zoo.nearby(base) if folder is None else [zoo.EMBEDDED / base.file]
+    return next((path for path in places if path.is_file()), None)
 
 
 def in_order(cells: Sequence[Cell]) -> list[Cell]:

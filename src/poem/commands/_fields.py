@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from typing import Any
-
-NESTED = ("changes", "options", "dataset")
 
 
 def pairs(words: Iterable[str]) -> dict[str, str]:
@@ -24,7 +21,8 @@ def laid(values: Mapping[str, Any], changes: Mapping[str, str]) -> dict[str, Any
     """A cell's fields with changes on top; a dot reaches into the three that are mappings."""
     from dataclasses import fields
 
-    from poem.cells import Cell
+    from poem._laying import value_of
+    from poem.cells import NESTED, Cell
     from poem.streams._shift import nearest
 
     plain = [item.name for item in fields(Cell) if item.name not in NESTED]
@@ -32,17 +30,10 @@ def laid(values: Mapping[str, Any], changes: Mapping[str, str]) -> dict[str, Any
     for name, text in changes.items():
         head, _, rest = name.partition(".")
         if head in NESTED and rest:
-            found[head] = {**found.get(head, {}), rest: text if head == "changes" else _value(text)}
+            found[head] = {**found.get(head, {}), rest: text if head == "changes" else value_of(text)}
         elif name in plain:
-            found[name] = _value(text)
+            found[name] = value_of(text)
         else:
             known = [*plain, *(f"{each}.NAME" for each in NESTED)]
             raise ValueError(f"a cell has no field {name!r} to set; {nearest(name, known)}")
     return found
-
-
-def _value(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text

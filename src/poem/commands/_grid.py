@@ -16,12 +16,15 @@ if TYPE_CHECKING:
     from poem.sweep import Outcome
 
 HERE = Path("poem-results")
+SCALE = "tiny"
+BROKEN_OFF = 3
+"""Exit code of a sweep that could not go on: no room for a result, or workers that do not start."""
 
 
 def options(parser: argparse.ArgumentParser) -> None:
     """What both commands take."""
     what = parser.add_argument_group("what to measure (flags > suite file > scale)")
-    what.add_argument("--scale", default="tiny", help="tiny, cifar10 or full; default: tiny")
+    what.add_argument("--scale", help="tiny, cifar10 or full; default: tiny")
     what.add_argument("--limit", type=int, metavar="N", help="at most N images of each domain")
     what.add_argument("--methods", nargs="+", metavar="NAME", help="these rows alone, as 'tent' or '*poem*'")
     what.add_argument("--seeds", nargs="+", type=int, metavar="N", help="instead of the suite's own")
@@ -48,21 +51,30 @@ def options(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--json", action="store_true", help="print the cells as a JSON list, for poem bench FILE.json")
 
 
-def suites(args: argparse.Namespace, names: Sequence[str]) -> list[Suite]:
-    """The suites asked for, with every flag laid over them."""
+def scale(args: argparse.Namespace) -> str:
+    """The scale asked for, or the smallest."""
+    return args.scale or SCALE
+
+
+def asked(args: argparse.Namespace) -> dict[str, Any]:
+    """What flags say of cells, as `poem.suites.load` takes it."""
     from poem.choice import read
     from poem.commands._fields import pairs
+
+    return {
+        "limit": args.limit, "methods": args.methods, "seeds": args.seeds, "corruptions": args.corruptions,
+        "changes": pairs(args.set), "chosen": None if args.chosen is None else read(args.chosen),
+    }  # fmt: skip
+
+
+def suites(args: argparse.Namespace, names: Sequence[str]) -> list[Suite]:
+    """The suites asked for, with every flag laid over them."""
     from poem.suites import NothingLeftError, load
 
-    chosen = None if args.chosen is None else read(args.chosen)
-    asked = {
-        "limit": args.limit, "methods": args.methods, "seeds": args.seeds, "corruptions": args.corruptions,
-        "changes": pairs(args.set), "chosen": chosen,
-    }  # fmt: skip
-    found = []
+    found, settings = [], asked(args)
     for name in names:
         try:
-            found.append(load(name, args.scale, **asked))
+            found.append(load(name, scale(args), **settings))
         except NothingLeftError as error:
             if len(names) == 1:
                 raise
@@ -80,12 +92,14 @@ def cells(found: Sequence[Suite]) -> list[Cell]:
 def listed(path: Path, args: argparse.Namespace) -> list[Cell]:
     """Cells from a file that `--json` wrote, with the flags laid over them; needs no suite files."""
     import json
-    from dataclasses import replace
     from fnmatch import fnmatchcase
 
     from poem.cells import Cell
     from poem.commands._fields import laid, pairs
 
+    for flag in ("scale", "chosen"):
+        if getattr(args, flag) is not None:
+            raise ValueError(f"--{flag} shapes suites, and {path} holds cells; give it where you make the list")
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -93,9 +107,7 @@ def listed(path: Path, args: argparse.Namespace) -> list[Cell]:
     if not isinstance(values, list) or not all(isinstance(each, dict) for each in values):
         raise ValueError(f"expected a JSON list of cells in {path}; poem bench SUITE --json prints one")
     changes = pairs(args.set)
-    found = [Cell.from_dict(laid(each, changes)) for each in values]
-    if args.limit is not None:
-        found = [replace(cell, n=args.limit) for cell in found]
+    found = [_limited(Cell.from_dict(laid(each, changes)), args.limit) for each in values]
     kept = [
         cell
         for cell in found
@@ -106,6 +118,16 @@ def listed(path: Path, args: argparse.Namespace) -> list[Cell]:
     if not kept:
         raise ValueError(f"no cell of {path} is left by the flags; it has {len(found)}")
     return list({cell.key: cell for cell in kept}.values())
+
+
+def _limited(cell: Cell, limit: int | None) -> Cell:
+    """At most so many images of each domain, in a stream of stated length, and of source data, as in suites."""
+    from dataclasses import replace
+
+    if limit is None:
+        return cell
+    options = {name: min(limit, value) if name == "length" else value for name, value in cell.options}
+    return replace(cell, n=limit, source_images=min(limit, cell.source_images), options=tuple(sorted(options.items())))
 
 
 def folder(args: argparse.Namespace, name: str) -> Path:
@@ -122,7 +144,8 @@ def engine(args: argparse.Namespace, todo: Sequence[Cell]) -> Engine:
     devices = _devices(args.device) if args.engine != "ray" else args.device
     count = workers(args, devices, todo)
     place = Place(root=args.root, weights=args.weights, device=devices[0], workers=args.loaders)
-    kind = args.engine or ("workers" if count > 1 else "inline")
+    # An error may leave a GPU of no use to its process: a worker is replaced, this process would not be.
+    kind = args.engine or ("workers" if count > 1 or devices != ["cpu"] else "inline")
     if args.address is not None and kind != "ray":
         raise ValueError(f"--address names a Ray cluster, got --engine {kind}; add --engine ray")
     if kind == "ray":
@@ -156,19 +179,26 @@ def _devices(names: Sequence[str]) -> list[str]:
     return [str(torch.device(name)) for name in names]
 
 
-def run(args: argparse.Namespace, todo: Sequence[Cell], store: Store) -> Outcome:
-    """Sweep with a bar, then say what became of it."""
-    import logging
-
+def run(args: argparse.Namespace, todo: Sequence[Cell], store: Store) -> int:
+    """Sweep with a bar, then say what became of it; gives the exit code."""
     from poem.commands._bar import Bar
-    from poem.sweep import sweep
+    from poem.commands._quiet import quiet
+    from poem.sweep import CannotWriteError, sweep
 
-    if not args.verbose:
-        logging.getLogger("poem").setLevel(logging.ERROR)  # a report's notes say it too
     print(f"{len(todo)} cells, results in {store.folder}", file=sys.stderr)
-    with Bar() as bar:
-        outcome = sweep(todo, store, engine=engine(args, todo), watch=bar)
+    try:
+        with quiet(not args.verbose), Bar() as bar:
+            outcome = sweep(todo, store, engine=engine(args, todo), watch=bar)
+    except (CannotWriteError, ChildProcessError) as error:
+        print(f"poem {args.command}: {error}", file=sys.stderr)
+        return BROKEN_OFF
     print(outcome)
+    _say(outcome, store)
+    return outcome.code
+
+
+def _say(outcome: Outcome, store: Store) -> None:
+    """What failed and why, what is no result, what is left."""
     if outcome.failed:
         why = store.failures()
         print(f"{len(outcome.failed)} cells failed; the same command tries them again:", file=sys.stderr)
@@ -179,7 +209,6 @@ def run(args: argparse.Namespace, todo: Sequence[Cell], store: Store) -> Outcome
         print(f"not a result, moved aside or left alone: {words}", file=sys.stderr)
     if outcome.interrupted:
         print("stopped; the same command goes on", file=sys.stderr)
-    return outcome
 
 
 def show(args: argparse.Namespace, found: Sequence[Suite], todo: Sequence[Cell], store: Store) -> None:

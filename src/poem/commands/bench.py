@@ -6,7 +6,7 @@ poem bench table1 --scale full --engine ray --address 10.0.0.1:6379 --device cud
 poem bench table1 --json > cells.json; poem bench cells.json
 
 Run the same command again to go on after a stop: what is finished is kept and not run again.
-Exit codes: 0 all cells are there, 1 some failed, 2 bad input, 130 stopped.
+Exit codes: 0 all cells are there, 1 some failed, 2 bad input, 3 broken off (disk full, workers die), 130 stopped.
 """  # noqa: D205, D415 - an epilog of the command's help
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ def run(args: argparse.Namespace) -> int:
     from_list = args.suite.endswith(".json")
     found = [] if from_list else _grid.suites(args, [args.suite])
     todo = _grid.listed(Path(args.suite), args) if from_list else _grid.cells(found)
-    store = Store(_grid.folder(args, "cells" if from_list else args.scale))
+    store = Store(_grid.folder(args, "cells" if from_list else _grid.scale(args)))
     if args.dry_run or args.json:
         _grid.show(args, found, todo, store)
         return 0
-    outcome = _grid.run(args, todo, store)
+    code = _grid.run(args, todo, store)
     print(f"results in {store.folder}; poem report {store.folder} makes a page of them")
-    return outcome.code
+    return code

@@ -34,6 +34,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--std", type=triple, help="of a model of your own")
     parser.add_argument("--resize", type=int, help="short side, of a model of your own")
     parser.add_argument("--crop", type=int, help="centre crop, of a model of your own")
+    parser.add_argument("--shuffle", type=int, metavar="SEED", help="another order of arrival than by name")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--json", action="store_true", help="print the answers as JSON lines instead of a summary")
 
@@ -42,11 +43,14 @@ def run(args: argparse.Namespace) -> int:
     """Answer, write the file whole, say what happened; 1 if some files could not be read."""
     import dataclasses
     import json
+    import random
 
     from poem.predict import answers, photos, summary
 
     model, settings = opened(args)
     files = photos(args.folder)
+    if args.shuffle is not None:
+        random.Random(args.shuffle).shuffle(files)
     found: list[Answer] = []
     try:
         batches = answers(
@@ -60,6 +64,7 @@ def run(args: argparse.Namespace) -> int:
         save(found, partial)
         print(f"poem: stopped; the first {len(found)} of {len(files)} answers are in {partial}")
         return 130
+    found.sort(key=lambda each: each.file)
     save(found, args.out)
     if args.json:
         print("\n".join(json.dumps(dataclasses.asdict(each)) for each in found))

@@ -28,9 +28,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write both pages and say where they are."""
-    import json
-
-    from poem.commands._fields import pairs
+    from poem.commands import _grid
     from poem.pages import build
     from poem.pages.contents import about
     from poem.store import Store
@@ -39,12 +37,8 @@ def run(args: argparse.Namespace) -> int:
     reports, failures = list(store.reports()), store.failures()
     if not reports and not failures:
         raise ValueError(f"expected a folder of results, got {args.results}; poem reproduce table1 makes one")
-    asked = {
-        "limit": args.limit, "methods": args.methods, "seeds": args.seeds, "corruptions": args.corruptions,
-        "changes": pairs(args.set), "chosen": json.loads(args.chosen.read_text("utf-8")) if args.chosen else None,
-    }  # fmt: skip
     there = [report.cell for report in reports] + [failure.cell for failure in failures.values()]
-    suites = about(there, names=args.suites, scale=args.scale, asked=asked)
+    suites = about(there, names=args.suites, scale=args.scale, asked=_grid.asked(args))
     for path in build(suites, reports, args.out or args.results, failures=failures):
         print(path)
     for words in store.broken.values():

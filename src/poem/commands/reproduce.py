@@ -5,7 +5,7 @@ poem reproduce table3 fig5 --scale cifar10 --root ROOT --weights FOLDER
 poem reproduce all --scale full --root ROOT --limit 256 --dry-run
 
 Every table and figure of the paper: measures what is not there yet, then writes one page with all of it.
-Exit codes: 0 all cells are there, 1 some failed, 2 bad input, 130 stopped.
+Exit codes: 0 all cells are there, 1 some failed, 2 bad input, 3 broken off (disk full, workers die), 130 stopped.
 """  # noqa: D205, D415 - an epilog of the command's help
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ def run(args: argparse.Namespace) -> int:
     names = all_names() if "all" in args.names else list(dict.fromkeys(args.names))
     found = _grid.suites(args, names)
     todo = _grid.cells(found)
-    store = Store(_grid.folder(args, args.scale))
+    store = Store(_grid.folder(args, _grid.scale(args)))
     if args.dry_run or args.json:
         _grid.show(args, found, todo, store)
         return 0
-    outcome = _grid.run(args, todo, store)
-    if not outcome.interrupted:
+    code = _grid.run(args, todo, store)
+    if code in (0, 1):  # to the end, though some may have failed
         _page(found, store)
-    return outcome.code
+    return code
 
 
 def _page(found: Sequence[Suite], store: Store) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from poem.benchmark import Place
@@ -71,12 +71,18 @@ def found(path: str) -> Measure:
     return getattr(importlib.import_module(module), name)  # type: ignore[no-any-return]
 
 
-def answer(measure: Measure, cell: Cell, place: Place, watch: Watching | None = None) -> Ended:
-    """Measure a cell; what it raises becomes text, so that the other cells go on."""
+def answer(
+    measure: Measure, cell: Cell, place: Place, watch: Watching | None = None, *, processes: int | None = None
+) -> Ended:
+    """Measure a cell; what it raises becomes text, so that the other cells go on.
+
+    The report's host says how many processes measure cells on this machine meanwhile, where that is known.
+    """
     try:
-        return Ended(cell, measure(cell, place, watch=watch))
+        report = measure(cell, place, watch=watch)
     except Exception:
         return Ended(cell, None, traceback.format_exc())
+    return Ended(cell, report if processes is None else replace(report, host={**report.host, "processes": processes}))
 
 
 def kin(cell: Cell) -> tuple[object, ...]:

@@ -49,16 +49,20 @@ class Ray:
             pending: dict[Any, Cell] = {}
             left = list(reversed(cells))
             _feasible(ray, max(cell.threads for cell in cells), each)
-            while left or pending:
-                room = 2 * max(4, int(ray.cluster_resources().get("CPU", 1)))  # nodes may come and go
-                while left and len(pending) < room:
-                    cell = left.pop()
-                    wanted = task.options(num_cpus=cell.threads, num_gpus=each, max_retries=self.retries)
-                    pending[wanted.remote(cell, self.place, self.measure)] = cell
-                    tell(Begun(cell))
-                ready, _ = ray.wait(list(pending), num_returns=1, timeout=1.0)
-                for reference in ready:
-                    tell(_result(ray, reference, pending.pop(reference)))
+            try:
+                while left or pending:
+                    room = 2 * max(4, int(ray.cluster_resources().get("CPU", 1)))  # nodes may come and go
+                    while left and len(pending) < room:
+                        cell = left.pop()
+                        wanted = task.options(num_cpus=cell.threads, num_gpus=each, max_retries=self.retries)
+                        pending[wanted.remote(cell, self.place, self.measure)] = cell
+                        tell(Begun(cell))
+                    ready, _ = ray.wait(list(pending), num_returns=1, timeout=1.0)
+                    for reference in ready:
+                        tell(_result(ray, reference, pending.pop(reference)))
+            finally:
+                for reference in pending:  # stopped: a cluster that the caller has joined would run them to the end
+                    ray.cancel(reference, force=True)
 
 
 def _task(cell: Cell, place: Place, measure: str) -> Ended:

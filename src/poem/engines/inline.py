@@ -22,7 +22,7 @@ class Inline:
         measure = found(self.measure)
         for cell in cells:
             tell(Begun(cell))
-            tell(answer(measure, cell, self.place, _watching(cell, tell)))
+            tell(answer(measure, cell, self.place, _watching(cell, tell), processes=1))
 
 
 def _watching(cell: Cell, tell: Tell) -> Watching:

@@ -20,6 +20,7 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 
+from poem._memory import keep_memory
 from poem.benchmark import Place
 from poem.cells import Cell
 from poem.engines._events import MEASURE, Begun, Ended, Moved, Tell, answer, found, kin
@@ -99,6 +100,7 @@ class _Pool:
     def __init__(self, engine: Workers, cells: Sequence[Cell], tell: Tell) -> None:
         self.engine, self.tell = engine, tell
         self.queue, self.left = _Queue(cells), len(cells)
+        self.count = min(engine.count, len(cells))
         self.deaths: Counter[str] = Counter()
         self.stillborn = 0
         self.workers: list[_Worker] = []
@@ -107,7 +109,7 @@ class _Pool:
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
         place = replace(self.engine.place, device=device)
-        words = (theirs, self.engine.measure, place, log.getEffectiveLevel())
+        words = (theirs, self.engine.measure, place, log.getEffectiveLevel(), self.count)
         process = context.Process(target=_work, args=words, name="poem worker")
         with _deaf():
             process.start()
@@ -116,7 +118,7 @@ class _Pool:
 
     def run(self) -> None:
         devices = self.engine.devices or (self.engine.place.device,)
-        for at in range(min(self.engine.count, self.left)):
+        for at in range(self.count):
             self.start(devices[at % len(devices)])
         while self.left:
             # A worker's loader processes may hold its pipe open after its death: listen for the death itself too.
@@ -213,19 +215,20 @@ def _deaf() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _work(pipe: Connection, path: str, place: Place, level: int) -> None:
+def _work(pipe: Connection, path: str, place: Place, level: int, processes: int) -> None:
     """A worker's life: cells in, results out, until told to stop or left alone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends Ctrl-C to all; the parent decides
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    keep_memory()
     logging.basicConfig(format="poem: %(message)s")
     log.setLevel(level)
     measure = found(path)
     pipe.send(_READY)
     while (cell := pipe.recv()) is not None:
-        ended = answer(measure, cell, place, _Teller(pipe, cell))
+        ended = answer(measure, cell, place, _Teller(pipe, cell), processes=processes)
         pipe.send(ended)
         if ended.report is None and place.device != "cpu":
             return

@@ -10,11 +10,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from poem._files import write_whole
 from poem.pages.differences import Comparison, compare
 from poem.pages.html import html
 from poem.pages.markdown import markdown
 from poem.pages.sections import page
-from poem.report import Report, write_whole
+from poem.report import Report
 
 if TYPE_CHECKING:
     from poem.store import Failure

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from poem.aggregate import Grid, timing
 from poem.pages import words
-from poem.pages.aggregate import Grid, timing
-from poem.pages.tables import Plain, comparable, grouped, source_access
+from poem.pages.tables import Plain, comparable, grouped, learns, source_access
 from poem.pages.words import NOTHING, TIMES
 from poem.report import Report
 
@@ -29,7 +29,7 @@ OTHER = {
 
 
 def efficiency(grid: Grid) -> Plain:
-    """Source data, online, images needed forward and backward, other computations, time and speed."""
+    """Source data, online, images needed forward and backward, other computations, time and speed: of one run."""
     many = len(grid.groups) > 1
     rows, theirs = [], []
     for group in grid.groups:
@@ -37,7 +37,7 @@ def efficiency(grid: Grid) -> Plain:
             rows.append((f"{group} · {row}" if many else row, *_costs(grid, group, row)))
             theirs.append(_their_costs(grid, group, row))
     head = ("Method", "Source data?", "Online?", "#Forward", "#Backward", "Other computations", "Time (s)", "FPS")
-    caption = "Images that each method needs, and time in the adapter"
+    caption = "Images that each method needs in a run, and its time in the adapter: means over runs"
     return Plain(caption=caption, head=head, rows=tuple(rows), paper=tuple(theirs) if any(map(any, theirs)) else ())
 
 
@@ -59,17 +59,16 @@ def _costs(grid: Grid, group: str, row: str) -> tuple[str, ...]:
     reports = grid.at(group, row)
     if not reports:
         return (NOTHING,) * 7
-    spent = ledger_of(reports)
+    spent = {key: round(total / len(reports)) for key, total in ledger_of(reports).items()}
     recipe = reports[0].recipe
-    moves = not recipe.get("parameters", "").startswith("Nothing")
-    online = moves and "EachImage" not in recipe.get("recover", "")
+    online = learns(reports[0]) and "EachImage" not in recipe.get("recover", "")
     time = _mean(grid, group, row, "adapt_s")
     fps = _mean(grid, group, row, "images_per_s")
     return (
-        "✓" if spent["source_images"] else TIMES,
+        "✓" if spent.get("source_images") else TIMES,
         "✓" if online else TIMES,
-        passes(spent["forwards"], spent["images"]),
-        passes(spent["backwards"], spent["images"]),
+        passes(spent.get("forwards", 0), spent.get("images", 0)),
+        passes(spent.get("backwards", 0), spent.get("images", 0)),
         other_computations(recipe),
         NOTHING if time is None else words.seconds(time),
         NOTHING if fps is None else words.speed(fps),
@@ -126,22 +125,39 @@ def ledger_of(reports: Sequence[Report]) -> Counter[str]:
 
 
 def ledger(grid: Grid) -> Plain:
-    """Counts in images over all cells of a row, with time and memory."""
+    """Counts in images over all cells of a row, with time, and memory where a GPU counted it."""
     rows = []
+    counted = any(_peak(report) for report in grid.reports.values())
     for group in grid.groups:
         for row in grid.rows(group):
             reports = grid.at(group, row)
             if not reports:
                 continue
             spent = ledger_of(reports)
-            peak = max((report.timing.get("peak_bytes", 0.0) for report in reports), default=0.0)
+            peak = max(map(_peak, reports))
             cells = (
                 group, row, source_access(reports), words.count(len(reports)),
                 *(words.count(spent[key]) for key in LEDGER),
                 words.seconds(sum(report.timing.get("adapt_s", 0.0) for report in reports)),
                 words.seconds(sum(report.timing.get("data_s", 0.0) for report in reports)),
-                words.size(peak) if peak else NOTHING,
+                *([words.size(peak) if peak else NOTHING] if counted else []),
             )  # fmt: skip
             rows.append(cells)
-    head = ("group", "row", "source access", "cells", *LEDGER.values(), "adapting (s)", "loading (s)", "peak memory")
+    head = ("group", "row", "source access", "cells", *LEDGER.values(), "adapting (s)", "loading (s)")
+    head += ("peak memory of the GPU",) if counted else ()
     return grouped(Plain(caption="Ledger: counts in images, over all cells of a row", head=head, rows=tuple(rows)))
+
+
+def _peak(report: Report) -> float:
+    """Bytes of a GPU at the most. On a CPU the number is the process's, whatever ran in it before: 0 here."""
+    return 0.0 if report.host.get("device", "cpu") == "cpu" else report.timing.get("peak_bytes", 0.0)
+
+
+def side_by_side(reports: Sequence[Report]) -> str:
+    """What times are worth: whether other cells ran on the machine meanwhile."""
+    counts = {report.host.get("processes") for report in reports}
+    if counts == {1}:
+        return "Times are from cells run one after the other."
+    known = sorted(count for count in counts if isinstance(count, int) and count > 1)
+    where = f", here in up to {known[-1]} processes" if known else ""
+    return f"Times are from cells run side by side{where}; run with --workers 1 for times of a machine to itself."

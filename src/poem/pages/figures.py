@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from poem.aggregate import Grid, Read, Value, metric, timing
 from poem.pages import probed, words
-from poem.pages.aggregate import Grid, Read, Value, metric, timing
 from poem.pages.plots import Look, Panel, Series
 from poem.pages.probed import Figure
 from poem.pages.tables import FAMILIES, Plain, grouped

@@ -27,6 +27,8 @@ def markdown(page: Page) -> str:
 
 def _section(section: Section) -> list[str]:
     lines = [f'<a id="{section.name}"></a>', "", f"## {escaped(section.title)}", ""]
+    for warning in section.warnings:
+        lines += [f"> **{escaped(warning)}**", ""]
     measured = section.stream and f"Measured on {section.stream}."
     said = (section.readout, measured, section.coverage, section.remark)
     lines += [line for text in said if text for line in (escaped(text), "")]

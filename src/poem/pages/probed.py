@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from poem.aggregate import Grid, pooled
 from poem.pages import words
-from poem.pages.aggregate import Grid
 from poem.pages.plots import Look, Panel, Series
 from poem.pages.tables import Plain, grouped
 from poem.pages.words import NOTHING
@@ -75,7 +75,7 @@ def groups(grid: Grid) -> Figure:
     """Low-entropy, potentially reliable and other samples: how many, how right, how confident."""
     panels, rows = [], []
     for group, row, reports in _blocks(grid):
-        shares = {key: _pooled([report.groups.get(key, {"n": 0}) for report in reports]) for key in GROUPS}
+        shares = {key: pooled([report.groups.get(key, {"n": 0}) for report in reports]) for key in GROUPS}
         if not any(share["n"] for share in shares.values()):
             continue
         for what, y in (("n", "samples"), ("accuracy", "pseudo-labels right (%)"), ("confidence", "confidence (%)")):
@@ -106,7 +106,7 @@ def within_range(grid: Grid) -> Figure:
     panels, rows = [], []
     for group, row, reports in _blocks(grid):
         found = [report.probes["range"] for report in reports if "range" in report.probes]
-        shares = {key: _pooled([each.get(key, {"n": 0}) for each in found]) for key in RANGE}
+        shares = {key: pooled([each.get(key, {"n": 0}) for each in found]) for key in RANGE}
         series = [
             Series(name=RANGE[key], x=(float(place),), y=(share["accuracy"],))
             for place, (key, share) in enumerate(shares.items())
@@ -127,17 +127,6 @@ def within_range(grid: Grid) -> Figure:
     data = grouped(Plain(caption="Three groups in one range of entropy", head=head, rows=tuple(rows)))
     legend = tuple(RANGE.values())
     return Figure(title="Same entropy, other accuracy", panels=tuple(panels), data=(data,), legend=legend)
-
-
-def _pooled(shares: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Counts summed, everything else as the mean over samples."""
-    n = sum(share["n"] for share in shares)
-    found = {"n": float(n)}
-    for key in dict.fromkeys(key for share in shares for key in share if key != "n"):
-        there = [share for share in shares if key in share and share["n"]]
-        if there:
-            found[key] = sum(share[key] * share["n"] for share in there) / sum(share["n"] for share in there)
-    return found
 
 
 def gradients(grid: Grid) -> Figure:
@@ -198,9 +187,9 @@ def _binned(found: Sequence[dict[str, Any]]) -> list[dict[str, float]]:
         shares = [
             {"n": each["n"][at], **{key: each[key][at] for key in keys if each[key][at] is not None}} for each in found
         ]
-        pooled = _pooled(shares)
-        if pooled["n"]:
-            bins.append({"x": (edges[at] + edges[at + 1]) / 2, **pooled})
+        whole = pooled(shares)
+        if whole["n"]:
+            bins.append({"x": (edges[at] + edges[at + 1]) / 2, **whole})
     return bins
 
 
@@ -216,5 +205,5 @@ def _areas(found: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
                 end: statistics.fmean(share[end] / top for share, top in zip(shares, tops, strict=True))
                 for end in ("low", "high")
             }
-            areas[name.replace("area", "area ")] = {**_pooled(shares), **ends}
+            areas[name.replace("area", "area ")] = {**pooled(shares), **ends}
     return areas

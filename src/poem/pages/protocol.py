@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from poem.aggregate import Grid
 from poem.pages import words
-from poem.pages.aggregate import Grid
-from poem.pages.tables import Plain
+from poem.pages.tables import Plain, learns
+from poem.pages.words import NOTHING
 from poem.report import Report
+from poem.sentences import parse
+
+CHOSEN = (
+    "Learning rates were chosen on the held-out corruptions (poem choose): those of the methods and settings that it "
+    "covers; the others keep their own. The card says which number each row has."
+)
+_FROST = re.compile(r"frost(?: textures:)? (\w+)")
 
 
 def cards(grid: Grid) -> tuple[Plain, ...]:
-    """One protocol card per block; where its cells differ, every value is listed."""
+    """One protocol card per block, where its cells differ with every value; then what each row learns with."""
     found = []
-    for group in grid.groups:
-        reports = [report for row in grid.rows(group) for report in grid.at(group, row)]
-        if reports:
-            found.append(Plain(caption=group or "All rows", head=("field", "value"), rows=tuple(_card(reports))))
+    for group, reports in _blocks(grid):
+        found.append(Plain(caption=group or "All rows", head=("field", "value"), rows=tuple(_card(reports))))
+        found.append(_settings(grid, group))
     return tuple(found)
+
+
+def _blocks(grid: Grid) -> Iterator[tuple[str, list[Report]]]:
+    """Every block that has reports."""
+    for group in grid.groups:
+        if reports := [report for row in grid.rows(group) for report in grid.at(group, row)]:
+            yield group, reports
 
 
 def _card(reports: Sequence[Report]) -> list[tuple[str, str]]:
@@ -33,3 +48,82 @@ def _card(reports: Sequence[Report]) -> list[tuple[str, str]]:
 
 def _text(value: Any) -> str:
     return words.listed([str(each) for each in value]) if isinstance(value, list | tuple) else str(value)
+
+
+# --- learning rates and changes
+
+
+def _settings(grid: Grid, group: str) -> Plain:
+    """Learning rate and changes of each row; of each column where columns are the methods."""
+    names = grid.rows(group) if grid.by_method else grid.columns
+    rows = []
+    for name in names:
+        places = [(name, None)] if grid.by_method else [(row, name) for row in grid.rows(group)]
+        if reports := [report for row, column in places for report in grid.at(group, row, column)]:
+            rates = dict.fromkeys(_rate(report) for report in reports)
+            changes = dict.fromkeys(_changes(report) for report in reports)
+            rows.append((name, words.listed(list(rates)), words.listed(list(changes))))
+    chosen = "; chosen on the held-out corruptions, where poem choose covers them" if is_chosen(grid) else ""
+    caption = f"{group or 'All rows'}, learning rates and changes to recipes{chosen}"
+    head = ("method" if grid.by_method else "column", "learning rate", "changes")
+    return Plain(caption=caption, head=head, rows=tuple(rows))
+
+
+def _rate(report: Report) -> str:
+    """The number that a cell states, or the method's own number or rule."""
+    if not learns(report):
+        return NOTHING
+    if report.cell.lr is not None:
+        return f"{report.cell.lr:g}"
+    own = report.recipe.get("lr", "not stated")
+    try:
+        return f"its own: {parse(own)}"
+    except ValueError:  # of a version with other parts
+        return f"its own: {own}"
+
+
+def _changes(report: Report) -> str:
+    return ", ".join(f"{name} = {value}" for name, value in report.cell.changes) or NOTHING
+
+
+def is_chosen(grid: Grid) -> bool:
+    """Whether learning rates come from `poem choose`."""
+    return any("chosen" in word for word in grid.suite.altered)
+
+
+# --- what should not stand in one table
+
+
+def mixed(grid: Grid) -> Iterator[str]:
+    """A warning for each block whose cells were measured with two files of weights, or two kinds of frost."""
+    for group, reports in _blocks(grid):
+        where = group or "This table"
+        weights: dict[tuple[str, str | None], dict[str, int]] = {}
+        frost: dict[str, dict[str, int]] = {}
+        for report in {report.key: report for report in reports}.values():
+            cell, digest = report.cell, report.base.get("sha256")
+            if digest:
+                _count(weights.setdefault((cell.base, cell.weights), {}), str(digest)[:16])
+            if "frost" in cell.corruptions:
+                found = _FROST.search(str(report.card.get("provenance", "")))
+                _count(frost.setdefault(cell.data, {}), found[1] if found else "as found")
+        for (base, _), counts in weights.items():
+            if len(counts) > 1:
+                yield (
+                    f"{where} mixes {len(counts)} files of weights for {base}: sha256 {_counted(counts)}. Its numbers "
+                    "are not comparable with each other; measure it again in a folder of its own."
+                )
+        for data, counts in frost.items():
+            if len(counts) > 1:
+                yield (
+                    f"{where} mixes {len(counts)} sources of frost on {data}: {_counted(counts)}. Its frost numbers "
+                    "are not comparable with each other; measure them again in a folder of their own."
+                )
+
+
+def _count(counts: dict[str, int], name: str) -> None:
+    counts[name] = counts.get(name, 0) + 1
+
+
+def _counted(counts: dict[str, int]) -> str:
+    return ", ".join(f"{name} ({words.plural(times, 'cell')})" for name, times in counts.items())

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from poem.aggregate import Grid
 from poem.pages import costs, protocol, tables, words
-from poem.pages.aggregate import Grid
 from poem.pages.figures import figures
 from poem.pages.probed import Figure
 from poem.pages.tables import Numbers, Plain
@@ -31,7 +31,7 @@ SCALES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class Judged:
     """A claim of the paper, in our words, and what these results say to it."""
 
     text: str
@@ -49,8 +49,10 @@ class Section:
     drawn: bool
     """Whether it is a figure, whose numbers are folded away."""
     readout: str
+    warnings: tuple[str, ...]
+    """Why its numbers should not be believed as they stand."""
     coverage: str
-    """How many of its cells are there."""
+    """How many of its cells are there, and how flags changed it."""
     brief: str
     """The same in three words."""
     complete: bool
@@ -63,7 +65,7 @@ class Section:
     numbers: Numbers | None
     efficiency: Plain | None
     figures: tuple[Figure, ...]
-    claims: tuple[Verdict, ...]
+    claims: tuple[Judged, ...]
     smoke: bool
     """Whether its data are too small to be evidence for or against them."""
     notes: tuple[str, ...]
@@ -108,6 +110,7 @@ def section(grid: Grid, failures: Mapping[str, Failure]) -> Section:
         title=suite.title,
         drawn=suite.kind not in ("table", "efficiency"),
         readout=suite.readout,
+        warnings=tuple(protocol.mixed(grid)),
         coverage=_coverage(grid, len(failed)) + ("" if drawn or numbers or not grid.present else NOTHING_DRAWN),
         brief=_brief(grid),
         complete=grid.present == grid.planned,
@@ -119,23 +122,23 @@ def section(grid: Grid, failures: Mapping[str, Failure]) -> Section:
         figures=drawn,
         claims=claims,
         smoke=suite.smoke,
-        notes=(*suite.notes, *_said_by_cells(list(grid.reports.values()))),
+        notes=(*suite.notes, *_on_settings(grid, drawn), *_said_by_cells(list(grid.reports.values()))),
         cards=protocol.cards(grid),
         ledger=costs.ledger(grid),
         failures=tuple((failure.cell.label, failure.reason) for failure in failed.values()),
     )
 
 
-def verdicts(grid: Grid) -> tuple[Verdict, ...]:
+def verdicts(grid: Grid) -> tuple[Judged, ...]:
     """Each claim of a suite with what its check found."""
     from poem.claims import judged
 
     states = {True: "holds", False: "does not hold", None: "cannot say"}
     found = judged(grid.suite, grid.reports.values())
-    return tuple(Verdict(text=claim.text, state=states[said.holds], why=said.words) for claim, said in found)
+    return tuple(Judged(text=claim.text, state=states[said.holds], why=said.words) for claim, said in found)
 
 
-def _score(claims: Sequence[Verdict]) -> str:
+def _score(claims: Sequence[Judged]) -> str:
     """How many claims hold, do not, and are open."""
     found = Counter(claim.state for claim in claims)
     holds, fails, unsaid = (found[state] for state in ("holds", "does not hold", "cannot say"))
@@ -161,7 +164,15 @@ def _coverage(grid: Grid, failed: int) -> str:
     else:
         gap = f"a number that rests on a missing one is shown as {words.NOTHING}"
         text = f"{words.count(grid.present)} of {words.plural(grid.planned, 'cell')} are there; {gap}."
-    return text + (f" {words.plural(failed, 'cell')} failed." if failed else "")
+    text += f" {words.plural(failed, 'cell')} failed." if failed else ""
+    return text + (f" Flags made it another suite: {'; '.join(grid.suite.altered)}." if grid.suite.altered else "")
+
+
+def _on_settings(grid: Grid, drawn: Sequence[Figure]) -> list[str]:
+    """How rates were chosen, and what times are worth, where a section has either."""
+    timed = grid.suite.kind == "efficiency" or any(figure.title == "Time" for figure in drawn)
+    said = [protocol.CHOSEN] if protocol.is_chosen(grid) else []
+    return said + ([costs.side_by_side(list(grid.reports.values()))] if timed and grid.reports else [])
 
 
 def _said_by_cells(reports: Sequence[Report]) -> list[str]:
@@ -227,7 +238,13 @@ def _images(reports: Sequence[Report]) -> str:
     if not sizes:
         return ""
     each = words.count(sizes[0]) if len(sizes) == 1 else f"{words.count(sizes[0])} to {words.count(sizes[-1])}"
-    return f"{each} of each shift; {words.count(costs.ledger_of(reports)['images'])} answered in all"
+    answered = sum(_answered(report) for report in reports)
+    return f"{each} of each shift; {words.count(answered)} answered in all"
+
+
+def _answered(report: Report) -> float:
+    """Images that got an answer, those of missed batches too, which no ledger counts."""
+    return sum(domain.get("n", 0) for domain in report.domains.values()) or report.ledger.get("images", 0)
 
 
 def _less_seed(provenance: str) -> str:

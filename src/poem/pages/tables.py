@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from poem.aggregate import AVERAGE, Grid, Value, metric
+from poem.estimate import size
 from poem.pages import words
-from poem.pages.aggregate import AVERAGE, Grid, Value, metric
 from poem.pages.words import METRICS, NOTHING, Metric
 from poem.report import Report
 
@@ -18,7 +19,7 @@ FAMILIES: dict[str, str] = {
     **dict.fromkeys(("Contr.", "Elastic", "Pixel", "JPEG"), "Digital"),
 }
 """The fifteen corruptions as the paper abbreviates them, by the block that its header puts them in."""
-OTHER_DATA = "other data: not comparable"
+OTHER_DATA = "other data or settings: not comparable"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,10 +184,11 @@ def _paper(grid: Grid, group: str, row: str, columns: list[str]) -> dict[str, tu
 
 
 def comparable(grid: Grid) -> bool:
-    """Whether the paper's numbers are of the same data: the full scale, all images, and the base's own weights."""
-    return grid.suite.scale == "full" and not any(
-        placed.cell.n is not None or placed.cell.weights is not None for placed in grid.suite.placed
-    )
+    """Whether the paper's numbers are of the same: full scale, nothing set by flags, whole data, the base's weights."""
+    suite = grid.suite
+    own = all(placed.cell.n is None and placed.cell.weights is None for placed in suite.placed)
+    whole = all(report.card.get("n") == size(report.cell.data) for report in grid.reports.values())
+    return suite.scale == "full" and not suite.altered and own and whole
 
 
 def _families(columns: list[str]) -> tuple[tuple[str, int], ...]:
@@ -221,6 +223,11 @@ def source_access(reports: Sequence[Report]) -> str:
     """What a row's methods saw of the source data: the cards' words up to the first comma, which says what for."""
     found = dict.fromkeys(str(report.card.get("source_access", "none")).partition(",")[0] for report in reports)
     return " or ".join(found) or NOTHING
+
+
+def learns(report: Report) -> bool:
+    """Whether a report's method moves anything."""
+    return not report.recipe.get("parameters", "").startswith("Nothing")
 
 
 def grouped(table: Plain) -> Plain:

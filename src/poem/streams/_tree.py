@@ -21,6 +21,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from poem._files import write_whole
 from poem.streams._folders import FORMATS, listing
 from poem.streams._frost import frost_source
 from poem.streams._images import Unreadable
@@ -191,22 +192,16 @@ def work(job: Job, target: Path, settings: Settings) -> Outcome:
 
 
 def _write(target: Path, path: Path, data: bytes) -> None:
-    """Write a file whole or not at all."""
+    """Write a file whole or not at all, by way of a folder apart, so that no half of one stands among images."""
     part = target / _PARTS / f"{os.getpid()}-{threading.get_ident()}"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        for tries in range(5, -1, -1):
-            part.parent.mkdir(exist_ok=True)
-            try:
-                part.write_bytes(data)
-                os.replace(part, path)
-                break
-            except FileNotFoundError:  # another run of the command, ending, has just swept the folder
-                if not tries:
-                    raise
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
+    for tries in range(5, -1, -1):
+        part.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            write_whole(path, data, beside=part, sync=False)
+            break
+        except FileNotFoundError:  # another run of the command, ending, has just swept the folder
+            if not tries:
+                raise
 
 
 def sweep(target: Path) -> None:

@@ -6,17 +6,15 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from poem.cells import Cell
 from poem.report import Report
+from poem.suites import AVERAGE, Placed, Suite
 
-if TYPE_CHECKING:
-    from poem.suites import Placed, Suite
+__all__ = ["AVERAGE", "Grid", "Read", "Value", "metric", "pooled", "timing"]
 
 Read = Callable[[Report], float | None]
 """Takes one number out of a report, or None where it has none."""
-AVERAGE = "Avg."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +50,16 @@ def metric(key: str) -> Read:
 def timing(key: str) -> Read:
     """Reads a key of `Report.timing`."""
     return lambda report: report.timing.get(key)
+
+
+def pooled(shares: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Groups of samples as one: counts `n` summed, everything else as the mean over samples."""
+    held = [share for share in shares if share.get("n")]
+    found = {"n": float(sum(share["n"] for share in held))}
+    for key in dict.fromkeys(key for share in held for key in share if key != "n"):
+        there = [share for share in held if key in share]
+        found[key] = sum(share[key] * share["n"] for share in there) / sum(share["n"] for share in there)
+    return found
 
 
 class Grid:
@@ -106,6 +114,11 @@ class Grid:
         places = [placed for each in columns for placed in self._at.get((group, row, each), [])]
         keys = dict.fromkeys(self._keys[id(placed)] for placed in places)
         return [self.reports[key] for key in keys if key in self.reports]
+
+    def whole(self, group: str, row: str, column: str) -> bool:
+        """Whether everything that the suite asks for at a place is there, all of its seeds too."""
+        placed = self._at.get((group, row, column), [])
+        return bool(placed) and all(self._keys[id(each)] in self.reports for each in placed)
 
     def cells(self, group: str, column: str) -> list[Cell]:
         """The cells of a block that a column asks for, measured or not."""

@@ -1,0 +1,87 @@
+"""`poem demo imagenet`: an ImageNet model on the user's own photos, with a page of what changed."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from poem.predict import Answer
+
+
+def run(args: argparse.Namespace) -> int:
+    """Answer, compare with labels where folders are wnids, write a CSV file and a page."""
+    import math
+    import random
+
+    from poem import zoo
+    from poem.commands.predict import progress, save
+    from poem.pages.photos import Shown, page, thumbnail
+    from poem.predict import answers, imagenet_names, photos, summary
+    from poem.report import write_whole
+    from poem.streams._prepare import Prepare
+
+    if args.images is None:
+        raise ValueError("expected your photos, as in poem demo imagenet --images photos/")
+    files = photos(args.images)
+    random.Random(0).shuffle(files)  # class folders would come one class at a time
+    model, base = zoo.load("effnet-lite0")
+    names, classes = imagenet_names(), _classes(files, args.images)
+    if classes is not None:
+        names = {place: names.get(index, str(index)) for place, index in enumerate(classes.values())}
+    kept: dict[str, str] = {}
+
+    def keep(images: Any, paths: Sequence[Path], last: Any) -> None:
+        for image, path in zip(images, paths, strict=True):
+            kept[str(path.relative_to(args.images))] = thumbnail(image)
+
+    prepare = Prepare(resize=base.resize, crop=base.crop, interpolation=base.interpolation)
+    found: list[Answer] = []
+    batches = answers(
+        model, files, args.method, folder=args.images, prepare=prepare, batch_size=args.batch_size or 64, names=names,
+        classes=None if classes is None else list(classes.values()), mean=base.mean, std=base.std, on_batch=keep,
+    )  # fmt: skip
+    for batch in progress(batches, len(files), args.method):
+        found += batch
+    lines = [*summary(found).splitlines(), *_accuracy(found, classes)]
+    save(sorted(found, key=lambda each: each.file), args.out / "predictions.csv")
+    read = [each for each in found if not each.error]
+    shown = [Shown(each, kept[each.file], names.get(each.source_label or 0, str(each.source_label))) for each in read]
+    text = page(
+        f"{args.method} on {len(read)} photos, {base.name}", lines, found,
+        [each for each in shown if each.answer.newly_reliable],
+        [each for each in shown if each.answer.label != each.answer.source_label],
+        top=math.log(len(names) or base.classes),
+    )  # fmt: skip
+    write_whole(args.out / "photos.html", text)
+    print("\n".join(lines))
+    print(f"answers: {args.out / 'predictions.csv'}\npictures: {args.out / 'photos.html'}")
+    return 0
+
+
+def _classes(files: Sequence[Path], top: Path) -> dict[str, int] | None:
+    """ImageNet's index of each class folder, where every photo is in a folder named by wnid."""
+    folders = sorted(
+        {path.relative_to(top).parts[-2] if len(path.relative_to(top).parts) > 1 else "" for path in files}
+    )
+    if not all(re.fullmatch(r"n\d{8}", name) for name in folders):
+        return None
+    from poem._measure import imagenet_rank
+
+    return dict(zip(folders, imagenet_rank(folders), strict=True))
+
+
+def _accuracy(found: Sequence[Answer], classes: dict[str, int] | None) -> list[str]:
+    if classes is None:
+        return ["no labels: photos are not in folders named by wnid"]
+    place = {name: at for at, name in enumerate(classes)}
+    read = [(each, place[Path(each.file).parts[-2]]) for each in found if not each.error]
+    plain = sum(each.source_label == truth for each, truth in read)
+    right = sum(each.label == truth for each, truth in read)
+    return [
+        f"accuracy over {len(classes)} classes: {100 * right / len(read):.1f} %, unadapted "
+        f"{100 * plain / len(read):.1f} % ({len(read)} photos)"
+    ]

@@ -1,0 +1,80 @@
+"""The demo: its table is arithmetic on results, fits a terminal, and says where adapting loses and why."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from poem.cells import Cell
+from poem.cli import main
+from poem.demo import table, text
+from poem.report import Report
+from poem.sentences import written
+from poem.suites import Suite, load
+
+
+def report(cell: Cell, top1: float, *, low: float | None = None) -> Report:
+    """A result with this accuracy, and this share of right pseudo-labels."""
+    taught = 0 if cell.method in ("source", "bn") else 100
+    groups = {"low": {"n": 0.0} if low is None else {"n": 50.0, "accuracy": low}, "newly": {"n": 0.0}}
+    return Report(
+        cell=cell, recipe=written(cell.recipe()), base={}, card={}, metrics={"top1": top1}, domains={}, windows=[],
+        groups=groups, ledger={"taught": taught, "images": 100},
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def suite() -> Suite:
+    return load("demo", "tiny")
+
+
+def test_gains_are_over_the_model_unadapted(suite: Suite) -> None:
+    value = {"source": 50.0, "tent": 60.0}
+    found = table(suite, [report(cell, value.get(cell.method, 40.0)) for cell in suite.cells])
+    assert len(found) == 8 * 3
+    assert found["Tent", "batch norm"].gain == pytest.approx(10)
+    assert found["POEM", "layer norm"].gain == pytest.approx(-10)
+    assert found["No Adapt.", "group norm"].right is None, "it teaches itself nothing"
+
+
+def test_the_text_fits_a_terminal_and_says_who_loses_and_why(suite: Suite) -> None:
+    reports = [report(cell, 30.0 if cell.method == "poem" else 50.0, low=75.0) for cell in suite.cells]
+    said = text(suite, table(suite, reports))
+    assert max(map(len, said.splitlines())) <= 100
+    flat = " ".join(said.split())
+    assert "adapting loses with 1 of 6 methods; POEM most, -20.0" in flat
+    assert "25 % were wrong" in flat
+
+
+def test_a_failed_cell_is_shown_as_failed(suite: Suite) -> None:
+    reports = [report(cell, 50.0) for cell in suite.cells if cell.method != "sar"]
+    assert text(suite, table(suite, reports)).count("failed") == 3
+
+
+def test_the_command_prints_writes_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [
+        "demo",
+        "--count",
+        "32",
+        "--workers",
+        "1",
+        "--out",
+        str(tmp_path / "demo"),
+        "--json",
+        str(tmp_path / "d.json"),
+    ]
+    assert main(words) == 0
+    said = capsys.readouterr().out
+    assert "DeYO + POEM" in said
+    assert str(tmp_path / "demo" / "report.html") in said
+    assert (tmp_path / "demo" / "report.html").read_text().count("<table") >= 1
+    assert len(json.loads((tmp_path / "d.json").read_text())["rows"]) == 24
+    assert main(words) == 0
+    assert "96 of 96 cells were there already" in capsys.readouterr().out
+
+
+def test_photos_need_a_folder(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "imagenet"]) == 2
+    assert "--images photos/" in capsys.readouterr().err
