@@ -47,8 +47,8 @@ def run(args: argparse.Namespace) -> int:
 
     from poem.predict import answers, photos, summary
 
-    model, settings = opened(args)
     files = photos(args.folder)
+    model, settings = opened(args)
     if args.shuffle is not None:
         random.Random(args.shuffle).shuffle(files)
     found: list[Answer] = []
