@@ -96,10 +96,14 @@ def test_no_claim_holds_on_what_flags_left(name: str, cut: dict[str, list[str]],
         assert verdict.words.startswith(words)
 
 
-def test_seeds_and_other_settings_leave_claims_to_their_checks() -> None:
-    for flags in ({"seeds": [5]}, {"changes": {"severity": 3}}, {"methods": ["*"]}):
+def test_seeds_leave_claims_to_their_checks_and_other_settings_do_not() -> None:
+    for flags in ({"seeds": [5]}, {"methods": ["*"]}):
         suite = suites.load("branch-loss", **flags)
         assert [verdict.holds for _, verdict in claims.judged(suite, map(report, suite.cells))] == [True]
+    suite = suites.load("branch-loss", changes={"severity": 3})
+    ((_, verdict),) = claims.judged(suite, map(report, suite.cells))
+    assert verdict.holds is None
+    assert "severity 3" in verdict.words
 
 
 @pytest.mark.parametrize("name", suites.all_names())

@@ -329,7 +329,10 @@ def test_the_card_says_what_each_row_learns_with() -> None:
     ]
     text = shown(suite(placed, ["Fog"]), [report(each.cell) for each in placed])
     assert f"| No Adapt. | {NOTHING} | {NOTHING} |" in text
-    assert "| Tent | its own: 0.00025 (convolutional) or 0.001 (transformer) at batch 64 |" in text
+    assert (
+        "| Tent | its own: 0.00025 (convolutional) or 0.001 (transformer) at batch 64, less for smaller batches |"
+        in text
+    )
     assert f"| POEM(ours) | 0.02 | {NOTHING} |" in text
     assert re.search(r"\| Fixed \| its own: .* \| threshold = 0.6 \|", text)
     assert "held-out" not in text

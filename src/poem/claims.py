@@ -30,10 +30,11 @@ Check = Callable[[Evidence], Verdict]
 
 
 def judged(suite: Suite, reports: Iterable[Report]) -> list[tuple[Claim, Verdict]]:
-    """Each claim of a suite, and what its check found; of a suite that flags cut short nothing can be said."""
-    if suite.left_out:
-        cut = Verdict(None, f"left out by flags: {', '.join(suite.left_out)}")
-        return [(claim, cut) for claim in suite.claims]
+    """Each claim of a suite, and what its check found; of a suite that flags changed nothing can be said."""
+    if suite.left_out or suite.altered:
+        words = f"left out by flags: {', '.join(suite.left_out)}" if suite.left_out else ""
+        other = f"flags made it another suite: {', '.join(suite.altered)}"
+        return [(claim, Verdict(None, words or other)) for claim in suite.claims]
     evidence = Evidence.of(suite, reports)
     return [(claim, check(claim.check, evidence)) for claim in suite.claims]
 
@@ -220,8 +221,10 @@ def alpha_half_best(evidence: Evidence) -> Verdict:
     """No share answers better than one half."""
     half = printed(evidence.at(_only(evidence), POEM, "0.5"))
     values = {column: printed(evidence.at(_only(evidence), POEM, column)) for column in evidence.columns}
-    best = max(values, key=lambda column: values[column])
-    return Verdict(half >= values[best], f"{half:.1f} at 0.5; the best is {values[best]:.1f} at {best}")
+    best = max(values, key=lambda column: (values[column], column == "0.5"))
+    ties = [column for column in values if values[column] == half and column != "0.5"]
+    also = f", as at {', '.join(ties)}" if ties else ""
+    return Verdict(half >= values[best], f"{half:.1f} at 0.5{also}; the best is {values[best]:.1f} at {best}")
 
 
 def poem_time_near_tent(evidence: Evidence) -> Verdict:

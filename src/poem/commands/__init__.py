@@ -7,7 +7,7 @@ A command's module imports the standard library alone; what it needs beyond that
 from __future__ import annotations
 
 COMMANDS: dict[str, str] = {
-    "demo": "watch source, tent and poem on a stream of corrupted digits",
+    "demo": "methods side by side on corrupted digits, or one on your photos",
     "list": "names of methods, parts, corruptions, bases, data, scenarios, suites",
     "show": "a method as a sentence: its recipe, paper and differences",
     "predict": "answers for a folder of images without labels, as a CSV file",

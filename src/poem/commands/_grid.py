@@ -202,8 +202,12 @@ def _say(outcome: Outcome, store: Store) -> None:
     if outcome.failed:
         why = store.failures()
         print(f"{len(outcome.failed)} cells failed; the same command tries them again:", file=sys.stderr)
-        for cell in outcome.failed[:10]:
-            print(f"  {cell.label}: {why[cell.key].reason}", file=sys.stderr)
+        alike: dict[str, list[Cell]] = {}
+        for cell in outcome.failed:
+            alike.setdefault(why[cell.key].reason, []).append(cell)
+        for reason, cells in list(alike.items())[:10]:
+            more = f" and {len(cells) - 1} more" if len(cells) > 1 else ""
+            print(f"  {cells[0].label}{more}: {reason}", file=sys.stderr)
         print(f"their tracebacks: {store.cells}/*/*/*.failed.json", file=sys.stderr)
     for words in store.broken.values():
         print(f"not a result, moved aside or left alone: {words}", file=sys.stderr)

@@ -28,7 +28,10 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError("expected your photos, as in poem demo imagenet --images photos/")
     files = photos(args.images)
     random.Random(0).shuffle(files)  # class folders would come one class at a time
-    model, base = zoo.load("effnet-lite0")
+    model, base = zoo.load("effnet-lite0", args.weights)
+    shift = None if args.corruption is None else (args.corruption, args.severity)
+    if shift is None:
+        print("photos like those a model was trained on: expect no gain; --corruption fog shows what adapting is for")
     names, classes = imagenet_names(), _classes(files, args.images)
     if classes is not None:
         names = {place: names.get(index, str(index)) for place, index in enumerate(classes.values())}
@@ -42,7 +45,8 @@ def run(args: argparse.Namespace) -> int:
     found: list[Answer] = []
     batches = answers(
         model, files, args.method, folder=args.images, prepare=prepare, batch_size=args.batch_size or 64, names=names,
-        classes=None if classes is None else list(classes.values()), mean=base.mean, std=base.std, on_batch=keep,
+        classes=None if classes is None else list(classes.values()), mean=base.mean, std=base.std, corruption=shift,
+        on_batch=keep,
     )  # fmt: skip
     for batch in progress(batches, len(files), args.method):
         found += batch
@@ -51,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     read = [each for each in found if not each.error]
     shown = [Shown(each, kept[each.file], names.get(each.source_label or 0, str(each.source_label))) for each in read]
     text = page(
-        f"{args.method} on {len(read)} photos, {base.name}", lines, found,
+        f"{args.method} on {len(read)} photos{'' if shift is None else f' in {shift[0]}'}, {base.name}", lines, found,
         [each for each in shown if each.answer.newly_reliable],
         [each for each in shown if each.answer.label != each.answer.source_label],
         top=math.log(len(names) or base.classes),

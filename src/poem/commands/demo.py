@@ -1,7 +1,7 @@
 """Examples:
 poem demo
 poem demo --count 1024 --severity 5
-poem demo imagenet --images photos/ --method deyo+poem
+poem demo imagenet --images photos/ --method deyo+poem --corruption fog
 """  # noqa: D205, D415 - an epilog of the command's help
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--images", type=Path, metavar="DIR", help="imagenet: photos, in folders by wnid or as they are"
     )
-    parser.add_argument("--method", default="poem", help="imagenet: a name that `poem list` prints")
+    parser.add_argument("--method", default="poem", help="imagenet: a name that `poem list` prints; default: poem")
+    parser.add_argument("--corruption", help="imagenet: a shift to put on the photos, such as fog")
+    parser.add_argument("--weights", help="imagenet: the folder with EfficientNet-Lite0's weights")
     parser.add_argument("--batch-size", type=int, help="default: 32 digits, or 64 photos")
     parser.add_argument("--workers", type=int, default=2, help="processes; default: 2")
     parser.add_argument("--json", type=Path, metavar="FILE", help="digits: the table as JSON too")

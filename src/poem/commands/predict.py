@@ -7,6 +7,7 @@ poem predict photos/ --model mypackage.nets:build --mean 0.5 --std 0.5 --crop 22
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,15 +26,19 @@ def options(parser: argparse.ArgumentParser) -> None:
         "--model", default="effnet-lite0", help="a base (`poem list bases`), or package.module:function"
     )
     parser.add_argument("--weights", help="a file or folder with the base's weights")
-    parser.add_argument("--method", default="poem", help="a name that `poem list` prints")
-    parser.add_argument("-o", "--out", type=Path, default=Path("predictions.csv"))
-    parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--method", default="poem", help="a name that `poem list` prints; default: poem")
+    parser.add_argument("-o", "--out", type=Path, default=Path("predictions.csv"), help="default: predictions.csv")
+    parser.add_argument("--batch-size", type=int, default=64, help="default: 64")
     parser.add_argument("--lr", type=float, help="learning rate; default: the method's rule")
-    parser.add_argument("--preset", default="imagenet", help="imagenet, cifar or cifar100")
-    parser.add_argument("--mean", type=triple, help="of a model of your own, as 0.485,0.456,0.406")
+    parser.add_argument(
+        "--preset", default="imagenet", help="constants: imagenet, cifar or cifar100; default: imagenet"
+    )
+    parser.add_argument(
+        "--mean", type=triple, help="of a model of your own, as 0.485,0.456,0.406; default: the base's, or none"
+    )
     parser.add_argument("--std", type=triple, help="of a model of your own")
-    parser.add_argument("--resize", type=int, help="short side, of a model of your own")
-    parser.add_argument("--crop", type=int, help="centre crop, of a model of your own")
+    parser.add_argument("--resize", type=int, help="short side; default: the base's, or as --crop")
+    parser.add_argument("--crop", type=int, help="centre crop; default: the base's, or none")
     parser.add_argument("--shuffle", type=int, metavar="SEED", help="another order of arrival than by name")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--json", action="store_true", help="print the answers as JSON lines instead of a summary")
@@ -48,7 +53,11 @@ def run(args: argparse.Namespace) -> int:
     from poem.predict import answers, photos, summary
 
     files = photos(args.folder)
+    if args.shuffle is None and len({path.parent for path in files}) > 1:
+        print("files come folder by folder; if folders are classes, --shuffle 0 mixes them", file=sys.stderr)
     model, settings = opened(args)
+    print(f"{args.model}, {args.method}; {settings['prepare']}; mean {settings['mean']}, std {settings['std']}",
+          file=sys.stderr)  # fmt: skip
     if args.shuffle is not None:
         random.Random(args.shuffle).shuffle(files)
     found: list[Answer] = []
@@ -69,6 +78,8 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print("\n".join(json.dumps(dataclasses.asdict(each)) for each in found))
     else:
+        for each in [each for each in found if each.error][:5]:
+            print(f"unreadable: {each.error}")
         print(f"{summary(found)}\nwritten to {args.out}")
     return 1 if any(each.error for each in found) else 0
 
@@ -91,15 +102,21 @@ def opened(args: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
 
 
 def progress(batches: Any, total: int, words: str) -> Any:
-    """A bar over images on the terminal, nothing elsewhere."""
+    """A bar over images on the terminal, a line now and then elsewhere."""
+    import time
+
     from rich.console import Console
     from rich.progress import Progress
 
-    console = Console(stderr=True)
+    console, done, said = Console(stderr=True), 0, time.monotonic()
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(words, total=total)
         for batch in batches:
+            done += len(batch)
             bar.advance(task, len(batch))
+            if not console.is_terminal and time.monotonic() - said > 10:
+                said = time.monotonic()
+                print(f"{done}/{total} images", file=sys.stderr)
             yield batch
 
 
