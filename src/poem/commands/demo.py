@@ -66,6 +66,8 @@ def _digits(args: argparse.Namespace) -> int:
         print(
             f"{len(outcome.skipped)} of {len(suite.cells)} cells were there already; remove {args.out} to begin anew\n"
         )
+    if len(outcome.failed) == len(suite.cells):
+        raise ValueError(store.failures()[outcome.failed[0].key].reason)
     reports = list(store.reports())
     found = table(suite, reports)
     print(text(suite, found))
