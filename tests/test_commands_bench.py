@@ -13,13 +13,16 @@ import pytest
 from stand_ins import cell, report
 
 from poem.cells import Cell
+from poem.choice import read
 from poem.cli import main
 from poem.commands import _grid
 from poem.commands._bar import Bar, duration
 from poem.engines import Begun, Ended, Inline, Moved, Workers
 from poem.estimate import Rates, images
 from poem.report import Report
+from poem.sentences import written
 from poem.store import Store
+from poem.streams import EXTRA
 from poem.sweep import CannotWriteError, Planned
 
 CELL = ("--base", "digits-ln", "--data", "digits-test", "--preset", "cifar", "--n", "64", "--lr", "0.005")
@@ -258,3 +261,25 @@ def test_work_is_estimated_from_the_order_and_from_cells_alike() -> None:
     assert rates.total([cell(), cell("tent")]) == pytest.approx(1.0), "of the same base, where the method is new"
     assert Rates.of([]).total([cell()]) == pytest.approx(0.64)
     assert [duration(seconds) for seconds in (5, 600, 9000)] == ["5 s", "10 min", "2.5 h"]
+
+
+def test_chosen_rates_come_from_the_held_out_corruptions_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = Store(tmp_path / "results")
+    for rate, top1 in ((0.01, 60.0), (0.1, 50.0)):
+        for shift in (*EXTRA, "fog"):
+            cell = Cell(base="digits-bn", data="digits-test", method="tent", corruptions=(shift,), lr=rate)
+            found = 99.0 if shift == "fog" and rate == 0.1 else top1  # fog would choose the other rate
+            store.save(
+                Report(
+                    cell=cell, recipe=written(cell.recipe()), base={"sha256": "x"}, card={}, metrics={"top1": found},
+                    domains={}, windows=[], groups={}, ledger={},
+                )
+            )  # fmt: skip
+    out = tmp_path / "chosen.yaml"
+    assert main(["choose", str(store.folder), "-o", str(out)]) == 0
+    assert read(out) == {"digits-bn": {"tent": 0.01}}
+    assert "from 8 results" in capsys.readouterr().out
+    assert main(["choose", str(tmp_path / "nowhere")]) == 2
+    assert "poem bench holdout" in capsys.readouterr().err

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import logging
+import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
+from poem import zoo
+from poem._memory import keep_memory
 from poem.cells import Cell
 from poem.cli import main
+from poem.commands._quiet import quiet
 from poem.demo import table, text
 from poem.report import Report
 from poem.sentences import written
 from poem.suites import Suite, load
+from poem.train import digits
 
 
 def report(cell: Cell, top1: float, *, low: float | None = None) -> Report:
@@ -89,3 +97,32 @@ def test_where_nothing_can_be_measured_the_reason_is_the_error(
     monkeypatch.setattr("poem.benchmark.load_model", missing)
     assert main(["demo", "--count", "32", "--workers", "1", "--out", str(tmp_path)]) == 2
     assert "pip install mlxtend" in capsys.readouterr().err
+
+
+def test_photos_become_a_page_with_a_picture_for_every_changed_answer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = zoo.load("digits-bn")
+    monkeypatch.setattr(zoo, "load", lambda name, weights=None: small)  # ImageNet's weights are not on every machine
+    for at, image in enumerate(digits().test.images[:24]):
+        Image.fromarray(image.permute(1, 2, 0).numpy()).save(tmp_path / f"{at:02d}.png")
+    words = ["demo", "imagenet", "--images", str(tmp_path), "--method", "bn", "--corruption", "contrast"]
+    assert main([*words, "--out", str(tmp_path / "out")]) == 0
+    rows = list(csv.DictReader((tmp_path / "out" / "predictions.csv").open()))
+    changed = sum(row["label"] != row["source_label"] for row in rows)
+    assert changed > 0
+    assert (tmp_path / "out" / "photos.html").read_text().count("<img ") == changed
+    assert "24 images answered" in capsys.readouterr().out
+
+
+def test_hints_are_kept_back_and_come_again() -> None:
+    log = logging.getLogger("poem")
+    before = log.level
+    with quiet():
+        assert log.level == logging.ERROR
+    assert log.level == before
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's allocator")
+def test_commands_can_keep_their_memory() -> None:
+    assert keep_memory()

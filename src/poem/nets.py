@@ -7,7 +7,6 @@ Images arrive normalised, as (N, 3, 32, 32); logits leave. `ResNet` keeps torchv
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -15,6 +14,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, relu, scaled_dot_product_attention
+
+from poem._files import write_whole
 
 Norm = Callable[[int], nn.Module]
 
@@ -213,13 +214,7 @@ def write(net: nn.Module, path: Path, about: Mapping[str, str]) -> str:
         if not bool(value.isfinite().all()):
             raise ValueError(f"expected finite weights, got NaN or Inf in {key}; was the learning rate too high?")
     whole = save(tensors, metadata=dict(about))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        beside.write_bytes(whole)
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
+    write_whole(path, whole)
     return hashlib.sha256(whole).hexdigest()
 
 

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from poem import nets
+from poem._files import write_whole
 from poem.train import CIFAR10_MEAN, CIFAR10_STD, DIGITS_MEAN, DIGITS_STD
 
 log = logging.getLogger("poem")
@@ -395,10 +396,7 @@ def _remember(tag: str, digest: str, *, write: bool) -> tuple[str | None, str]:
     try:
         held = json.loads(path.read_text()) if path.is_file() else {}
         if write and tag not in held:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            beside = path.with_name(f".{path.name}.{os.getpid()}")
-            beside.write_text(json.dumps({**held, tag: digest}, indent=1) + "\n")
-            beside.replace(path)
+            write_whole(path, json.dumps({**held, tag: digest}, indent=1) + "\n")
             log.info("recorded SHA-256 %s for %s in %s", digest[:12], tag, path)
     except (OSError, json.JSONDecodeError) as error:
         log.warning("could not use %s to remember weights: %s", path, error)
