@@ -115,12 +115,12 @@ def test_photos_become_a_page_with_a_picture_for_every_changed_answer(
     assert "24 images answered" in capsys.readouterr().out
 
 
-def test_hints_are_kept_back_and_come_again() -> None:
+def test_hints_are_kept_back_and_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
     log = logging.getLogger("poem")
-    before = log.level
+    monkeypatch.setattr(log, "level", logging.INFO)
     with quiet():
         assert log.level == logging.ERROR
-    assert log.level == before
+    assert log.level == logging.INFO
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's allocator")

@@ -5,12 +5,14 @@ from __future__ import annotations
 import csv
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
+import poem
 from poem import zoo
 from poem.cli import main
 from poem.predict import Answer, answers, imported, photos, summary
@@ -47,8 +49,6 @@ def test_a_folder_without_images_is_an_error(tmp_path: Path) -> None:
 
 
 def test_answers_are_the_adapter_s_and_the_model_comes_back(folder: Path) -> None:
-    import poem
-
     model, base = zoo.load("digits-bn")
     before = {key: value.clone() for key, value in model.state_dict().items()}
     found = [
@@ -69,7 +69,27 @@ def test_answers_are_the_adapter_s_and_the_model_comes_back(folder: Path) -> Non
         for path, label in zip(good, adapter(pixels.float() / 255).argmax(1).tolist(), strict=True):
             expected[str(path.relative_to(folder))] = label
     assert {each.file: each.label for each in found if not each.error} == expected
+    assert all(each.taught for each in found if not each.error), "tent learns from everyone"
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+def test_a_corruption_is_put_on_every_image_by_its_place_in_the_order(folder: Path) -> None:
+    model, base = zoo.load("digits-bn")
+    files = [path for path in photos(folder) if path.name != "99.jpg"]
+    settings: dict[str, Any] = {
+        "folder": folder,
+        "prepare": Prepare(),
+        "batch_size": 5,
+        "mean": base.mean,
+        "std": base.std,
+    }
+    found = [each for batch in answers(model, files, "source", corruption=("snow", 5), **settings) for each in batch]
+    pixels = torch.stack([torch.from_numpy(np.array(Image.open(path))) for path in files]).permute(0, 3, 1, 2)
+    spoilt = poem.corrupt(pixels, "snow", 5, ids=list(range(len(files)))).float() / 255
+    with torch.no_grad():
+        mean, std = (torch.tensor(each).view(1, 3, 1, 1) for each in (base.mean, base.std))
+        sure = model((spoilt - mean) / std).softmax(1).max(1).values
+    assert [each.confidence for each in found] == pytest.approx(sure.tolist(), abs=1e-5)
 
 
 def test_the_command_writes_one_row_per_file(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
