@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from functools import partial
 
 import pytest
 import torch
@@ -10,6 +12,26 @@ import torch
 # Tiny nets: threads cost more than they bring, and workers share two cores.
 torch.set_num_threads(1)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _fast() -> Iterator[None]:
+    """With POEM_TEST_FAST=1 every adapter records its loop; on a CPU with the tape that stands in for CUDA graphs."""
+    if not os.environ.get("POEM_TEST_FAST"):
+        yield
+        return
+    import tape
+
+    import poem
+
+    plain, poem.adapt = poem.adapt, partial(poem.adapt, fast=True)
+    if torch.cuda.is_available():
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        yield
+    else:
+        with tape.installed():
+            yield
+    poem.adapt = plain
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -268,6 +268,11 @@ def test_a_field_of_the_wrong_kind_is_refused(changes: dict[str, Any], words: st
     ("method", "changes", "words"),
     [
         ("tent", {"threshold": 0.4}, "needs an EntropyBelow in the selection"),
+        (
+            "poem-official-v2",
+            {"threshold": 0.6},
+            r"one fraction, and EntropyBelow\(0.4, first=0.5\) has two; .*select=EntropyBelow\(0.6, first=0.6\)",
+        ),
         ("tent", {"alpha": 0.5}, "a setting of the adapt branch, which this recipe has not"),
         ("poem", {"alpha": 1.5}, r"expected alpha in \[0, 1\]"),
         ("poem", {"rounds": 0}, "expected at least 1 update, got 0; use the method 'source'"),
@@ -286,6 +291,7 @@ def test_a_field_of_the_wrong_kind_is_refused(changes: dict[str, Any], words: st
     ],
     ids=[
         "threshold",
+        "two thresholds",
         "no branch",
         "alpha",
         "rounds",

@@ -135,3 +135,42 @@ def test_a_state_of_other_settings_names_the_field() -> None:
     state = poem.adapt(make_net("bn"), "poem", threshold=0.9).state_dict()
     with pytest.raises(ValueError, match=r"select EntropyBelow\(0.4\), got EntropyBelow\(0.9\)"):
         poem.adapt(make_net("bn"), "poem").load_state_dict(state)
+
+
+class Named(torch.utils.data.TensorDataset):
+    """Images with labels, and with names for the classes, as torchvision's folders have them."""
+
+    def __init__(self, labels: list[int], classes: list[str]) -> None:
+        super().__init__(torch.rand(len(labels), 3, 16, 16), torch.tensor(labels))
+        self.classes = classes
+
+
+def test_data_with_fewer_classes_than_logits_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    net = make_net("gn")  # ten logits
+    three = torch.utils.data.DataLoader(Named([0, 1, 2, 1], ["apple", "lime", "plum"]), 2)
+    poem.evaluate(net, three, ["source", "bn"])
+    assert caplog.text.count("the data has 3 classes and the model 10 logits") == 1
+    assert "pass classes=[...]" in caplog.text
+    masked = Tensors(torch.rand(4, 3, 16, 16), [0, 1, 0, 1], classes=("apple", "lime"), mask=(4, 7))
+    caplog.clear()
+    poem.evaluate(net, Stream(data=masked, order=single(["fog"], severity=1), batch_size=2), "source")
+    assert "pass classes=data.mask" in caplog.text
+    caplog.clear()
+    poem.evaluate(net, [(torch.rand(12, 3, 16, 16), torch.tensor([0, 1, 2] * 4))], "source")
+    assert "the data has 3 classes" in caplog.text, "labels alone can tell"
+
+
+def test_wnids_are_told_how_to_become_indices(caplog: pytest.LogCaptureFixture) -> None:
+    named = Named([0, 1], ["n01440764", "n01443537"])
+    poem.evaluate(make_net("gn", classes=1000), torch.utils.data.DataLoader(named, 2), "source")
+    assert "pass classes=poem.streams.datasets.class_indices(data.classes)" in caplog.text
+
+
+def test_nothing_is_said_where_classes_are_right(caplog: pytest.LogCaptureFixture) -> None:
+    net = make_net("gn")
+    three = torch.utils.data.DataLoader(Named([0, 1, 2, 1], ["apple", "lime", "plum"]), 2)
+    poem.evaluate(net, three, "source", classes=[3, 4, 5])
+    poem.evaluate(net, torch.utils.data.DataLoader(Named([0, 9], ["apple", "lime"]), 2), "source")  # as logits are
+    poem.evaluate(net, [(torch.rand(2, 3, 16, 16), torch.tensor([0, 1]))], "source")  # too few to tell
+    poem.evaluate(net, stream(), "source")
+    assert not caplog.text

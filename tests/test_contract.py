@@ -236,8 +236,8 @@ BASES: dict[str, Row] = {
         toy={"select": EntropyBelow(0.4) & PLPDAbove(0.2) & NotRedundant(0.6)},
     ),
     "poem-official-v2": replace(
-        FILTERED, branch=True, settings={"select": OFFICIAL_V2},
-        reliable=EntropyBelow(0.4, first=0.5) & PLPDAbove(-2.0),
+        FILTERED, branch=True, settings={"select": OFFICIAL_V2}, nobody=NO_THRESHOLD,  # it has two thresholds
+        reliable=EntropyBelow(0.4) & PLPDAbove(-2.0),
     ),
 }  # fmt: skip
 SUFFIXES = ("+poem", "+poem-i", "+poem-ii", "*")

@@ -32,6 +32,7 @@ from poem.streams.datasets import (
     batches,
     cifar,
     cifar_c,
+    class_indices,
     digits,
     image_folder,
     imagenet_c,
@@ -39,7 +40,7 @@ from poem.streams.datasets import (
     open_dataset,
     tree,
 )
-from poem.streams.indices import IMAGENET_A, IMAGENET_R, TINY_IMAGENET
+from poem.streams.indices import IMAGENET_A, IMAGENET_R, TINY_IMAGENET, imagenet_wnids
 from poem.streams.orders import CLEAN, InOrder, Shift, continual, forgetting, mixed, one_by_one, single
 
 Image = pytest.importorskip("PIL.Image")
@@ -663,7 +664,7 @@ def test_roots_come_from_the_caller_or_from_poem_data(tmp_path: Path, monkeypatc
     with pytest.raises(FileNotFoundError, match=r"POEM_DATA is .*gone, which does not exist"):
         open_dataset("imagenet-r")
     monkeypatch.delenv("POEM_DATA")
-    with pytest.raises(ValueError, match=r"pass root=, or set POEM_DATA to the folder that holds ImageNet-R"):
+    with pytest.raises(ValueError, match=r"pass root= .*, or set POEM_DATA to the folder that holds ImageNet-R"):
         open_dataset("imagenet-r")
     with pytest.raises(FileNotFoundError, match=r"no ImageNet-R in .*expected <wnid>/.*It comes from: Hendrycks"):
         open_dataset("imagenet-r", tmp_path)
@@ -785,3 +786,44 @@ def test_a_tar_that_breaks_off_between_two_files_is_no_whole_tar(tmp_path: Path)
             tar_index(path)
     path.write_bytes(whole)
     assert len(tar_index(path)[0]) == 6
+
+
+# Which logits the classes are -----------------------------------------------------------------------------------------
+
+
+def test_wnids_are_ranked_among_the_thousand() -> None:
+    assert class_indices(["n01440764", "n01443537", "n15075141"]) == (0, 1, 999)
+    assert class_indices([imagenet_wnids()[index] for index in IMAGENET_R]) == IMAGENET_R
+    with pytest.raises(ValueError, match="got 1 others: n99999999; pass order="):
+        class_indices(["n01440764", "n99999999"])
+
+
+def test_the_thousand_are_timm_s() -> None:
+    info = pytest.importorskip("timm.data.imagenet_info").ImageNetInfo("imagenet-1k")
+    assert list(imagenet_wnids()) == list(info.label_names())
+
+
+def test_other_names_come_from_a_list_a_mapping_or_a_file(tmp_path: Path) -> None:
+    names = ["apple", "sea lion", "lime"]
+    (tmp_path / "names.txt").write_text("apple\n\nsea lion\nlime\n")
+    (tmp_path / "names.json").write_text('["apple", "sea lion", "lime"]')
+    (tmp_path / "index.json").write_text('{"lime": 2, "sea lion": 1, "apple": 0}')
+    (tmp_path / "synsets.txt").write_text("n01440764 tench, Tinca tinca\nn01443537 goldfish\n")
+    mapping = {"apple": 0, "sea lion": 1, "lime": 2}
+    files = [tmp_path / each for each in ("names.txt", "names.json", "index.json")]
+    orders: list[Any] = [names, mapping, *files]
+    for order in orders:
+        assert class_indices(["lime", "sea lion"], order) == (2, 1)
+    assert class_indices(["n01443537"], str(tmp_path / "synsets.txt")) == (1,)
+    with pytest.raises(ValueError, match="expected names among the 3 given, got 1 others: lim; did you mean 'lime'"):
+        class_indices(["lim"], names)
+    with pytest.raises(ValueError, match="expected each class once, got 2 names for 1 logits"):
+        class_indices(["a", "b"], {"a": 4, "b": 4})
+
+
+def test_class_folders_line_up_with_the_logits_they_name(tmp_path: Path) -> None:
+    wnids = [imagenet_wnids()[index] for index in (7, 2, 900)]
+    data = image_folder(grow(tmp_path / "some", wnids))
+    logits = torch.arange(1000.0)[None]
+    cut = logits[:, list(class_indices(data.classes or ()))]
+    assert [int(cut[0, label]) for label in data.labels] == [2, 7, 900], "folders come by name"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import logging
+import re
 import sys
 from pathlib import Path
 
@@ -77,7 +78,14 @@ def test_the_command_prints_writes_and_goes_on(tmp_path: Path, capsys: pytest.Ca
     said = capsys.readouterr().out
     assert "DeYO + POEM" in said
     assert str(tmp_path / "demo" / "report.html") in said
-    assert (tmp_path / "demo" / "report.html").read_text().count("<table") >= 1
+    page = (tmp_path / "demo" / "report.html").read_text()
+    assert page.count("<table") >= 1
+    flat = " ".join(said.split())
+    shown = re.findall(r"<li>(.*?)</li>", page.partition('<ul class="said">')[2].partition("</ul>")[0])
+    assert shown[0].startswith("The largest gain: ")
+    assert all(sentence in flat for sentence in shown), "the page says what the terminal says"
+    assert 'id="paper"' not in page, "there is no number of the paper to show or hide"
+    assert shown[0] in " ".join((tmp_path / "demo" / "report.md").read_text().split())
     assert len(json.loads((tmp_path / "d.json").read_text())["rows"]) == 24
     assert main(words) == 0
     assert "96 of 96 cells were there already" in capsys.readouterr().out

@@ -82,9 +82,10 @@ def test_parts_know_parts_and_the_anatomy_of_a_model(name: str) -> None:
         ("poem.model", set()),
         ("poem.ledger", set()),
         ("poem.recipes", {"parts"}),
-        ("poem.network", {"parts"}),
+        ("poem.network", {"parts", "_casts", "_early", "compiled"}),
+        ("poem.capture", {"loop", "ledger", "network", "parts", "recipes", "state"}),
         ("poem.method", {"recipes", "parts"}),
-        ("poem.api", {"adapter", "method", "recipes", "network"}),
+        ("poem.api", {"adapter", "capture", "method", "recipes", "network"}),
     ],
 )
 def test_a_room_knows_only_the_rooms_below(name: str, below: set[str]) -> None:

@@ -716,3 +716,22 @@ def test_report_of_something_else_says_what_to_type(tmp_path: Path, capsys: pyte
     kept(tmp_path, report(cell("tent", "fog", seed=77)))
     assert main(["report", str(tmp_path), "--suites", "table1"]) == 2
     assert "--seeds" in capsys.readouterr().err
+
+
+def test_cells_that_one_folder_has_alone_are_named_up_to_ten(tmp_path: Path) -> None:
+    cells = [cell("tent", "fog", seed) for seed in range(13)]
+    a = kept(tmp_path / "a", *(report(each) for each in cells))
+    b = kept(tmp_path / "b", report(cell("sar")))
+    found = compare(a, b)
+    said = str(found).splitlines()
+    assert sum(line.startswith("  only in A: ") for line in said) == 11
+    assert "  only in A: 3 more, of which --json has all" in said
+    assert sum(line.startswith("  only in B: ") for line in said) == 1
+    assert len(found.to_dict()["only_a"]) == 13
+
+
+def test_only_pages_with_the_papers_numbers_have_a_box_for_them(written: str) -> None:
+    assert 'id="paper"' in written
+    made, reports = table({"Tent": {"Fog": [40.0]}})
+    assert 'id="paper"' not in html(page([replace(made, numbers={})], reports, {}))
+    assert 'class="said"' not in written, "the demo alone says what its numbers show"

@@ -158,3 +158,106 @@ def test_completion_knows_commands_methods_and_options(shell: str, capsys: pytes
     assert main(["completion", shell]) == 0
     script = capsys.readouterr().out
     assert all(word in script for word in ("predict", "deyo+poem", "--severity", "vit-b16-D"))
+
+
+@pytest.fixture(scope="module")
+def wnids(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four images in two folders named by wnid."""
+    top = tmp_path_factory.mktemp("wnids")
+    for at, image in enumerate(digits().test.images[:4]):
+        where = top / ("n01440764" if at % 2 else "n01443537") / f"{at}.png"
+        where.parent.mkdir(exist_ok=True)
+        Image.fromarray(image.permute(1, 2, 0).numpy()).save(where)
+    return top
+
+
+def thousand() -> torch.nn.Module:
+    """A network with ImageNet's logits, of which class 5 is always the highest, then class 1."""
+    head = torch.nn.Linear(3, 1000)
+    with torch.no_grad():
+        head.weight.zero_()
+        head.bias.zero_()
+        head.bias[5], head.bias[1] = 2.0, 1.0
+    return torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), head)
+
+
+def predicted(wnids: Path, out: Path, *words: str) -> list[str]:
+    model = ["--model", "test_predict:thousand", "--method", "source", "-o", str(out)]
+    assert main(["predict", str(wnids), *model, *words]) == 0
+    return [row["name"] for row in csv.DictReader(out.open())]
+
+
+def test_wnid_folders_are_noticed_and_can_be_the_classes(
+    wnids: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "answers.csv"
+    assert set(predicted(wnids, out)) == {"5"}, "a class that cannot come"
+    assert "2 folders named by wnid" in (said := capsys.readouterr().err)
+    assert "--classes folders" in said
+    assert set(predicted(wnids, out, "--classes", "folders")) == {"1"}
+    assert "named by wnid" not in capsys.readouterr().err
+    (tmp_path / "indices.txt").write_text("0\n7\n1\n")
+    assert set(predicted(wnids, out, "--classes", str(tmp_path / "indices.txt"))) == {"1"}
+    (tmp_path / "wnids.txt").write_text("n01440764\nn01443537 goldfish\n")
+    assert set(predicted(wnids, out, "--classes", str(tmp_path / "wnids.txt"))) == {"1"}
+
+
+def test_folders_of_another_name_are_no_classes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", str(folder), "--model", "digits-gn", "--classes", "folders"]) == 2
+    assert "needs every image in a folder named by wnid" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["bench", "table1", "--engine", "wrkers"], "there is no choice 'wrkers'; did you mean 'workers'?"),
+        (["demo", "imagnet"], "there is no choice 'imagnet'; did you mean 'imagenet'?"),
+        (["demo", "--severity", "9"], "there is no choice '9'; one of: 1, 2, 3, 4, 5"),
+        (["completion", "bsh"], "did you mean 'bash'"),
+        (["train-source", "digts"], "did you mean 'digits'?"),
+    ],
+)
+def test_a_choice_that_is_none_names_the_nearest(
+    words: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
+    assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["list", "base"], "did you mean poem list bases?"),
+        (["list", "tant"], "did you mean tent"),
+        (["list", "bases", "vit-b16-G"], "did you mean vit-b16-"),
+        (["show", "poem", "--preset", "cifr"], "got 'cifr'; did you mean 'cifar'?"),
+        (["demo", "--corruption", "fog"], "type: poem demo imagenet --corruption fog"),
+    ],
+)
+def test_a_name_that_is_none_names_the_nearest(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) in (1, 2)
+    found = capsys.readouterr()
+    assert says in found.out + found.err
+
+
+@pytest.mark.parametrize("words", [["predict", "{}"], ["demo", "imagenet", "--images", "{}"]])
+@pytest.mark.parametrize(("flags", "says"), [(["--method", "pom"], "Did you mean poem")])
+def test_a_method_is_known_before_a_model_is_loaded(
+    words: list[str], flags: list[str], says: str, folder: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(zoo, "load", lambda *_: pytest.fail("a model was loaded"))
+    assert main([word.format(folder) for word in words] + flags) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_a_line_of_a_list_fits_the_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "70")
+    assert main(["list", "parts"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 70
+    assert sum(line.endswith(" ...") for line in lines) > 5

@@ -9,6 +9,7 @@ import re
 import runpy
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,13 @@ import torch
 from test_model import TABLE
 
 import poem
+from poem.commands.list import GROWN, named
 from poem.method import BASES, GROWING, SUFFIXES, describe
+from poem.parts import SGD, Everything, NormAffine, Nothing
+from poem.parts.objective import Total
+from poem.parts.selection import Both, Sum
+from poem.sentences import parse
+from poem.suites import load
 
 ROOT = Path(__file__).parent.parent
 DOCS = sorted(page for page in (ROOT / "docs").rglob("*.md") if "_build" not in page.parts)
@@ -91,6 +98,74 @@ def test_the_readme_shows_the_demo_s_numbers() -> None:
         assert f"{row['accuracy']:.1f} ({row['gain']:+5.1f})" in readme, row
 
 
+NETWORKS = ("batch norm", "group norm", "layer norm")
+PLAIN_FIELDS = ("parameters", "statistics", "lr", "readout")
+"""Of a recipe, what the README's table says in words, or not at all."""
+
+
+def method_rows() -> dict[str, tuple[str, str, str]]:
+    """Paper, recipe and result of each method in the README's table."""
+    table = _read("README.md").partition("| method | paper | recipe | BN/GN/ViT |\n")[2].partition("\n\n")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table.splitlines()[1:]]
+    return {name.strip("`"): (paper, words, result) for name, paper, words, result in rows}
+
+
+def leaves(part: Any) -> set[Any]:
+    """The parts that one is made of, where it is a sum or a chain."""
+    if isinstance(part, Both | Sum | Total):
+        return leaves(part.first) | leaves(part.second)
+    return {part}
+
+
+def choices(recipe: poem.Recipe) -> set[Any]:
+    """What a recipe chooses otherwise than Tent, but for plain gradient descent."""
+    plain = poem.Recipe()
+    found = {plain.readout.correct, recipe.readout.correct} - {plain.readout.correct}
+    for item in fields(recipe):
+        value = getattr(recipe, item.name)
+        if item.name not in PLAIN_FIELDS and value is not None and type(value) is not SGD:
+            found |= leaves(value) - leaves(getattr(plain, item.name))
+    return found
+
+
+def test_the_table_of_methods_has_every_base_in_order() -> None:
+    assert list(method_rows()) == list(BASES)
+    assert set(method_rows()) <= set(poem.methods())
+
+
+@pytest.mark.parametrize("name", list(BASES))
+def test_the_table_of_methods_says_the_recipe(name: str) -> None:
+    words, recipe = method_rows()[name][1], poem.recipe(name)
+    quoted = re.findall(r"`([^`]+)`", words)
+    said = {leaf for text in quoted if text not in BASES for leaf in leaves(parse(text))}
+    above = {leaf for text in quoted if text in BASES for leaf in choices(poem.recipe(text))}
+    assert said <= choices(recipe) | leaves(recipe.minimise), "what the table names is in the recipe"
+    assert choices(recipe) <= said | above, "what the recipe chooses is in the table"
+    moves = "nothing moves" if isinstance(recipe.parameters, Nothing) else ""
+    moves = "everything moves" if isinstance(recipe.parameters, Everything) else moves
+    assert [each for each in ("nothing moves", "everything moves") if each in words] == [moves] * bool(moves)
+    top = recipe.parameters == NormAffine("excluded")
+    assert ("without the top" in words or "`poem`" in words) == top
+
+
+@pytest.mark.parametrize("name", list(BASES))
+def test_the_table_of_methods_names_the_paper(name: str) -> None:
+    stated = describe(name).partition("Paper: ")[2].partition("Reference code:")[0]
+    paper = method_rows()[name][0]
+    assert (paper == "-") == stated.startswith("none")
+    assert set(re.findall(r"\w+", paper)) <= set(re.findall(r"\w+", stated))
+
+
+def test_the_table_of_methods_has_the_demo_s_results() -> None:
+    held = json.loads((ROOT / "results" / "demo.json").read_text())
+    mean = {(row["method"], row["network"]): row["accuracy"] for row in held["rows"]}
+    label = {placed.cell.method: placed.row for placed in load("demo").placed}
+    for name, (_, _, result) in method_rows().items():
+        ran = name in label
+        expected = "/".join(f"{mean[label[name], each]:.1f}" for each in NETWORKS) if ran else "-"
+        assert result == expected, name
+
+
 def test_the_readme_shows_the_trained_networks_accuracies() -> None:
     held = json.loads((ROOT / "results" / "sources" / "cifar10.json").read_text())
     for name, record in held.items():
@@ -145,6 +220,23 @@ def test_every_public_name_resolves_and_is_described() -> None:
         assert getattr(poem.parts, name).__doc__, name
     with pytest.raises(AttributeError, match="public names"):
         _ = poem.nonsense
+
+
+def test_poem_list_names_every_method_and_the_parts_that_a_recipe_is_made_of() -> None:
+    assert list(named("methods")) == poem.methods()
+    assert set(GROWN) == set(SUFFIXES)
+    words = named("parts")
+    assert set(words) < set(poem.parts.__all__)
+    for name in ("EntropyBelow", "SGD", "AugMix", "Jitter", "AdaptBranch", "Readout", "Uncorrected"):
+        assert name in words
+    for name in ("Batch", "Look", "Lesson", "Memory", "Part", "Select", "Objective", "Recovery", "Augment"):
+        assert name not in words, f"{name} is handed to parts, or what they are built on"
+    used = {type(leaf).__name__ for name in poem.methods() for leaf in choices(poem.recipe(name))}
+    assert used <= set(words)
+    for kind in ("methods", "parts", "corruptions", "bases", "data", "scenarios", "suites"):
+        for name, line in named(kind).items():
+            assert line, (kind, name)
+            assert "\n" not in line
 
 
 def _read(name: str) -> str:

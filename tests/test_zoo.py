@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from poem import nets, zoo
 from poem._diagnosis import consistency, diagnose, numbered, sample
-from poem._measure import Frame, Setting, imagenet_rank, mask_of
+from poem._measure import Frame, Setting, mask_of
 from poem.commands import verify as command
 from poem.streams.datasets import Tensors
 from poem.verify import Verdict, opened, spread, verify
@@ -420,11 +420,15 @@ def test_data_with_other_classes_than_the_base_is_refused() -> None:
         mask_of(Tensors(torch.zeros(2, 3, 8, 8), [0, 1], classes=("cat", "dog")), zoo.base("resnet50-bn"))
 
 
-def test_wnids_are_ranked_among_the_thousand() -> None:
-    pytest.importorskip("timm")
-    assert imagenet_rank(["n01440764", "n01443537", "n15075141"]) == [0, 1, 999]
-    with pytest.raises(ValueError, match="got 1 others: n99999999"):
-        imagenet_rank(["n01440764", "n99999999"])
+def test_data_with_fewer_labels_than_classes_and_no_names_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    few = Tensors(torch.zeros(20, 3, 8, 8), [0, 1, 2, 3] * 5, name="few")
+    assert mask_of(few, zoo.base("digits-bn")) is None
+    assert "few has labels 0 to 3 and digits-bn has 10 classes" in caplog.text
+    assert "--set dataset.mask=" in caplog.text
+    caplog.clear()
+    mask_of(Tensors(torch.zeros(10, 3, 8, 8), list(range(10))), zoo.base("digits-bn"))
+    mask_of(Tensors(torch.zeros(2, 3, 8, 8), [0, 1], mask=(3, 8)), zoo.base("digits-bn"))
+    assert not caplog.text
 
 
 def test_a_frame_crops_the_middle_and_enlarges_what_is_small() -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from functools import cache
 
 import torch
-from nets import make_net
+from nets import DEVICE, make_net
 from torch import Tensor, nn
 
 TRAIN = 1200  # digits to train on; the other 597 make the stream
@@ -25,7 +25,7 @@ def images(count: int, seed: int) -> Tensor:
     noise = torch.rand(count, 3, 16, 16, generator=rng)
     quarters = (torch.rand(count, 3, 2, 2, generator=rng) > 0.5).float()
     quarters = quarters.repeat_interleave(8, dim=2).repeat_interleave(8, dim=3)
-    return (1 - strength) * (0.5 * colour + 0.5 * quarters) + strength * noise
+    return ((1 - strength) * (0.5 * colour + 0.5 * quarters) + strength * noise).to(DEVICE)
 
 
 @cache
@@ -44,7 +44,7 @@ class Clean:
     """Clean digits in two batches, read when they are asked for: source data for the toy stream."""
 
     def __iter__(self) -> Iterator[Tensor]:
-        return iter(digits()[0][:100].split(50))
+        return iter(digits()[0][:100].to(DEVICE).split(50))
 
 
 def shifted(count: int | None = None) -> tuple[Tensor, Tensor]:
@@ -56,12 +56,12 @@ def shifted(count: int | None = None) -> tuple[Tensor, Tensor]:
     x, y = digits()
     x, y = x[TRAIN:][:count], y[TRAIN:][:count]
     noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(1))
-    return (0.05 + 0.7 * x + 0.15 * noise).clamp(0, 1), y
+    return (0.05 + 0.7 * x + 0.15 * noise).clamp(0, 1).to(DEVICE), y.to(DEVICE)
 
 
 @cache
 def _trained(kind: str) -> nn.Module:
-    net = make_net(kind, seed=0).train()
+    net = make_net(kind, seed=0).cpu().train()
     x, y = (part[:TRAIN] for part in digits())
     rng = torch.Generator().manual_seed(2)
     optimiser = torch.optim.Adam(net.parameters(), lr=0.003)
@@ -72,7 +72,7 @@ def _trained(kind: str) -> nn.Module:
             nn.functional.cross_entropy(net(noisy), y[index], label_smoothing=0.1).backward()
             optimiser.step()
     optimiser.zero_grad()
-    return net.eval()
+    return net.eval().to(DEVICE)
 
 
 def trained(kind: str) -> nn.Module:

@@ -14,7 +14,7 @@ from typing import Any
 from poem import _suite_files as files
 from poem import zoo
 from poem._suite_files import Block
-from poem.cells import NESTED, Cell
+from poem.cells import Cell, with_field
 from poem.choice import rate_of
 from poem.method import methods as method_names
 from poem.method import recipe as recipe_of
@@ -129,7 +129,7 @@ class Layout:
     def _settled(self, stated: Block) -> Block:
         """The fields with the flags over them, and names in place of roles."""
         for name, value in self.asked.changes.items():
-            _set(stated, name, value)
+            stated = _set(stated, name, value)
         base, data = stated.get("base", "bn"), stated.get("data", "main")
         return {**stated, "base": self.scale["bases"].get(base, base), "data": self.scale["data"].get(data, data)}
 
@@ -187,30 +187,11 @@ def _scenario(stated: Block) -> str:
     return str(stated.get("scenario", "single"))
 
 
-SETTABLE = tuple(name for name in files.CELL if name not in ("method", "corruptions", *NESTED))
-
-
-def _set(stated: Block, name: str, value: Any) -> None:
-    """One field from the command line; text is read as a suite file would be. What learns nothing keeps its recipe."""
-    head, _, rest = name.partition(".")
-    if name not in SETTABLE and not (rest and head in NESTED):
-        known = [*SETTABLE, *(f"{each}.NAME" for each in NESTED)]
-        raise ValueError(f"no field {name!r} can be set; {nearest(name, known)}")
-    if head in ("lr", "changes") and not _recipe(stated.get("method", ""), "imagenet").learns:
-        return
-    if isinstance(value, str):
-        value = value_of(value)
-    stated[head] = {**stated.get(head, {}), rest: value} if rest else value
-
-
-def value_of(text: str) -> Any:
-    """A value as YAML has it, and 1e-3, which YAML takes for a word."""
-    import yaml
-
-    try:
-        return float(text) if not text.lstrip("+-").isdigit() else int(text)
-    except ValueError:
-        return yaml.safe_load(text)
+def _set(stated: Block, name: str, value: Any) -> Block:
+    """The fields with one from the command line laid over them; what learns nothing keeps its recipe."""
+    found = with_field(stated, name, value)
+    recipes = name.partition(".")[0] in ("lr", "changes")
+    return stated if recipes and not _recipe(stated.get("method", ""), "imagenet").learns else found
 
 
 def _valid(stated: Block) -> Cell:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Sequence
+import logging
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -14,11 +14,13 @@ from torch import Tensor, nn
 
 from poem import zoo
 from poem.streams._prepare import Prepare, pillow
+from poem.streams.indices import class_indices, is_wnid
 
 if TYPE_CHECKING:
     from poem.streams._images import Images
 
 Guesses = npt.NDArray[np.int64]
+log = logging.getLogger("poem")
 
 
 @dataclass(frozen=True)
@@ -70,32 +72,24 @@ def mask_of(data: Images, base: zoo.Base) -> list[int] | None:
     mask = None if data.mask is None else list(data.mask)
     names = data.classes or ()
     count = len(names) or int(data.labels.max()) + 1
-    if mask is None and base.classes == 1000 and names and all(re.fullmatch(r"n\d{8}", name) for name in names):
-        mask = imagenet_rank(names)
+    if mask is None and base.classes == 1000 and names and all(map(is_wnid, names)):
+        mask = list(class_indices(names))
     if mask is None and count > base.classes:
         raise ValueError(f"expected at most {base.classes} classes for {base.name}, got data with {count}")
     if mask is None and names and count != base.classes:
         raise ValueError(
             f"expected {base.classes} class folders for {base.name}, or folders named by wnid, got {count} "
-            f"({', '.join(names[:3])}, ...)"
+            f"({', '.join(names[:3])}, ...); say which logits they are: mask= in Python, --set dataset.mask=[3,7,...]"
         )
+    if mask is None and count < base.classes:
+        log.warning(
+            "%s has labels 0 to %d and %s has %d classes: answers may fall on classes that never come; say which they "
+            "are: mask= in Python, --set dataset.mask=[3,7,...]",
+            data.describe()["data"], count - 1, base.name, base.classes,
+        )  # fmt: skip
     if mask is not None and max(mask) >= base.classes:
         raise ValueError(f"expected a base with 1000 classes for {data.describe()['data']}, got {base.name}")
     return mask
-
-
-def imagenet_rank(wnids: Sequence[str]) -> list[int]:
-    """Positions of wnids among the sorted 1000 of ImageNet-1k."""
-    try:
-        from timm.data.imagenet_info import ImageNetInfo
-    except ImportError as error:
-        raise ImportError("the list of ImageNet's wnids comes with timm; pip install 'poem-tta[bench]'") from error
-    info: Any = ImageNetInfo("imagenet-1k")
-    rank = {wnid: index for index, wnid in enumerate(sorted(info.label_names()))}
-    strange = [wnid for wnid in wnids if wnid not in rank]
-    if strange:
-        raise ValueError(f"expected wnids of ImageNet-1k, got {len(strange)} others: {', '.join(strange[:3])}")
-    return [rank[wnid] for wnid in wnids]
 
 
 @torch.no_grad()

@@ -80,7 +80,7 @@ def load_model(cell: Cell, place: Place) -> Loaded:
     """The cell's base with its weights, on the place's device."""
     base = zoo.base(cell.base)
     fresh = cell.weights == "random"
-    weights = "random" if fresh else cell.weights or _folder(base, place.weights)
+    weights = weights_of(cell, base, place)
 
     def make() -> Loaded:
         digest = "random" if fresh else zoo.sha256(zoo.find(base, weights))
@@ -88,6 +88,11 @@ def load_model(cell: Cell, place: Place) -> Loaded:
         return Loaded(model.to(place.device), base, digest)
 
     return _MODELS.get((cell.base, weights, cell.seed if fresh else None, place.device, place.data), make)
+
+
+def weights_of(cell: Cell, base: zoo.Base, place: Place) -> str | None:
+    """What `zoo.load` is given for a cell: its own, "random", or where the place keeps them."""
+    return cell.weights or _folder(base, place.weights)
 
 
 def _folder(base: zoo.Base, folder: str | None) -> str | None:
@@ -132,10 +137,14 @@ class Data:
         base = self.base
         return self.name, self.place.data, repr(self.cell.dataset), base.resize, base.crop, base.interpolation
 
-    def stored(self, shift: Shift) -> Images:
-        """Images as they lie on disk, at the model's size; of clean data all shifts are the same."""
+    def whole(self, shift: Shift) -> Images:
+        """Every image as it lies on disk, at the model's size; of clean data all shifts are the same."""
         shift = shift if self.name in STORED else CLEAN
-        data, n = _OPENED.get((*self.key, shift), lambda: self._open(shift)), self.cell.n
+        return _OPENED.get((*self.key, shift), lambda: self._open(shift))
+
+    def stored(self, shift: Shift) -> Images:
+        """Those of them that the cell takes."""
+        data, n = self.whole(shift), self.cell.n
         return data if n is None or n >= len(data) else Part(data, n)
 
     def made(self, shift: Shift) -> Images:
@@ -151,7 +160,7 @@ class Data:
 
     def mask(self) -> list[int] | None:
         """Which of the model's logits the classes are; None for all of them in order."""
-        mask = mask_of(self.stored(self._shift()), self.base)
+        mask = mask_of(self.whole(self._shift()), self.base)
         return None if mask == list(range(self.base.classes)) else mask
 
     def streams(self, order: Order) -> tuple[Stream, Stream]:

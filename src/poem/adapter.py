@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from poem import _checks as checks
 from poem import _files as files
+from poem.capture import Fast, Recorder
 from poem.export import exported
 from poem.fisher import fisher
 from poem.ledger import Batchwise, Books, Totals
@@ -48,6 +49,8 @@ class Adapter:
         split: str | None = None,
         seed: int = 0,
         precision: Precision = "fp32",
+        fast: Fast = "auto",
+        compile: bool = False,
         logits: Callable[[Any], Tensor] | None = None,
     ) -> None:
         self._given, model = model, checks.model(model)
@@ -56,15 +59,16 @@ class Adapter:
         checks.normalisation(recipe.unit_range, name, mean, std, self.facts.channels)
         self._settings: dict[str, Any] = {
             "name": name, "batch_size": batch_size, "classes": indices, "mean": mean, "std": std, "split": split,
-            "seed": seed, "precision": precision, "logits": logits,
+            "seed": seed, "precision": precision, "fast": fast, "compile": compile, "logits": logits,
         }  # fmt: skip
         names, branch, split = _groups(model, recipe, self.facts, split)
         self._network = Network(
             model, theta=Group(model, names), branch=Group(model, branch) if recipe.branch else None, split=split,
             norms=self.facts.norms, head=self.facts.head if recipe.readout.correct.features else None,
-            classes=indices, mean=mean, std=std, logits=logits, precision=precision,
+            classes=indices, mean=mean, std=std, logits=logits, precision=precision, compile=compile,
         )  # fmt: skip
         self._state = State(recipe, self._network, seed, batch_size)
+        self._recorder = Recorder(recipe, self._network, self._state, fast)
         self._books, self.last = Books(), Batchwise()
         self._frozen = self._unloaded = self._short = False
         self._idle = 0
@@ -78,7 +82,7 @@ class Adapter:
         entry, learn = Batchwise(), not self._frozen
         with torch.inference_mode(False), torch.enable_grad():
             images = checks.images(images, self._network.model, self.facts.channels)
-            with self._network.borrowed(images.device.type):
+            with lease(self._network.model).lock:
                 self._state.follow(images.device)
                 with self._state.trying(keep=learn):
                     answer = self._answer(images, entry, learn)
@@ -141,6 +145,7 @@ class Adapter:
         """Give back the very model that came in; the adapter is spent."""
         checks.still_here(self._unloaded)
         self._unloaded = True
+        self._recorder.forget()
         held = lease(self._network.model)
         held.borrowers -= 1
         if held.borrowers:
@@ -214,20 +219,34 @@ class Adapter:
             checks.unit_range(images, self.name)
         elif state.calls == 0 and min(self._settings["std"] or (1.0,)) < 1:
             checks.not_bytes(images)
-        if unproven:
-            self._prove(images, entry)
-        answers, parts = [], []
-        for piece in torch.split(images, 1) if recover.each_image else (images,):
-            parts.append(Batchwise(entry.costs))
-            batch = Batch(piece, state.rng, len(piece) if recover.each_image else state.size or len(piece))
-            turn = Turn(self.recipe, self._network, state, batch, parts[-1], self.lr, learn)
-            answers.append(turn.run())
-            if recover.each_image and learn:
-                state.restart()
+        way, why = self._recorder.way(images, self.lr, state.size or len(images), learn)
+        if why is not None:
+            entry.notes.append(why)
+        if way is not None:
+            answer, found = way(images)
+            entry.costs = found.costs
+            answers, parts = [answer], [found]
+        else:
+            with self._network.borrowed(images.device.type):
+                if unproven:
+                    self._prove(images, entry)
+                answers, parts = self._eagerly(images, entry, learn)
         if not (learn and self.recipe.learns):
             checks.finite(images)
         entry.gather(parts)
         return torch.cat(answers)
+
+    def _eagerly(self, images: Tensor, entry: Batchwise, learn: bool) -> tuple[list[Tensor], list[Batchwise]]:
+        """The loop as it is written, on the batch or image by image."""
+        state, each = self._state, self.recipe.recover.each_image
+        answers, parts = [], []
+        for piece in torch.split(images, 1) if each else (images,):
+            parts.append(Batchwise(entry.costs))
+            batch = Batch(piece, state.rng, len(piece) if each else state.size or len(piece))
+            answers.append(Turn(self.recipe, self._network, state, batch, parts[-1], self.lr, learn).run())
+            if each and learn:
+                state.restart()
+        return answers, parts
 
     def _prove(self, images: Tensor, entry: Batchwise) -> None:
         """Doubling the batch at the split is right for this model, or the branch runs as a second pass."""

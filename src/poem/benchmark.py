@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,6 +26,9 @@ from poem.recipes import Recipe
 from poem.report import Report
 from poem.sentences import written
 from poem.streams.datasets import Stream
+from poem.streams.indices import imagenet_wnids, is_wnid
+
+log = logging.getLogger("poem")
 
 __all__ = ["Place", "Row", "Table", "evaluate", "measure"]
 
@@ -105,25 +109,69 @@ def evaluate(
         methods = [methods]
     if not isinstance(methods, Mapping):
         methods = {each if isinstance(each, str) else f"recipe {at + 1}": each for at, each in enumerate(methods)}
-    return Table(tuple(_row(name, model, loader, method, settings) for name, method in methods.items()))
+    rows: list[Row] = []
+    for name, method in methods.items():
+        row, highest, logits = _row(name, model, loader, method, settings)
+        if not rows and settings.get("classes") is None:
+            fewer_classes(loader, highest, logits, row.n)
+        rows.append(row)
+    return Table(tuple(rows))
 
 
-def _row(name: str, model: nn.Module, loader: Iterable[Any], method: str | Recipe, settings: dict[str, Any]) -> Row:
+def fewer_classes(loader: Any, highest: int, logits: int, seen: int) -> None:
+    """Say so where data has fewer classes than the logits and nobody said which of them they are.
+
+    Names of classes are taken from the loader, or from the data set that it is over. Without any, the labels tell, once
+    there are as many images as logits.
+    """
+    data: Any = loader
+    for _ in range(4):  # a loader over a subset of a data set, or a stream over one
+        if _names(data):
+            break
+        data = getattr(data, "dataset", getattr(data, "data", None))
+    names = _names(data)
+    count = len(names) or (highest + 1 if seen >= logits and highest < logits // 2 else logits)
+    if not highest < count < logits:  # labels above it are numbered as the logits are
+        return
+    mask = getattr(data, "mask", None)
+    how = "classes=[...] with the index of each class among the logits"
+    if mask is not None:
+        how = "classes=data.mask"
+    elif logits == len(imagenet_wnids()) and names and all(map(is_wnid, names)):
+        how = "classes=poem.streams.datasets.class_indices(data.classes)"
+    log.warning(
+        "the data has %d classes and the model %d logits: answers may fall on classes that never come, and labels be "
+        "numbered otherwise; pass %s", count, logits, how,
+    )  # fmt: skip
+
+
+def _names(data: Any) -> Sequence[str]:
+    """The names of a data set's classes, where it has them."""
+    names = getattr(data, "classes", None)
+    return names if isinstance(names, list | tuple) and all(isinstance(name, str) for name in names) else ()
+
+
+def _row(
+    name: str, model: nn.Module, loader: Iterable[Any], method: str | Recipe, settings: dict[str, Any]
+) -> tuple[Row, int, int]:
+    """A row, the highest label that came, and the number of logits."""
     run = Run(adapt(model, method, **settings))
     accuracy, ece, nll = Accuracy(), ECE(), NLL()
-    seen = 0
+    seen, highest, logits = 0, 0, 0
     for answered in run.over(loader):
-        seen += len(answered.labels)
+        seen, logits = seen + len(answered.labels), answered.logits.shape[1]
+        highest = max(highest, int(answered.labels.max()))
         for metric in (accuracy, ece, nll):
             metric.update(answered.logits, answered.labels)
     run.adapter.unload()
     if seen == 0:
         raise ValueError("expected a loader that can be iterated once per method, got one that was empty or used up")
-    return Row(
+    row = Row(
         method=name, accuracy=100 * accuracy.result(), ece=100 * ece.result(), nll=nll.result(), n=seen,
         forwards=run.spent["forwards"], backwards=run.spent["backwards"],
         source_images=run.adapter.preparation["forwards"], seconds=run.adapting,
     )  # fmt: skip
+    return row, highest, logits
 
 
 # Cells ----------------------------------------------------------------------------------------------------------------

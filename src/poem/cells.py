@@ -24,6 +24,8 @@ from poem.streams.orders import Order, scenario
 Pairs = tuple[tuple[str, Any], ...]
 NESTED = ("changes", "options", "dataset")
 """Fields that are mappings in files, and pairs here."""
+STATED = ("method", "corruptions", "seed", "version")
+"""Fields that `--set` leaves alone: a suite, or a flag of its own, says them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,6 +144,35 @@ class Cell:
             if key not in values:
                 raise ValueError(f"expected a cell with base, data and method; {key} is missing")
         return cls(**values)
+
+
+def with_field(values: Mapping[str, Any], name: str, value: Any) -> dict[str, Any]:
+    """A cell's fields with one more laid over them, as `--set` names it; a dot reaches into the three mappings.
+
+    This alone decides what may be set. Text is read as a suite file would be.
+    """
+    plain = [item.name for item in fields(Cell) if item.name not in (*STATED, *NESTED)]
+    head, _, rest = name.partition(".")
+    if name not in plain and not (rest and head in NESTED):
+        known = [*plain, *(f"{each}.NAME" for each in NESTED)]
+        flag = {"corruptions": "corruption"}.get(name, name)
+        hint = f"it has a flag of its own, --{flag} or --{flag}s" if name in STATED[:3] else nearest(name, known)
+        raise ValueError(f"no field {name!r} can be set; {hint}")
+    read = value_of(value) if isinstance(value, str) else value
+    return {**values, head: {**values.get(head, {}), rest: read} if rest else read}
+
+
+def value_of(text: str) -> Any:
+    """A value as YAML has it, and 1e-3, which YAML takes for a word."""
+    import yaml
+
+    try:
+        return float(text) if not text.lstrip("+-").isdigit() else int(text)
+    except ValueError:
+        try:
+            return yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise ValueError(f"expected a value as a YAML file has it, got {text!r}") from error
 
 
 def key_of(cell: Cell, recipe: Mapping[str, str]) -> str:

@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from typing import Any
 
 from poem._memory import keep_memory
 from poem._version import __version__
@@ -17,9 +18,20 @@ from poem.commands import COMMANDS
 DESCRIPTION = "Test-time adaptation as sentences. Commands in the order of a user's day:"
 
 
+class Parser(argparse.ArgumentParser):
+    """Names the nearest choice where an option has none like the word given."""
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            choices = [str(each) for each in action.choices]
+            near = difflib.get_close_matches(str(value), choices, n=2, cutoff=0.5)
+            hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"one of: {', '.join(choices)}"
+            raise argparse.ArgumentError(action, f"there is no choice {str(value)!r}; {hint}")
+
+
 def parser(chosen: str | None = None) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser | None]:
     """The whole command line, and the chosen command's own part; only that command's module is imported."""
-    top = argparse.ArgumentParser(
+    top = Parser(
         prog="poem",
         allow_abbrev=False,
         description=DESCRIPTION,

@@ -11,6 +11,8 @@ from poem.method import recipe
 from poem.report import Report
 from poem.suites import Suite
 
+NAME = "demo"
+"""Of its suite."""
 POINT = 0.05
 """A difference in percent that a table with one decimal would show."""
 
@@ -57,8 +59,7 @@ def _right(reports: Iterable[Report]) -> float | None:
 def text(suite: Suite, found: Table) -> str:
     """The table and what it shows, in lines of at most 100 characters."""
     groups = list(dict.fromkeys(placed.group for placed in suite.placed))
-    methods = {placed.row: placed.cell.method for placed in suite.placed}
-    bases = {placed.group: placed.cell.base for placed in suite.placed}
+    methods, bases = _named(suite)
     head = f"accuracy %, mean of {len(suite.columns)} shifts"
     lines = [f"{head:<30}{'answers':<9}" + "".join(f"{bases[group]:>19}" for group in groups)]
     for row, method in methods.items():
@@ -68,12 +69,19 @@ def text(suite: Suite, found: Table) -> str:
         cells = [found.get((row, group)) for group in groups]
         shown = [f"{'failed':>19}" if each is None else f"{each.accuracy:>11.1f} ({each.gain:+5.1f})" for each in cells]
         lines.append(f"{row:<30}{answers:<9}" + "".join(shown))
-    said = [line for sentence in _says(found, methods, bases) for line in textwrap.wrap(sentence, 98)]
+    said = [line for sentence in sentences(suite, found) for line in textwrap.wrap(sentence, 98)]
     return "\n".join([*lines, "", *said])
 
 
-def _says(found: Table, methods: Mapping[str, str], bases: Mapping[str, str]) -> list[str]:
+def _named(suite: Suite) -> tuple[dict[str, str], dict[str, str]]:
+    """The method of each row, and the base of each group."""
+    placed = suite.placed
+    return {each.row: each.cell.method for each in placed}, {each.group: each.cell.base for each in placed}
+
+
+def sentences(suite: Suite, found: Table) -> list[str]:
     """One sentence on the largest gain, and where adapting loses, that and why."""
+    methods, bases = _named(suite)
     learning = {at: each for at, each in found.items() if recipe(methods[at[0]]).learns}
     if not learning:
         return []

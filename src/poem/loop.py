@@ -6,8 +6,9 @@ reads from the device once.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -43,40 +44,75 @@ class Turn:
     entry: Batchwise
     lr: float
     learn: bool  # False: predict only
+    seen: Tensor = field(init=False)  # what is looked at: the images, or views of them
+    first: Look = field(init=False)
+    last: Look = field(init=False)
+    plain: Look | None = None  # the images themselves, where views teach and an early look answers
+    target: Tensor | None = None
+    sets: list[Tensor] = field(default_factory=list)
+    lessons: list[Taught] = field(default_factory=list)
 
     def run(self) -> Tensor:
         """Look, choose, update, look again while the set changes; then remember, walk back and answer (B, C)."""
-        recipe, which = self.recipe, self.recipe.readout.look
-        updates = recipe.explore.updates if self.learn and recipe.learns else 0
-        images = self.batch.images
-        seen = recipe.views(images, self.batch.rng) if recipe.views and updates else images
-        first = look = self.look(seen, grad=updates > 0)
-        target = self.target() if recipe.teacher and (updates or which == "teacher") else None
-        sets = [self.choose(look)] if updates else []
-        lessons: list[Taught] = []
-        plain: Look | None = None
-        for done in range(1, updates + 1):
-            if not self.worthwhile(sets):
+        for flags in self.rounds():
+            if not worthwhile(flags, self.batch.images, first=not self.lessons):
                 break
-            if seen is not images and (which == "before-last" or (which == "first" and done == 1)):
-                plain = self.look(round=done - 1, grad=False)
-            lessons.append(self.update(look, sets[-1], target))
+        answer = self.finish()
+        self.forget()
+        return answer
+
+    def rounds(self) -> Iterator[Tensor]:
+        """All looks and updates. Pauses before each update with flags on the device; going on makes the update."""
+        recipe, which, images = self.recipe, self.recipe.readout.look, self.batch.images
+        updates = recipe.explore.updates if self.learn and recipe.learns else 0
+        self.seen = recipe.views(images, self.batch.rng) if recipe.views and updates else images
+        self.network.early.hold(images if updates else None)
+        self.first = self.last = self.look(self.seen, grad=updates > 0)
+        if recipe.teacher and (updates or which == "teacher"):
+            self.target = self.taught()
+        if updates:
+            self.sets.append(self.choose(self.last))
+        for done in range(1, updates + 1):
+            yield self.flags()
+            if self.seen is not images and (which == "before-last" or (which == "first" and done == 1)):
+                self.plain = self.look(round=done - 1, grad=False)
+            self.lessons.append(self.update(self.last, self.sets[-1]))
             more = done < updates
             if not more and which != "last":
                 break
-            look = self.look(seen if more else images, round=done, grad=more)
+            self.last = self.look(self.seen if more else images, round=done, grad=more)
             if more or not recipe.select.passes:  # after the last update the set is only news, and worth no pass
-                sets.append(self.choose(look) if recipe.explore.reselect else sets[0])
-        answers = {"first": first, "before-last": lessons[-1].look if lessons else look, "last": look}
-        answer = plain or answers.get(which, first)
-        if which == "teacher" and target is not None:
-            answer = Look(target, (target,), self.batch, first.ask)
-        elif answer.shown is not images:  # it saw views: the image itself is yet to be answered
-            answer = look = self.look(round=len(lessons), grad=False)
+                self.sets.append(self.choose(self.last) if recipe.explore.reselect else self.sets[0])
+
+    def finish(self) -> Tensor:
+        """Remember, walk back, enter the batch in the books, and answer (B, C)."""
+        which, lessons = self.recipe.readout.look, self.lessons
+        answers = {"before-last": lessons[-1].look if lessons else self.last, "last": self.last}
+        answer = self.plain or answers.get(which, self.first)
+        if which == "teacher" and self.target is not None:
+            answer = Look(self.target, (self.target,), self.batch, self.first.ask)
+        elif answer.shown is not self.batch.images:  # it saw views: the image itself is yet to be answered
+            answer = self.last = self.look(round=len(lessons), grad=False)
         if self.learn:
-            self.remember(first, look, sets, lessons)
-        self.enter(first, look, sets, lessons)
-        return recipe.readout.correct(answer).detach()
+            self.remember()
+        self.enter()
+        return self.recipe.readout.correct(answer).detach()
+
+    def forget(self) -> None:
+        """Let go of the looks. They know the turn, and would keep all activations until the garbage is collected."""
+        self.lessons.clear()
+        self.plain = None
+        del self.first, self.last
+
+    def fork(self) -> Turn:
+        """The turn as it stands, with looks and books of its own: finishing it leaves this one as it is."""
+        looks = {id(look): _copied(look) for look in (self.first, self.last, *(each.look for each in self.lessons))}
+        twin = replace(
+            self, entry=Batchwise(replace(self.entry.costs)), sets=list(self.sets),
+            lessons=[replace(each, look=looks[id(each.look)]) for each in self.lessons],
+        )  # fmt: skip
+        twin.seen, twin.first, twin.last = self.seen, looks[id(self.first)], looks[id(self.last)]
+        return twin
 
     def look(
         self,
@@ -113,26 +149,23 @@ class Turn:
             checks.selection(mask, question, self.recipe.select)
         return mask & question
 
-    def worthwhile(self, sets: list[Tensor]) -> bool:
-        """The one read of a round: does anybody teach, is the input finite, has the set changed?"""
-        flags = [sets[-1].any()]
-        if len(sets) == 1:
+    def flags(self) -> Tensor:
+        """What the one read of a round asks: does anybody teach; is the input finite, or has the set changed?"""
+        flags = [self.sets[-1].any()]
+        if len(self.sets) == 1:
             flags.append(self.batch.images.isfinite().all())
         elif self.recipe.explore.reselect:
-            flags.append((sets[-1] != sets[-2]).any())
-        some, *other = torch.stack(flags).tolist()
-        if len(sets) == 1 and not other[0]:
-            checks.finite(self.batch.images)
-        return bool(some and all(other))
+            flags.append((self.sets[-1] != self.sets[-2]).any())
+        return torch.stack(flags)
 
-    def update(self, look: Look, chosen: Tensor, target: Tensor | None) -> Taught:
+    def update(self, look: Look, chosen: Tensor) -> Taught:
         """One step for the recipe's own group and, from the same graph, one for the branch."""
         step, state = self.recipe.step, self.state
-        taught = self.teach(look, chosen, target, final=not step.climbs)
+        taught = self.teach(look, chosen, final=not step.climbs)
         if step.climbs:
             climbed = state.moving["theta"] + step.climb(taught.gradients["theta"])
             risen = self.look(round=look.round, theta=climbed, needed=chosen.sum())
-            ready, taught = taught.made, self.teach(risen, self.choose(risen, chosen), target, final=True)
+            ready, taught = taught.made, self.teach(risen, self.choose(risen, chosen), final=True)
             taught.made = taught.made & ready
         for key, gradient in taught.gradients.items():
             change, memory = (step if key == "theta" else step.plain)(gradient, self.lr, state.steps[key])
@@ -143,31 +176,32 @@ class Turn:
         self.entry.costs.taught = self.entry.costs.taught + taught.mask.sum() * taught.made
         return taught
 
-    def teach(self, look: Look, mask: Tensor, target: Tensor | None, *, final: bool) -> Taught:
+    def teach(self, look: Look, mask: Tensor, *, final: bool) -> Taught:
         """Loss and gradients of a set. They may be used if somebody teaches and every number is finite."""
         recipe, theta = self.recipe, look.theta
         assert theta is not None
         weights = recipe.weigh(look, mask, self.state.memory).detach()
-        lesson = Lesson(look, mask, weights, theta, self.state.source["theta"], self.state.fisher, target)
+        lesson = Lesson(look, mask, weights, theta, self.state.source["theta"], self.state.fisher, self.target)
         loss = recipe.minimise(lesson)
-        branch = recipe.branch if final else None
-        gradients = {"theta": _gradient(loss, theta, keep=branch is not None)}
-        if branch is not None and look.zeta is not None:
+        gradients: dict[str, Tensor] = {}
+        if recipe.branch is not None and look.zeta is not None and final:
+            # First, and as far as the split: the longer way back may then let go of what each layer saved.
             equal = Lesson(look, mask, torch.ones_like(weights), theta, self.state.source["theta"])
-            gradients["branch"] = _gradient(branch.teach(equal), look.zeta)
+            gradients["branch"] = _gradient(recipe.branch.teach(equal), look.zeta, keep=True)
+        gradients["theta"] = _gradient(loss, theta)
         sound = [mask.any(), loss.isfinite(), *(gradient.isfinite().all() for gradient in gradients.values())]
         costs = self.entry.costs
         costs.backwards = costs.backwards + mask.sum()
         costs.backwards_computed += len(mask)
         return Taught(look, mask, loss.detach(), gradients, torch.stack(sound).all())
 
-    def remember(self, first: Look, last: Look, sets: list[Tensor], lessons: list[Taught]) -> None:
+    def remember(self) -> None:
         """Once per batch: what parts remember, then the teacher follows, then we walk back."""
-        recipe, state = self.recipe, self.state
+        recipe, state, first, last, lessons = self.recipe, self.state, self.first, self.last, self.lessons
         finite = last.logits.isfinite().all()
         sound = torch.stack([taught.made for taught in lessons]).any() if lessons else finite
         known = dict(state.memory)
-        for look, mask, made in [(t.look, t.mask, t.made) for t in lessons] or [(first, each, finite) for each in sets]:
+        for look, mask, made in [(t.look, t.mask, t.made) for t in lessons] or [(first, m, finite) for m in self.sets]:
             new = {**recipe.select.remember(look, mask, known), **recipe.weigh.remember(look, mask, known)}
             put(state.memory, new, made)  # the last update that was made has the last word
         losses, done = [taught.loss for taught in lessons], [taught.made for taught in lessons]
@@ -182,7 +216,7 @@ class Turn:
             state.restart(fires)
             self.entry.reset_flag = fires
 
-    def target(self) -> Tensor:
+    def taught(self) -> Tensor:
         """What the teacher says of this batch."""
         assert self.recipe.teacher is not None
 
@@ -211,10 +245,10 @@ class Turn:
         self.entry.costs.forwards_computed += (2 if twice else 1) * len(images)
         self.entry.costs.forwards = self.entry.costs.forwards + (len(images) if needed is None else needed)
 
-    def enter(self, first: Look, last: Look, sets: list[Tensor], lessons: list[Taught]) -> None:
+    def enter(self) -> None:
         """The batch in the books; many views of one image count as that image."""
-        rows, entry = len(self.batch.images), self.entry
-        chosen = sets or [torch.zeros(rows, dtype=torch.bool, device=first.logits.device)]
+        rows, entry, first, lessons = len(self.batch.images), self.entry, self.first, self.lessons
+        chosen = self.sets or [torch.zeros(rows, dtype=torch.bool, device=first.logits.device)]
         chosen = [each if len(each) == rows else each.any().expand(rows) for each in chosen]
         entry.selected = chosen[0]
         entry.newly_reliable = torch.stack(chosen).any(0) & ~chosen[0]
@@ -222,13 +256,28 @@ class Turn:
         before, logits = first.entropy.detach(), first.logits.detach()
         if len(before) != rows:
             before, logits = before.mean().expand(rows), first.log_probs.detach().mean(0, keepdim=True)
-        after = last.entropy.detach()
+        after = self.last.entropy.detach()
         entry.entropy = FirstLast(before, after if len(after) == rows else after.mean().expand(rows))
         entry.first_logits = logits
         entry.loss_value = lessons[-1].loss if lessons else None
         entry.made = [taught.made for taught in lessons]
         entry.some = [taught.mask.any() for taught in lessons]
-        entry.nothing = bool(sets) and not lessons
+        entry.nothing = bool(self.sets) and not lessons
+
+
+def worthwhile(flags: Tensor, images: Tensor, *, first: bool) -> bool:
+    """The one read of a round: whether to make the update. Images that are not finite are an error."""
+    some, *other = flags.tolist()
+    if first and not other[0]:
+        checks.finite(images)
+    return bool(some and all(other))
+
+
+def _copied(look: Look) -> Look:
+    """The look with what it knows so far; what it computes from now on stays its own."""
+    twin = copy.copy(look)
+    twin.cache = dict(look.cache)
+    return twin
 
 
 def _gradient(loss: Tensor, tensor: Tensor, *, keep: bool = False) -> Tensor:

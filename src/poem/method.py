@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from typing import Literal
+from typing import Literal, get_args
 
 from poem.parts.augment import AugMix
 from poem.parts.branch import AdaptBranch
@@ -342,7 +342,9 @@ def preset_values(base: Recipe, name: str, preset: Preset) -> Recipe:
     if preset == "imagenet":
         return base
     if preset not in ("cifar", "cifar100"):
-        raise ValueError(f"expected preset imagenet, cifar or cifar100, got {preset!r}")
+        near = difflib.get_close_matches(str(preset), get_args(Preset), n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"expected preset imagenet, cifar or cifar100, got {preset!r}{hint}")
     ten = preset == "cifar"
     cosine = 0.4 if ten or name == "rdumb" else 0.1
     if name in ("source", "bn", "lame"):

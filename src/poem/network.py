@@ -10,14 +10,19 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
+from poem._casts import Casts, Swap, packed
+from poem._early import Early
 from poem.parts.base import Memory
 from poem.parts.statistics import FromBatch, Statistics
+
+if TYPE_CHECKING:
+    from poem.compiled import Compiled
 
 Precision = Literal["fp32", "tf32", "bf16"]
 HALF = (torch.float16, torch.bfloat16)
@@ -45,6 +50,7 @@ class Group:
     def __init__(self, model: nn.Module, names: Sequence[str]) -> None:
         parameters = dict(model.named_parameters())
         self.names = tuple(names)
+        self._any = next(iter(parameters.values()), torch.zeros(0))  # says where the model is
         self._own = [parameters[name] for name in names]
         places: dict[int, list[tuple[nn.Module, str]]] = {}
         for module in model.modules():  # a tied parameter stands in several places
@@ -62,7 +68,7 @@ class Group:
     def source(self) -> Tensor:
         """The model's own values as a new flat vector, in single precision where the model has less."""
         if not self._own:
-            return torch.zeros(0)
+            return torch.zeros(0, device=self._any.device)
         flat = [p.detach().float() if p.dtype in HALF else p.detach() for p in self._own]
         return torch.cat([tensor.reshape(-1) for tensor in flat])
 
@@ -75,9 +81,6 @@ class Group:
         """Where each piece of a flat vector goes, in the precision that the model computes in."""
         pieces = zip(self.named(flat).values(), self._own, self._places, strict=True)
         return [(module, key, piece.to(p.dtype)) for piece, p, places in pieces for module, key in places]
-
-
-Swap = tuple[nn.Module, str, Tensor]
 
 
 @contextmanager
@@ -200,6 +203,7 @@ class Network:
         std: Sequence[float] | None = None,
         logits: Callable[[Any], Tensor] | None = None,
         precision: Precision = "fp32",
+        compile: bool = False,
     ) -> None:
         modules = dict(model.named_modules())
         self.model, self.theta, self.branch = model, theta, branch
@@ -214,9 +218,17 @@ class Network:
         self._largest = 0 if classes is None else max(classes)
         self._mean = None if mean is None else torch.as_tensor(mean).view(1, -1, 1, 1)
         self._std = None if std is None else torch.as_tensor(std).view(1, -1, 1, 1)
+        self._compiled = _compiled() if compile else None
+        self._where = 0  # the model's tensors, as a hash of their addresses
+        self._tracing = False
+        self._copies: dict[tuple[int, torch.device, torch.dtype], Tensor] = {}
         self._current: Pass | None = None
         self._autocast: tuple[bool, torch.dtype] = (False, torch.bfloat16)
         inside = {id(module) for places in (branch._places if branch else ()) for module, _ in places}
+        groups = [theta, branch] if branch else [theta]
+        moving = {id(parameter) for group in groups for parameter in group._own}
+        self._casts = Casts(self._all, moving, torch.bfloat16) if precision == "bf16" else None
+        self.early = Early(self._all, {module for group in groups for places in group._places for module, _ in places})
         self.norms = [
             BorrowedNorm(name, modules[name], self._running, swappable=id(modules[name]) in inside)
             for name in norms
@@ -230,6 +242,25 @@ class Network:
         values = (None if each is None else tuple(each.flatten().tolist()) for each in held)
         return (*values, self._precision, self._autocast)
 
+    def meet(self, device: str) -> tuple[Any, ...]:
+        """Take note of the caller's autocast and of where the model's tensors lie.
+
+        Says all that a recorded or compiled pass depends on, beside the tensors that are handed in.
+        """
+        self._autocast = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+        if self._casts is not None:
+            self._casts.refresh()
+        dictionaries = (tensors for module in self._all for tensors in (module._parameters, module._buffers))
+        self._where = hash(
+            tuple(tensor.data_ptr() for each in dictionaries for tensor in each.values() if tensor is not None)
+        )
+        switches = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+        return self._autocast, *switches, self.doubles, self._where
+
+    def hooked(self) -> bool:
+        """Whether somebody listens to the model's layers."""
+        return any(module._forward_hooks or module._forward_pre_hooks for module in self._all)
+
     @contextmanager
     def borrowed(self, device: str) -> Iterator[None]:
         """The model is ours until the block ends: in eval mode, its norm layers and its split listening to us.
@@ -237,7 +268,7 @@ class Network:
         Outside the network nothing runs under autocast: entropies, thresholds and updates keep full precision.
         """
         with lease(self.model).lock, ExitStack() as undo:
-            self._autocast = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+            self.meet(device)
             undo.enter_context(torch.autocast(device, enabled=False))
             if self._precision == "tf32":
                 undo.enter_context(_tf32())
@@ -255,6 +286,7 @@ class Network:
                 norm.own = norm.layer.forward
                 norm.layer.forward = norm
                 undo.callback(_put_back, norm.layer, before)
+            undo.enter_context(self.early.listening())
             if self._split is not None:
                 undo.callback(self._split.register_forward_pre_hook(self._double, with_kwargs=True).remove)
             if self._head is not None:
@@ -273,6 +305,8 @@ class Network:
         doubled: bool | None = None,
     ) -> tuple[tuple[Tensor, ...], Pass]:
         """Logits of each head, and what the pass recorded. `theta=None` runs the source's own tensors."""
+        if self._compiled is not None and not self._tracing and doubled is None:
+            return self._heads_compiled(images, theta, branch, statistics, memory, mask)
         run = Pass(statistics, memory, mask)
         if branch is None or self.branch is None:
             return (self._once(images, theta, run),), run
@@ -290,6 +324,41 @@ class Network:
         source = self._once(images, theta, run)
         other = Pass(statistics, memory, mask, branch="alone", swaps=swaps, record=run.record, ran=run.ran)
         return (source, self._once(images, theta, other)), run
+
+    def _heads_compiled(
+        self,
+        images: Tensor,
+        theta: Tensor | None,
+        branch: Tensor | None,
+        statistics: Statistics,
+        memory: Memory,
+        mask: Tensor | None,
+    ) -> tuple[tuple[Tensor, ...], Pass]:
+        """The same, compiled once for each kind of pass."""
+        assert self._compiled is not None
+        known = {key: value for key, value in memory.items() if "statistics." in key}
+        given = {"images": images, "theta": theta, "branch": branch, "mask": mask, **known}
+        inputs = {key: value for key, value in given.items() if value is not None}
+
+        def plainly(*tensors: Tensor) -> tuple[list[Tensor], tuple[int, bool, list[str]]]:
+            now = dict(zip(inputs, tensors, strict=True))
+            self._tracing = True
+            try:
+                heads, run = self.heads(
+                    now["images"], now.get("theta"), now.get("branch"), statistics,
+                    {key: now[key] for key in known}, now.get("mask"),
+                )  # fmt: skip
+            finally:
+                self._tracing = False
+            more = [] if run.features is None else [run.features]
+            return [*heads, *more, *run.record.values()], (len(heads), bool(more), list(run.record))
+
+        kind = statistics, *inputs, self._autocast, self.doubles, self._where
+        outputs, (count, features, record) = self._compiled(kind, plainly, list(inputs.values()))
+        run = Pass(statistics, memory, mask, rows=len(images))
+        run.features = outputs[count] if features else None
+        run.record = dict(zip(record, outputs[count + features :], strict=True))
+        return outputs[:count], run
 
     def source(self) -> Memory:
         """The model's own values for each group, flat."""
@@ -327,10 +396,19 @@ class Network:
         """One pass through the model; logits in at least single precision."""
         x = images
         if self._mean is not None and self._std is not None:
-            x = (x - self._mean.to(x)) / self._std.to(x)
+            x = (x - self._near(self._mean, x.device, x.dtype)) / self._near(self._std, x.device, x.dtype)
+        swaps = [] if theta is None else self.theta.swaps(theta)
+        if self._casts is not None:
+            x, swaps = packed(x), [*swaps, *self._casts.swaps]
+        plain = (
+            theta is not None
+            and not self._tracing
+            and run.mask is None
+            and not any("statistics." in key for key in run.memory)
+        )
         self._current, run.rows = run, len(images)
         try:
-            with swapped([] if theta is None else self.theta.swaps(theta)), self._computing(x.device.type):
+            with swapped(swaps), self._computing(x.device.type), self.early.passing(images, plain=plain):
                 logits = self._logits(self.model(x.to(next(self.model.parameters(), x).dtype)))
         finally:
             self._current = None
@@ -340,7 +418,14 @@ class Network:
             return logits
         if self._largest >= logits.shape[1]:
             raise ValueError(f"expected classes below {logits.shape[1]}, the number of logits, got {self._largest}")
-        return logits[:, self._classes.to(logits.device)]
+        return logits[:, self._near(self._classes, logits.device, torch.long)]
+
+    def _near(self, constant: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
+        """A constant of ours on another device, taken there once: nobody waits for it in every pass."""
+        key = id(constant), device, dtype
+        if key not in self._copies:
+            self._copies[key] = constant.to(device, dtype)
+        return self._copies[key]
 
     @contextmanager
     def _computing(self, device: str) -> Iterator[None]:
@@ -363,6 +448,8 @@ class Network:
 
         def twice(value: Any) -> Any:
             along = isinstance(value, Tensor) and value.dim() > 1 and len(value) == run.rows
+            if along and self._tracing and self._compiled is not None:
+                value = self._compiled.mark(value)
             return torch.cat([value, value]) if along else value
 
         return tuple(twice(value) for value in args), {key: twice(value) for key, value in kwargs.items()}
@@ -371,6 +458,13 @@ class Network:
         """At the head: its input, for corrections that read it."""
         if self._current is not None and args and isinstance(args[0], Tensor):
             self._current.features = args[0].flatten(1)
+
+
+def _compiled() -> Compiled:
+    """Only for those who compile: what it imports takes a while."""
+    from poem.compiled import Compiled
+
+    return Compiled()
 
 
 def tensor_of(output: Any) -> Tensor:

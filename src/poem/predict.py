@@ -21,6 +21,7 @@ from poem.streams import corrupt
 from poem.streams._folders import FORMATS
 from poem.streams._images import Unreadable
 from poem.streams._prepare import Prepare
+from poem.streams.indices import class_indices, is_wnid
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +57,21 @@ def photos(folder: Path) -> list[Path]:
     if not kept:
         raise FileNotFoundError(f"no images under {folder}; endings looked for: {' '.join(FORMATS)}")
     return kept
+
+
+def wnid_folders(files: Sequence[Path], top: Path) -> dict[str, int] | None:
+    """ImageNet's index of each class folder by name, where every image is in a folder named by wnid."""
+    parts = [path.relative_to(top).parts for path in files]
+    folders = sorted({each[-2] if len(each) > 1 else "" for each in parts})
+    return dict(zip(folders, class_indices(folders), strict=True)) if all(map(is_wnid, folders)) else None
+
+
+def listed_classes(text: str) -> list[int]:
+    """Indices of classes from a text with one a line: numbers of logits, or wnids of ImageNet."""
+    lines = [line.split()[0] for line in text.splitlines() if line.strip()]
+    if lines and all(line.isdecimal() for line in lines):
+        return [int(line) for line in lines]
+    return list(class_indices(lines))
 
 
 def answers(

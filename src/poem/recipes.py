@@ -5,18 +5,19 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from poem.parts.augment import Augment
+from poem.parts.base import Part
 from poem.parts.branch import AdaptBranch
 from poem.parts.exploration import Exploration, Explore, Once
 from poem.parts.objective import Entropy, Objective
 from poem.parts.parameters import NormAffine, Nothing, Parameters
 from poem.parts.readout import Readout
 from poem.parts.recovery import Never, Recovery
-from poem.parts.selection import Equal, Everyone, Select, Weigh
+from poem.parts.selection import EntropyBelow, Equal, Everyone, Select, Weigh
 from poem.parts.statistics import FromBatch, Statistics
 from poem.parts.step import SGD, Step
 from poem.parts.teacher import MeanTeacher
@@ -88,14 +89,31 @@ class Recipe:
         """Whether the method augments images and so needs them in [0, 1], with mean and std inside."""
         return self.views is not None or self.teacher is not None or self.minimise.augments
 
+    @property
+    def on_host(self) -> Part | Augment | None:
+        """The first choice that cannot be recorded as a CUDA graph, if there is one."""
+        parts = [*(getattr(self, item.name) for item in dataclasses.fields(self)), self.readout.correct]
+        return self.views or next((part for part in parts if isinstance(part, Part) and part.on_host), None)
+
     def changed(self, changes: Mapping[str, Any]) -> Recipe:
-        """A copy with some fields replaced; `threshold rounds alpha depth readout` reach into their parts."""
+        """A copy with some fields replaced; `threshold rounds alpha depth readout` reach into their parts.
+
+        A threshold is one fraction of ln C for every round. A selection whose first round has a fraction of its own is
+        not guessed at: it is an error that says what to pass.
+        """
         recipe = self
         for name, value in changes.items():
             if name == "threshold":
                 if recipe.select.margin is None:
                     found = f"got {recipe.select!r}; see tent-filtered"
                     raise ValueError(f"threshold={value} needs an EntropyBelow in the selection, {found}")
+                for each in _words(recipe.select):
+                    if isinstance(each, EntropyBelow) and each.first is not None:
+                        both = EntropyBelow(value, first=value)
+                        raise ValueError(
+                            f"threshold={value} is one fraction, and {each!r} has two; pass the whole selection, with "
+                            f"both, as in select={both!r}"
+                        )
                 recipe = replace(recipe, select=recipe.select.with_margin(value))
             elif name == "rounds":
                 recipe = replace(recipe, explore=_rounds(recipe.explore, value))
@@ -155,6 +173,15 @@ def _expect(name: str, value: object) -> None:
     if not isinstance(value, _KINDS[name]):
         kinds = " or ".join("None" if kind is type(None) else kind.__name__ for kind in _KINDS[name])
         raise TypeError(f"expected {name} to be a {kinds}, got {value!r}")
+
+
+def _words(part: Select) -> Iterator[Select]:
+    """A selection, and those that it is made of."""
+    yield part
+    for item in dataclasses.fields(part):
+        inner = getattr(part, item.name)
+        if isinstance(inner, Select):
+            yield from _words(inner)
 
 
 def _rounds(explore: Exploration, updates: int) -> Exploration:

@@ -78,6 +78,27 @@ class State:
         checks.classes(look.classes, self.classes)
         self.classes = look.classes
 
+    def tensors(self) -> Memory:
+        """Every tensor that a turn reads or replaces, by its place."""
+        groups = {"moving": self.moving, "teacher": self.teacher, "memory": self.memory, "source": self.source}
+        groups |= {f"steps.{key}": value for key, value in self.steps.items()} | {"start": self.start or {}}
+        held = {f"{group}/{name}": tensor for group, tensors in groups.items() for name, tensor in tensors.items()}
+        return held if self.fisher is None else {**held, "fisher/": self.fisher}
+
+    def place(self, tensors: Memory) -> None:
+        """Put tensors in the places that `tensors` names; the dictionaries are new, so a snapshot stays one."""
+        groups: dict[str, Memory] = {}
+        for place, tensor in tensors.items():
+            group, _, name = place.partition("/")
+            groups.setdefault(group, {})[name] = tensor
+        self.fisher = groups.pop("fisher", {"": self.fisher})[""]
+        for group, new in groups.items():
+            if group.startswith("steps."):
+                key = group.removeprefix("steps.")
+                self.steps = {**self.steps, key: {**self.steps[key], **new}}
+            else:
+                setattr(self, group, {**(getattr(self, group) or {}), **new})
+
     @contextmanager
     def trying(self, *, keep: bool) -> Iterator[None]:
         """A block that leaves no trace if it fails, or if it is not to be kept."""

@@ -404,13 +404,19 @@ def _remember(tag: str, digest: str, *, write: bool) -> tuple[str | None, str]:
     return held.get(tag), f"the record of its first use in {path}"
 
 
-def _build(chosen: Base, seed: int = 0) -> nn.Module:
-    """The network, with weights drawn from the seed."""
-    if chosen.kind == "own":
-        return nets.build(chosen.arch, seed=seed)
-    library = "torchvision" if chosen.kind in ("torchvision", "yours") else "timm"
+def builder(chosen: Base) -> str:
+    """The package that builds a base's network, once it is known to be there."""
+    library = {"own": "poem", "torchvision": "torchvision", "yours": "torchvision"}.get(chosen.kind, "timm")
     if find_spec(library) is None:
         raise ImportError(f"{chosen.name} is built by {library}; pip install 'poem-tta[bench]'")
+    return library
+
+
+def _build(chosen: Base, seed: int = 0) -> nn.Module:
+    """The network, with weights drawn from the seed."""
+    library = builder(chosen)
+    if library == "poem":
+        return nets.build(chosen.arch, seed=seed)
     make: Callable[[], nn.Module]
     if library == "torchvision":
         from torchvision.models import get_model

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from poem.sweep import Planned
 
 _EVERY = 10.0  # seconds between two lines
+EARLY = 0.01  # the share of the work before which nobody can say how long it takes
 
 
 class Bar:
@@ -20,7 +21,9 @@ class Bar:
     def __init__(self) -> None:
         self.total = self.done = self.failed = 0
         self.expected = self.seen = 0
-        self.running: dict[str, int] = {}
+        self.work = self.worked = 0.0
+        self.running: dict[str, tuple[int, float]] = {}
+        """Of cells under way: images that have passed, and what each of them costs."""
         self.label = ""
         self.began = self.said = time.monotonic()
         self.rich: Any = None
@@ -50,22 +53,24 @@ class Bar:
     def __call__(self, event: Planned | Event) -> None:
         """Take note, and show it."""
         from poem.engines import Begun, Ended, Moved
-        from poem.estimate import images
+        from poem.estimate import images, work
 
         if isinstance(event, Begun):
             self.label = event.cell.label
-            self.running[event.cell.key] = 0
+            self.running[event.cell.key] = (0, 0.0)
         elif isinstance(event, Moved):
             self.label = event.cell.label
-            self.running[event.cell.key] = event.images
+            self.running[event.cell.key] = (event.images, work(event.cell) / max(images(event.cell), 1))
         elif isinstance(event, Ended):
             self.running.pop(event.cell.key, None)
             self.done += 1
             self.failed += event.report is None
             self.seen += images(event.cell)
+            self.worked += work(event.cell)
         else:
             self.total, self.began = len(event.todo), time.monotonic()
             self.expected = sum(images(cell) for cell in event.todo)
+            self.work = sum(map(work, event.todo))
         self.show()
 
     def show(self) -> None:
@@ -79,14 +84,16 @@ class Bar:
     @property
     def images(self) -> int:
         """Images that have passed, those of cells under way too."""
-        return self.seen + sum(self.running.values())
+        return self.seen + sum(count for count, _ in self.running.values())
 
     def __str__(self) -> str:
         words = f"{self.done}/{self.total} cells, {self.images}/{self.expected} images"
         seconds = time.monotonic() - self.began
         if self.images and seconds > 0:
-            rate = self.images / seconds
-            words += f", {rate:.0f} images/s, about {duration((self.expected - self.images) / rate)} left"
+            worked = self.worked + sum(count * each for count, each in self.running.values())
+            words += f", {self.images / seconds:.0f} images/s"
+            if worked >= EARLY * self.work:  # by work: an image of MEMO is not one of Tent
+                words += f", about {duration((self.work - worked) * seconds / worked)} left"
         if self.failed:
             words += f", {self.failed} failed"
         return f"{words}: {self.label}"
@@ -97,4 +104,6 @@ def duration(seconds: float) -> str:
     seconds = max(seconds, 0.0)
     if seconds < 90:
         return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 172_800 else f"{seconds / 86_400:.0f} days"

@@ -18,22 +18,10 @@ def pairs(words: Iterable[str]) -> dict[str, str]:
 
 
 def laid(values: Mapping[str, Any], changes: Mapping[str, str]) -> dict[str, Any]:
-    """A cell's fields with changes on top; a dot reaches into the three that are mappings."""
-    from dataclasses import fields
+    """A cell's fields with changes on top; what may be changed is for `poem.cells.with_field` to say."""
+    from poem.cells import with_field
 
-    from poem._laying import value_of
-    from poem.cells import NESTED, Cell
-    from poem.streams._shift import nearest
-
-    plain = [item.name for item in fields(Cell) if item.name not in NESTED]
     found = dict(values)
     for name, text in changes.items():
-        head, _, rest = name.partition(".")
-        if head in NESTED and rest:
-            found[head] = {**found.get(head, {}), rest: text if head == "changes" else value_of(text)}
-        elif name in plain:
-            found[name] = value_of(text)
-        else:
-            known = [*plain, *(f"{each}.NAME" for each in NESTED)]
-            raise ValueError(f"a cell has no field {name!r} to set; {nearest(name, known)}")
+        found = with_field(found, name, text)
     return found

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from poem.benchmark import Place
     from poem.cells import Cell
     from poem.engines import Engine
     from poem.store import Store
@@ -47,6 +48,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--address", help="of a Ray cluster, or 'auto'; default: one on this machine alone")
     how.add_argument("--gpus", type=float, metavar="N", help="of a Ray task, parts too; default: 1 on cuda, else 0")
     how.add_argument("--retries", type=int, default=2, metavar="N", help="for a cell whose process died; default: 2")
+    how.add_argument("--keep-going", action="store_true", help="though weights or data of some cells are missing")
     how.add_argument("--dry-run", action="store_true", help="print the grid and an estimate, run nothing")
     how.add_argument("--json", action="store_true", help="print the cells as a JSON list, for poem bench FILE.json")
 
@@ -138,12 +140,11 @@ def folder(args: argparse.Namespace, name: str) -> Path:
 
 def engine(args: argparse.Namespace, todo: Sequence[Cell]) -> Engine:
     """The engine that the flags name, or the one that suits this machine."""
-    from poem.benchmark import Place
     from poem.engines import Inline, Ray, Workers
 
     devices = _devices(args.device) if args.engine != "ray" else args.device
     count = workers(args, devices, todo)
-    place = Place(root=args.root, weights=args.weights, device=devices[0], workers=args.loaders)
+    place = _place(args, devices[0])
     # An error may leave a GPU of no use to its process: a worker is replaced, this process would not be.
     kind = args.engine or ("workers" if count > 1 or devices != ["cpu"] else "inline")
     if args.address is not None and kind != "ray":
@@ -185,16 +186,41 @@ def run(args: argparse.Namespace, todo: Sequence[Cell], store: Store) -> int:
     from poem.commands._quiet import quiet
     from poem.sweep import CannotWriteError, sweep
 
+    made = engine(args, todo)
+    if not args.keep_going:
+        _look(args, todo, store)
     print(f"{len(todo)} cells, results in {store.folder}", file=sys.stderr)
     try:
         with quiet(not args.verbose), Bar() as bar:
-            outcome = sweep(todo, store, engine=engine(args, todo), watch=bar)
+            outcome = sweep(todo, store, engine=made, watch=bar)
     except (CannotWriteError, ChildProcessError) as error:
         print(f"poem {args.command}: {error}", file=sys.stderr)
         return BROKEN_OFF
     print(outcome)
     _say(outcome, store)
     return outcome.code
+
+
+def _look(args: argparse.Namespace, todo: Sequence[Cell], store: Store) -> None:
+    """Stop before the first cell where weights or data are missing, with all that is in one message."""
+    from poem._needs import look
+
+    if _elsewhere(args):
+        return
+    found = look([cell for cell in todo if store.finished(cell) is None], _place(args))
+    if found.lacks:
+        raise FileNotFoundError(f"{found}\nnothing was run; --keep-going runs the cells that lack nothing")
+
+
+def _elsewhere(args: argparse.Namespace) -> bool:
+    """Whether other machines do the work, each with weights and data of its own."""
+    return args.address is not None
+
+
+def _place(args: argparse.Namespace, device: str = "cpu") -> Place:
+    from poem.benchmark import Place
+
+    return Place(root=args.root, weights=args.weights, device=device, workers=args.loaders)
 
 
 def _say(outcome: Outcome, store: Store) -> None:
@@ -219,6 +245,7 @@ def show(args: argparse.Namespace, found: Sequence[Suite], todo: Sequence[Cell],
     """The grid, what of it is finished, and an estimate; or the cells as JSON."""
     import json
 
+    from poem._needs import look
     from poem.commands._bar import duration
     from poem.estimate import Rates, images
 
@@ -230,13 +257,18 @@ def show(args: argparse.Namespace, found: Sequence[Suite], todo: Sequence[Cell],
         for group in dict.fromkeys(placed.group for placed in suite.placed):
             print(f"  {_line([placed for placed in suite.placed if placed.group == group])}")
     left = [cell for cell in todo if store.finished(cell) is None]
-    rates = Rates.of(store.reports())
     devices = args.device if args.engine == "ray" else _devices(args.device)
+    rates = Rates.of(store.reports(), devices[0])
     count = 1 if args.engine == "inline" else workers(args, devices, left)
     several = f"{count} processes" if count > 1 else "1 process"
     print(f"{len(todo)} cells, {sum(map(images, todo))} images; results in {store.folder}")
     print(f"{len(todo) - len(left)} finished, {len(left)} to run, {sum(map(images, left))} images")
-    print(f"about {duration(rates.total(left) / count)} with {several}, {rates}")
+    most = f", {most}" if (most := rates.most(left)) else ""
+    print(f"about {duration(rates.total(left) / count)} with {several}{most}, {rates}")
+    if left and _elsewhere(args):
+        print("weights and data: not looked for, each node of a cluster has its own")
+    elif left:
+        print(look(left, _place(args), fetch=False))
 
 
 def _line(placed: Sequence[Any]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,20 +18,25 @@ def run(args: argparse.Namespace) -> int:
 
     from poem import zoo
     from poem.commands.predict import progress, save
+    from poem.method import recipe
     from poem.pages.photos import Shown, page, thumbnail
-    from poem.predict import answers, imagenet_names, photos, summary
+    from poem.predict import answers, imagenet_names, photos, summary, wnid_folders
     from poem.report import write_whole
     from poem.streams._prepare import Prepare
+    from poem.streams._shift import Shift
 
     if args.images is None:
         raise ValueError("expected your photos, as in poem demo imagenet --images photos/")
     files = photos(args.images)
     random.Random(0).shuffle(files)  # class folders would come one class at a time
-    model, base = zoo.load("effnet-lite0", args.weights)
+    recipe(args.method)  # names that nobody knows are told before a model is loaded
     shift = None if args.corruption is None else (args.corruption, args.severity)
+    if shift is not None:
+        Shift(*shift)
+    model, base = zoo.load("effnet-lite0", args.weights)
     if shift is None:
         print("photos like those a model was trained on: expect no gain; --corruption fog shows what adapting is for")
-    names, classes = imagenet_names(), _classes(files, args.images)
+    names, classes = imagenet_names(), wnid_folders(files, args.images)
     if classes is not None:
         names = {place: names.get(index, str(index)) for place, index in enumerate(classes.values())}
     kept: dict[str, str] = {}
@@ -64,18 +68,6 @@ def run(args: argparse.Namespace) -> int:
     print("\n".join(lines))
     print(f"answers: {args.out / 'predictions.csv'}\npictures: {args.out / 'photos.html'}")
     return 0
-
-
-def _classes(files: Sequence[Path], top: Path) -> dict[str, int] | None:
-    """ImageNet's index of each class folder, where every photo is in a folder named by wnid."""
-    folders = sorted(
-        {path.relative_to(top).parts[-2] if len(path.relative_to(top).parts) > 1 else "" for path in files}
-    )
-    if not all(re.fullmatch(r"n\d{8}", name) for name in folders):
-        return None
-    from poem._measure import imagenet_rank
-
-    return dict(zip(folders, imagenet_rank(folders), strict=True))
 
 
 def _accuracy(found: Sequence[Answer], classes: dict[str, int] | None) -> list[str]:

@@ -33,6 +33,9 @@ def run(args: argparse.Namespace) -> int:
         from poem.commands._photos import run as photos
 
         return photos(args)
+    for name in ("images", "corruption", "weights"):
+        if getattr(args, name) is not None:
+            raise ValueError(f"--{name} is for photos; type: poem demo imagenet --{name} {getattr(args, name)}")
     return _digits(args)
 
 

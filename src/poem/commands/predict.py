@@ -2,6 +2,7 @@
 poem predict photos/ -o predictions.csv
 poem predict frames/ --model digits-bn --method tent --batch-size 32
 poem predict photos/ --model mypackage.nets:build --mean 0.5 --std 0.5 --crop 224
+poem predict val/ --classes folders --shuffle 0
 """  # noqa: D205, D415 - an epilog of the command's help
 
 from __future__ import annotations
@@ -39,6 +40,11 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--std", type=triple, help="of a model of your own")
     parser.add_argument("--resize", type=int, help="short side; default: the base's, or as --crop")
     parser.add_argument("--crop", type=int, help="centre crop; default: the base's, or none")
+    parser.add_argument(
+        "--classes", metavar="WHICH",
+        help="those that can come: 'folders' where they are named by wnid, or a file with a wnid or an index a line; "
+        "labels are then places in this list",
+    )  # fmt: skip
     parser.add_argument("--shuffle", type=int, metavar="SEED", help="another order of arrival than by name")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--json", action="store_true", help="print the answers as JSON lines instead of a summary")
@@ -50,12 +56,18 @@ def run(args: argparse.Namespace) -> int:
     import json
     import random
 
+    from poem.method import recipe
     from poem.predict import answers, photos, summary
 
     files = photos(args.folder)
+    recipe(args.method, args.preset)  # a name that nobody knows is told before a model is loaded
     if args.shuffle is None and len({path.parent for path in files}) > 1:
         print("files come folder by folder; if folders are classes, --shuffle 0 mixes them", file=sys.stderr)
+    chosen = classes(args, files)
     model, settings = opened(args)
+    if chosen is not None:
+        names = settings.get("names") or {}
+        settings |= {"classes": chosen, "names": {at: names.get(each, str(each)) for at, each in enumerate(chosen)}}
     print(f"{args.model}, {args.method}; {settings['prepare']}; mean {settings['mean']}, std {settings['std']}",
           file=sys.stderr)  # fmt: skip
     if args.shuffle is not None:
@@ -82,6 +94,26 @@ def run(args: argparse.Namespace) -> int:
             print(f"unreadable: {each.error}")
         print(f"{summary(found)}\nwritten to {args.out}")
     return 1 if any(each.error for each in found) else 0
+
+
+def classes(args: argparse.Namespace, files: Sequence[Path]) -> list[int] | None:
+    """The classes that can come, as indices of the logits; says so where folders name them and nobody else does."""
+    from poem import zoo
+    from poem.predict import listed_classes, wnid_folders
+
+    if args.classes is not None and args.classes != "folders":
+        return listed_classes(Path(args.classes).read_text(encoding="utf-8"))
+    count = 1000 if ":" in args.model else zoo.base(args.model).classes
+    folders = wnid_folders(files, args.folder) if count == 1000 or args.classes else None
+    if args.classes is not None:
+        if folders is None:
+            raise ValueError("--classes folders needs every image in a folder named by wnid, such as n01440764; give a "
+                             "file with an index a line instead")  # fmt: skip
+        return list(folders.values())
+    if folders is not None and len(folders) < count:
+        print(f"images lie in {len(folders)} folders named by wnid, and the model has more classes: if no others can "
+              "come, --classes folders keeps answers to these", file=sys.stderr)  # fmt: skip
+    return None
 
 
 def opened(args: argparse.Namespace) -> tuple[Any, dict[str, Any]]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from poem.report import Report
+
+SHOWN = 10
+"""Cells that one folder has alone, as text; JSON has them all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,11 +63,17 @@ class Comparison:
             said = ", ".join(f"{name} {_text(a)} -> {_text(b)}" for name, (a, b) in gaps[:4])
             parts = f"also in {', '.join(each.parts)}" if said else f"only in {', '.join(each.parts)}"
             lines.append(f"  {each.label} [{each.key}]: {'; '.join(filter(None, (said, parts if each.parts else '')))}")
-        lines += [f"  only in A: {label}" for label in self.only_a]
-        lines += [f"  only in B: {label}" for label in self.only_b]
+        lines += [*_alone("A", self.only_a), *_alone("B", self.only_b)]
         for name, (a, b) in self.provenance.items():
             lines.append(f"  {name}: {', '.join(a) or 'none'} in A, {', '.join(b) or 'none'} in B")
         return "\n".join(lines + [f"  left out: {words}" for words in self.broken])
+
+
+def _alone(folder: str, labels: Sequence[str]) -> list[str]:
+    """The first cells that one folder has alone, and how many more there are."""
+    lines = [f"  only in {folder}: {label}" for label in labels[:SHOWN]]
+    rest = len(labels) - SHOWN
+    return lines + ([f"  only in {folder}: {rest} more, of which --json has all"] if rest > 0 else [])
 
 
 def compare(a: Path, b: Path) -> Comparison:

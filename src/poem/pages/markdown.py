@@ -35,6 +35,7 @@ def _section(section: Section) -> list[str]:
     if section.numbers is not None:
         lines += [f"{METRICS['top1'].title}; the best of a block's column is bold.", ""]
         lines += [*_numbers(section.numbers), ""]
+    lines += [line for sentence in section.said for line in (escaped(sentence), "")]
     if section.efficiency is not None:
         lines += [*plain(_with_paper(section.efficiency)), ""]
     for figure in section.figures:

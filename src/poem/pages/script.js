@@ -57,9 +57,12 @@
   });
   if (metric.value && metric.value !== "top1") showMetric(metric.value); // a reload may keep the choice
   const paper = document.getElementById("paper");
-  const showPaper = () => root.classList.toggle("alone", !paper.checked);
-  paper.addEventListener("change", showPaper);
-  showPaper();
+  if (paper) {
+    // a page without any of the paper's numbers has no box for them
+    const showPaper = () => root.classList.toggle("alone", !paper.checked);
+    paper.addEventListener("change", showPaper);
+    showPaper();
+  }
 
   // Sorting: inside each block of rows; a third press gives the order of print back.
   const valueOf = (row, at) => {

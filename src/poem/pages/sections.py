@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from poem import demo
 from poem.aggregate import Grid
 from poem.pages import costs, protocol, tables, words
 from poem.pages.figures import figures
@@ -49,6 +50,8 @@ class Section:
     drawn: bool
     """Whether it is a figure, whose numbers are folded away."""
     readout: str
+    said: tuple[str, ...]
+    """What the numbers show, in sentences; the demo's alone has any."""
     warnings: tuple[str, ...]
     """Why its numbers should not be believed as they stand."""
     coverage: str
@@ -84,6 +87,11 @@ class Page:
     facts: tuple[tuple[str, str], ...]
     sections: tuple[Section, ...]
 
+    @property
+    def has_paper(self) -> bool:
+        """Whether some section shows the paper's numbers beside ours."""
+        return any(section.remark for section in self.sections)
+
 
 def page(suites: Sequence[Suite], reports: Iterable[Report], failures: Mapping[str, Failure]) -> Page:
     """The page of these suites, with whatever is there of them."""
@@ -110,6 +118,7 @@ def section(grid: Grid, failures: Mapping[str, Failure]) -> Section:
         title=suite.title,
         drawn=suite.kind not in ("table", "efficiency"),
         readout=suite.readout,
+        said=tuple(demo.sentences(suite, demo.table(suite, grid.reports.values()))) if suite.name == demo.NAME else (),
         warnings=tuple(protocol.mixed(grid)),
         coverage=_coverage(grid, len(failed)) + ("" if drawn or numbers or not grid.present else NOTHING_DRAWN),
         brief=_brief(grid),

@@ -24,6 +24,11 @@ Memory = dict[str, Tensor]
 class Part(ABC):  # noqa: B024 - the verbs are abstract in the questions' own classes
     """A frozen choice whose `repr` reads like the word in the sentence."""
 
+    @property
+    def on_host(self) -> bool:
+        """Whether it decides or draws on the host as it goes, so that it cannot be recorded as a CUDA graph."""
+        return False
+
     def __repr__(self) -> str:
         """The class name, with the first setting by position and others only where they differ from the default."""
         words = []
@@ -50,9 +55,9 @@ class Batch:
     _drawn: dict[object, Tensor] = field(default_factory=dict, repr=False)
 
     def once(self, key: object, draw: Callable[[torch.Generator], Tensor]) -> Tensor:
-        """The draw named `key`: made on first asking, then the same for the rest of the batch."""
+        """The draw named `key`: made on first asking, then the same for the rest of the batch, where the images are."""
         if key not in self._drawn:
-            self._drawn[key] = draw(self.rng)
+            self._drawn[key] = draw(self.rng).to(self.images.device)
         return self._drawn[key]
 
 

@@ -70,6 +70,11 @@ class Laplacian(Correction):
     steps: int = 100
 
     @property
+    def on_host(self) -> bool:
+        """Stops when its energy stands still."""
+        return True
+
+    @property
     def features(self) -> bool:
         """Yes."""
         return True

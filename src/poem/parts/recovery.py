@@ -99,6 +99,11 @@ class EachImage(Recovery):
     """Every image starts from the source, and the batch is taken image by image. Paper: MEMO (NeurIPS 2022)."""
 
     @property
+    def on_host(self) -> bool:
+        """Takes the batch apart."""
+        return True
+
+    @property
     def each_image(self) -> bool:
         """Yes."""
         return True
@@ -126,6 +131,11 @@ class StochasticRestore(Recovery):
     """
 
     chance: float = 0.001
+
+    @property
+    def on_host(self) -> bool:
+        """Draws after the last update."""
+        return True
 
     def pull(self, theta: Tensor, source: Tensor, rng: torch.Generator) -> Tensor:
         """Source values where the coin says so."""

@@ -181,7 +181,7 @@ class Patches(Part):
         order = look.batch.once(self, lambda rng: torch.rand(count, grid * grid, generator=rng).argsort(dim=1))
         fitted = _resize(images, high // grid * grid, wide // grid * grid)
         tiles = F.unfold(fitted, (fitted.shape[2] // grid, fitted.shape[3] // grid), stride=_tile(fitted, grid))
-        index = order.to(images.device)[:, None, :].expand(-1, tiles.shape[1], -1)
+        index = order[:, None, :].expand(-1, tiles.shape[1], -1)
         shuffled = F.fold(tiles.gather(2, index), fitted.shape[2:], _tile(fitted, grid), stride=_tile(fitted, grid))
         return _resize(shuffled, high, wide)
 
@@ -195,7 +195,7 @@ class Pixels(Part):
         images = look.batch.images
         places = images.shape[2] * images.shape[3]
         order = look.batch.once(self, lambda rng: torch.rand(places, generator=rng).argsort())
-        return images.flatten(2)[:, :, order.to(images.device)].view_as(images)
+        return images.flatten(2)[:, :, order].view_as(images)
 
 
 @dataclass(frozen=True, repr=False)

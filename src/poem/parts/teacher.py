@@ -31,6 +31,11 @@ class MeanTeacher(Part):
     unsure: float = 0.1
     augment: Augment = field(default_factory=Jitter.cotta)
 
+    @property
+    def on_host(self) -> bool:
+        """Asks augmented copies only where the source is unsure."""
+        return True
+
     def target(self, batch: Batch, teacher: Predict, source: Predict) -> Tensor:
         """The teacher's logits (B, C) for this batch."""
         confidence = source(batch.images).softmax(1).amax(1).mean()

@@ -117,7 +117,9 @@ def base_folder(root: Root, what: str) -> Path:
     """The place to look in: what the caller says, else POEM_DATA; nothing is assumed beyond these."""
     named = os.fspath(root) if root is not None else os.environ.get("POEM_DATA", "")
     if not named:
-        raise ValueError(f"no root given: pass root=, or set POEM_DATA to the folder that holds {what}")
+        raise ValueError(
+            f"no root given: pass root= (a command: --root), or set POEM_DATA to the folder that holds {what}"
+        )
     place = Path(named).expanduser()
     if not place.exists():
         origin = "root" if root is not None else "POEM_DATA"

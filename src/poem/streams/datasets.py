@@ -28,11 +28,12 @@ from poem.streams._packed import pack
 from poem.streams._prepare import Prepare
 from poem.streams._shift import Shift, nearest
 from poem.streams._stream import Domains, Piece, Stream
+from poem.streams.indices import class_indices
 
 __all__ = [
     "CIFAR10_CLASSES", "DATASETS", "Batches", "Domains", "Expect", "Files", "ImageSet", "Images", "Piece", "Prepare",
-    "Rows", "Stream", "Tensors", "Unreadable", "archive", "batches", "cifar", "cifar_c", "digits", "image_folder",
-    "imagenet_c", "mnist_digits", "open_dataset", "pack", "tree",
+    "Rows", "Stream", "Tensors", "Unreadable", "archive", "batches", "cifar", "cifar_c", "class_indices", "digits",
+    "image_folder", "imagenet_c", "mnist_digits", "open_dataset", "pack", "tree",
 ]  # fmt: skip
 
 
@@ -167,7 +168,7 @@ def image_folder(
     Args:
         root: The folder or archive; by default POEM_DATA.
         prepare: Resize and crop, where images differ in size.
-        mask: Which of a model's logits the classes are, in the folders' order.
+        mask: Which of a model's logits the classes are, in the folders' order; `class_indices` finds them.
         under: Sub-folder that holds the class folders, such as `"test"`.
         name: What a card calls it; by default the folder's name.
         cache: Where a compressed tar is unpacked, once; by default POEM_CACHE, else beside it.

@@ -1,9 +1,81 @@
-"""Which of ImageNet's 1000 classes the smaller sets hold: positions in the sorted list of wnids, ascending.
+"""Which of a model's logits the classes of a data set are.
 
-A set's folders, sorted by name, stand in the same order, so `logits[:, list(IMAGENET_A)]` lines up with its labels.
+    mask = class_indices(data.classes)                  # folders named by wnid, a model with ImageNet's 1000 classes
+    mask = class_indices(data.classes, "labels.txt")    # folders named otherwise, and what each logit is called
+
+The smaller sets' own are here as numbers: positions in the sorted list of wnids, ascending. A set's folders, sorted by
+name, stand in the same order, so `logits[:, list(IMAGENET_A)]` lines up with its labels.
 """
 
 from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping
+from functools import cache
+from importlib import resources
+from pathlib import Path
+
+from poem.streams._shift import nearest
+
+Order = Mapping[str, int] | Iterable[str] | str | os.PathLike[str]
+"""What each logit is called: names in order, a mapping from name to index, or a file of either."""
+
+
+def is_wnid(name: str) -> bool:
+    """Whether a folder is called as ImageNet calls its classes, such as n01440764."""
+    return re.fullmatch(r"n\d{8}", name) is not None
+
+
+@cache
+def imagenet_wnids() -> tuple[str, ...]:
+    """The 1000 wnids of ImageNet-1k in the order of the logits, which is that of their names."""
+    return tuple((resources.files("poem.streams") / "imagenet_wnids.txt").read_text(encoding="ascii").split())
+
+
+def class_indices(classes: Iterable[str], order: Order | None = None) -> tuple[int, ...]:
+    """Which of a model's logits some classes are: give it to `poem.adapt(classes=...)`, or to a data set as `mask=`.
+
+    Labels stay what they are, ranks of the folders by name: the logits are cut to these classes, in this order. So
+    `class_indices(ImageFolder(root).classes)` fits torchvision's `ImageFolder`, whose labels are such ranks.
+
+    Args:
+        classes: Names of the class folders in the order of the labels, as `data.classes` has them.
+        order: What each of the logits is called. By default ImageNet's 1000 wnids; or names in order; or a mapping from
+            name to index; or a file: JSON of either, or text with one name a line (what follows a wnid is not read).
+
+    Raises:
+        ValueError: A class that the model has not, or one that comes twice; the message names the nearest.
+    """
+    place = _places(imagenet_wnids() if order is None else order)
+    names = [str(name) for name in classes]
+    strange = [name for name in names if name not in place]
+    if strange:
+        what = "wnids of ImageNet-1k" if order is None else f"names among the {len(place)} given"
+        hint = nearest(strange[0], place) if order is not None and len(place) <= 1000 else "pass order= for other names"
+        raise ValueError(f"expected {what}, got {len(strange)} others: {', '.join(strange[:3])}; {hint}")
+    found = tuple(place[name] for name in names)
+    if len(set(found)) < len(found):
+        raise ValueError(f"expected each class once, got {len(found)} names for {len(set(found))} logits")
+    return found
+
+
+def _places(order: Order) -> dict[str, int]:
+    """Name to index."""
+    if isinstance(order, str | os.PathLike):
+        text = Path(order).read_text(encoding="utf-8")
+        held = json.loads(text) if os.fspath(order).endswith(".json") else _lines(text)
+        return _places(held)
+    if isinstance(order, Mapping):
+        return {str(name): int(index) for name, index in order.items()}
+    return {str(name): index for index, name in enumerate(order)}
+
+
+def _lines(text: str) -> list[str]:
+    """A name a line; of lines that begin with a wnid, the wnid."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return [line.split()[0].rstrip(",:") if is_wnid(line.split()[0].rstrip(",:")) else line for line in lines]
 
 
 def _numbers(text: str) -> tuple[int, ...]:

@@ -1,0 +1,139 @@
+"""Captured and eager answers side by side on a GPU: ResNet-50 and ViT-B/16 at 224, fp32, deterministic algorithms.
+
+    python benchmarks/capture_check.py --out results/speed/agreement.json
+
+For each method and network: the largest difference of probabilities over the batches, samples selected by one path
+alone with how near their entropy is to the threshold, and how often the host waited for the device per batch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "src")]
+
+import torch  # noqa: E402
+import torchvision  # noqa: E402
+from torch import Tensor, nn  # noqa: E402
+
+import poem  # noqa: E402
+from poem._files import write_whole  # noqa: E402
+from poem.parts import EntropyBelow, NotRedundant, PLPDAbove  # noqa: E402
+
+METHODS = (
+    "source",
+    "tent",
+    "eata",
+    "sar",
+    "deyo",
+    "roid",
+    "poem",
+    "poem-official",
+    "deyo+poem",
+    "sar+poem",
+    "eata+poem",
+)
+UNIT = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+
+
+def network(name: str) -> nn.Module:
+    """Random weights, the head made sharp so that entropies lie on both sides of the threshold."""
+    torch.manual_seed(0)
+    made: nn.Module
+    if name == "vit-b16":
+        made = torchvision.models.vit_b_16(weights=None)
+        nn.init.normal_(made.heads.head.weight, std=0.12)
+    else:
+        norm = None if name == "resnet50-bn" else (lambda width: nn.GroupNorm(32, width))
+        made = torchvision.models.resnet50(weights=None, norm_layer=norm)
+        with torch.no_grad():
+            made.fc.weight.mul_(12.0 if name == "resnet50-bn" else 6.0)
+    return made.eval().cuda()
+
+
+def settings(method: str, net: nn.Module, batches: list[Tensor]) -> dict[str, Any]:
+    """The method as it is, with a threshold at the middle of this network's entropies."""
+    with torch.no_grad():
+        log_p = torch.cat([poem.adapt(net, "bn", fast=False, **UNIT)(batch) for batch in batches[:2]]).log_softmax(1)
+    fraction = float(-(log_p.exp() * log_p).sum(1).median()) / math.log(1000)
+    more: dict[str, Any] = dict(UNIT)
+    base = method.partition("+")[0]
+    if base == "eata":
+        more |= {"select": EntropyBelow(fraction) & NotRedundant(0.9), "source_data": [batches[0]]}
+    elif base in ("deyo", "poem-official"):
+        more["select"] = EntropyBelow(fraction) & PLPDAbove(-1.0)
+    elif base in ("sar", "poem"):
+        more["threshold"] = fraction
+    return more
+
+
+def compared(method: str, name: str, batches: list[Tensor]) -> dict[str, Any]:
+    """One method on one network."""
+    net = network(name)
+    more = settings(method, net, batches)
+    plain = poem.adapt(net, method, fast=False, **more)
+    fast = poem.adapt(net, method, fast=True, **more)
+    far, flips, nearest, waits, notes = 0.0, 0, 0.0, [], set()
+    margin = plain.recipe.select.margin
+    started = time.perf_counter()
+    for number, batch in enumerate(batches):
+        expected = plain(batch)
+        with warnings.catch_warnings(record=True) as heard:
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn" if number > 1 else "default")
+            answer = fast(batch)
+            torch.cuda.set_sync_debug_mode("default")
+        waits.append(sum("synchroniz" in str(each.message) for each in heard))
+        notes.update(fast.last.notes)
+        far = max(far, float((expected.softmax(1) - answer.softmax(1)).abs().max()))
+        if margin is not None:
+            other = plain.last.selected != fast.last.selected
+            flips += int(other.sum())
+            edge = (plain.last.first_entropy - margin * math.log(1000)).abs()
+            nearest = max(nearest, float(edge[other].max()) if bool(other.any()) else 0.0)
+    return {
+        "network": name, "method": method, "batches": len(batches), "batch": len(batches[0]),
+        "largest_difference_of_probabilities": far, "selected_by_one_alone": flips, "farthest_from_threshold": nearest,
+        "host_waits_per_batch": max(waits[2:], default=0), "rounds": fast.totals.rounds, "updates": fast.totals.updates,
+        "same_totals": plain.totals == fast.totals, "notes": sorted(notes), "captured": bool(fast._recorder._ways),
+        "seconds": round(time.perf_counter() - started, 1),
+    }  # fmt: skip
+
+
+def main() -> None:
+    """Every method on every network."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--nets", default="resnet50-bn,resnet50-gn,vit-b16")
+    parser.add_argument("--methods", default=",".join(METHODS))
+    parser.add_argument("--batches", type=int, default=50)
+    parser.add_argument("--size", type=int, default=16)
+    args = parser.parse_args()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.backends.cudnn.benchmark = False
+    rng = torch.Generator().manual_seed(0)
+    batches = [torch.rand(args.size, 3, 224, 224, generator=rng).cuda() for _ in range(args.batches)]
+    facts = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": []}
+    for name in args.nets.split(","):
+        for method in args.methods.split(","):
+            try:
+                row = compared(method, name, batches)
+            except Exception as error:  # one failure must not cost the others
+                row = {"network": name, "method": method, "error": f"{type(error).__name__}: {error}"[:500]}
+                torch.cuda.set_sync_debug_mode("default")
+            print(row, flush=True)
+            facts["rows"].append(row)
+            args.out.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(args.out, json.dumps(facts, indent=1).encode())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""A CUDA graph's stand-in on the CPU: operations are noted as they run, and done again on the same tensors.
+
+It keeps the rules that matter: what ran outside a recording is not repeated, outputs stay at their addresses, and the
+host may not read inside. `installed` lets every adapter record with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import poem.capture
+
+READS = ("_local_scalar_dense", "is_nonzero", "nonzero", "equal", "masked_select")
+
+
+class Tape(TorchDispatchMode):
+    """Notes every operation; `replay` does them again."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.done: list[tuple[Any, Any, Any, Any]] = []
+        self.replays = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket.__name__ in READS:
+            raise RuntimeError(f"the host reads inside a recording: {func}")
+        if any(isinstance(each, Tensor) and each.dtype == torch.bool for each in _indices(func, args)):
+            raise RuntimeError("a mask as an index has no fixed shape")
+        out = func(*args, **(kwargs or {}))
+        self.done.append((func, args, kwargs or {}, out))
+        return out
+
+    def replay(self) -> None:
+        """Everything again; results go where they went before."""
+        self.replays += 1
+        with torch.no_grad():
+            for func, args, kwargs, out in self.done:
+                again = func(*args, **kwargs)
+                if any(each.alias_info for each in func._schema.returns):
+                    continue  # a view, or written in place
+                for old, new in zip(tree_leaves(out), tree_leaves(again), strict=True):
+                    if isinstance(old, Tensor):
+                        old.copy_(new)
+
+
+def _indices(func: Any, args: Any) -> list[Any]:
+    return list(args[1]) if func.overloadpacket.__name__ in ("index", "index_put", "index_put_") else []
+
+
+class TapeStudio:
+    """Records tapes, and spoils what a recording computed: only a replay may fill it."""
+
+    def __init__(self) -> None:
+        self.tapes: list[Tape] = []
+
+    @contextmanager
+    def session(self) -> Iterator[None]:
+        yield
+
+    @contextmanager
+    def record(self) -> Iterator[Tape]:
+        tape = Tape()
+        with tape:
+            yield tape
+        self.tapes.append(tape)
+
+    @contextmanager
+    def playing(self) -> Iterator[None]:
+        yield
+
+
+@contextmanager
+def installed() -> Iterator[TapeStudio]:
+    """Inside, adapters record on the CPU."""
+    tapes = TapeStudio()
+    before = poem.capture.studio, poem.capture.DEVICES
+    poem.capture.studio, poem.capture.DEVICES = (lambda device: tapes), ("cpu", "cuda")  # type: ignore[assignment]
+    try:
+        yield tapes
+    finally:
+        poem.capture.studio, poem.capture.DEVICES = before

@@ -1,0 +1,424 @@
+"""A recorded loop is the same function as the plain one: answers, state, books, errors.
+
+On the CPU a tape stands in for CUDA graphs, so that the order of segments and endings, the addresses and the draws are
+checked to the bit everywhere; with a GPU the same facts are checked on the real thing. The whole contract runs on
+recordings with `POEM_TEST_FAST=1 pytest tests/test_contract.py`.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import tape
+import torch
+import toys
+from nets import make_net
+from test_contract import Case, assert_same_answers, assert_same_state
+from torch import Tensor, nn
+
+import poem
+import poem.capture
+from poem.parts import EntropyBelow, Everyone, NormAffine, PLPDAbove, RunningMean
+from poem.parts.base import Look, Memory
+from poem.parts.recovery import Recovery
+from poem.parts.selection import Select
+
+CUDA = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))
+METHODS = ("source", "tent", "eata", "sar", "deyo", "roid", "rdumb", "poem", "poem-official", "sar+poem", "deyo+poem-i")
+
+
+@pytest.fixture(params=["cpu", CUDA])
+def device(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Where loops are recorded: on tapes, or as CUDA graphs."""
+    if request.param == "cuda":
+        torch.use_deterministic_algorithms(True, warn_only=True)
+    with tape.installed() if request.param == "cpu" else nullcontext():
+        yield str(request.param)
+
+
+def pair(method: str, kind: str, device: str, **changes: Any) -> tuple[poem.Adapter, poem.Adapter]:
+    """A plain adapter and a recording one, each on its own copy of a net."""
+    case = Case(method, kind)
+    return tuple(case.adapter(case.net().to(device), fast=fast, **changes) for fast in (False, True))  # type: ignore[return-value]
+
+
+def stream(device: str, batches: int = 6, size: int = 8) -> list[Tensor]:
+    """Different batches of one size."""
+    return list(toys.images(batches * size, seed=1).to(device).split(size))
+
+
+def recorded(adapter: poem.Adapter) -> bool:
+    """Whether the last batch was a replay."""
+    return bool(adapter._recorder._ways) and not adapter.last.notes
+
+
+@pytest.mark.parametrize("kind", ["bn", "gn", "ln"])
+@pytest.mark.parametrize("method", METHODS)
+def test_answers_state_and_books_are_the_plain_loops(method: str, kind: str, device: str) -> None:
+    plain, fast = pair(method, kind, device)
+    for batch in stream(device):
+        torch.testing.assert_close(fast(batch), plain(batch), atol=0 if device == "cpu" else 1e-5, rtol=0)
+        assert torch.equal(plain.last.selected, fast.last.selected)
+        assert torch.equal(plain.last.newly_reliable, fast.last.newly_reliable)
+        assert (plain.last.taught, plain.last.skipped, plain.last.reset) == (
+            fast.last.taught, fast.last.skipped, fast.last.reset,
+        )  # fmt: skip
+    assert recorded(fast)
+    assert plain.totals == fast.totals
+    if device == "cpu":
+        assert_same_state(plain.state_dict(), fast.state_dict())
+
+
+def test_every_way_out_of_the_loop_is_taken(device: str) -> None:
+    # Batches that end at the first look, after one update and after two, through one recording.
+    plain, fast = pair("poem", "gn", device, threshold=0.3)
+    rounds = []
+    for batch in stream(device, 16, size=3):
+        assert_near([fast(batch)], [plain(batch)], device)
+        assert fast.last.rounds == plain.last.rounds
+        rounds.append(fast.last.rounds)
+    assert len(fast._recorder._ways) == 1
+    assert set(rounds[1:]) == {0, 1, 2}
+
+
+def test_what_a_batch_left_behind_is_not_written_by_the_next(device: str) -> None:
+    _, fast = pair("poem", "bn", device)
+    first, second, third = stream(device, 3)
+    fast(first)
+    answer, last, state = fast(second), fast.last, fast.state_dict()
+    before = answer.clone(), last.entropy.first.clone(), last.loss, last.taught, copy.deepcopy(state)
+    moving = dict(fast._state.moving)
+    kept = {key: tensor.clone() for key, tensor in moving.items()}
+    fast(third)
+    assert torch.equal(answer, before[0])
+    assert torch.equal(last.entropy.first, before[1])
+    assert (last.loss, last.taught) == before[2:4]
+    assert_same_state(state, before[4])
+    assert all(torch.equal(moving[key], kept[key]) for key in kept)
+
+
+def test_short_batches_other_sizes_and_frozen_calls_go_between(device: str) -> None:
+    plain, fast = pair("deyo+poem", "bn", device)
+    batches = stream(device)
+    for batch in (batches[0], batches[1], batches[2][:3], batches[3], batches[4][:3], batches[5]):
+        assert_near([fast(batch)], [plain(batch)], device)
+        with plain.frozen(), fast.frozen():
+            before = fast.state_dict()
+            assert_near([fast(batch)], [plain(batch)], device)
+            assert_same_state(fast.state_dict(), before)
+    assert len(fast._recorder._ways) == 4  # two sizes, each learning and frozen
+    assert plain.totals == fast.totals
+
+
+def test_reset_and_a_loaded_state_reach_the_recording(device: str) -> None:
+    plain, fast = pair("sar+poem", "ln", device)
+    batches = stream(device)
+    for adapter in (plain, fast):
+        for batch in batches[:3]:
+            adapter(batch)
+    saved = fast.state_dict()
+    expected = [plain(batch) for batch in batches[3:]]
+    assert_near([fast(batch) for batch in batches[3:]], expected, device)
+    fast.load_state_dict(saved)
+    assert_near([fast(batch) for batch in batches[3:]], expected, device)
+    plain.reset()
+    fast.reset()
+    assert_near([fast(batch) for batch in batches], [plain(batch) for batch in batches], device)
+
+
+def test_broken_images_leave_no_trace(device: str) -> None:
+    _, fast = pair("poem", "bn", device)
+    first, second, third = stream(device, 3)
+    fast(first)
+    fast(second)
+    before, totals = fast.state_dict(), fast.totals
+    broken = third.clone()
+    broken[5, 0, 1, 2] = torch.nan
+    with pytest.raises(ValueError, match="NaN or Inf in sample 5"):
+        fast(broken)
+    assert_same_state(fast.state_dict(), before)
+    assert fast.totals == totals
+
+
+def test_two_adapters_and_new_weights(device: str) -> None:
+    # Recordings read the model's memory: values written there count at once, other memory is recorded anew.
+    case = Case("poem", "gn")
+    net = case.net().to(device)
+    one, other = (case.adapter(net, fast=True) for _ in range(2))
+    plain = case.adapter(case.net().to(device), fast=False)
+    batches = stream(device)
+    for batch in batches:
+        expected = plain(batch)
+        assert_near([one(batch), other(batch)], [expected, expected], device)
+    with torch.no_grad():
+        net.fc.weight.mul_(0.5)
+    fresh = copy.deepcopy(net)
+    for adapter in (one, other):
+        adapter.reset()
+    plain = case.adapter(fresh, fast=False)
+    expected = [plain(batch) for batch in batches]
+    assert_near([one(batch) for batch in batches], expected, device)
+    net.fc.weight.data = net.fc.weight.data.clone()
+    assert_near([other(batch) for batch in batches], expected, device)
+
+
+def test_auto_waits_for_a_shape_that_keeps_coming(device: str) -> None:
+    case = Case("tent", "bn")
+    adapter = case.adapter(case.net().to(device), fast="auto")
+    for count, batch in enumerate(stream(device, poem.capture.PATIENCE + 2), 1):
+        adapter(batch)
+        assert bool(adapter._recorder._ways) == (count > poem.capture.PATIENCE)
+
+
+def test_shapes_that_are_not_used_go_first(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(poem.capture, "SHAPES", 2)
+    _, fast = pair("tent", "bn", device)
+    batch = stream(device, 1)[0]
+    for size in (8, 8, 7, 6, 5):
+        fast(batch[:size])
+    assert [key[0][0] for key in fast._recorder._ways] == [6, 5]
+
+
+@dataclass(frozen=True, repr=False)
+class Reading(Select):
+    """Decides on the host."""
+
+    def __call__(self, look: Look, among: Tensor, memory: Memory) -> Tensor:
+        return among if float(look.entropy.mean()) > -1 else ~among
+
+
+@dataclass(frozen=True, repr=False)
+class Indexing(Select):
+    """Has a shape that depends on what it sees."""
+
+    def __call__(self, look: Look, among: Tensor, memory: Memory) -> Tensor:
+        return among & (look.entropy.detach() <= look.entropy.detach()[among].max())
+
+
+@dataclass(frozen=True, repr=False)
+class Rolling(Recovery):
+    """Draws where a replay could not."""
+
+    def pull(self, theta: Tensor, source: Tensor, rng: torch.Generator) -> Tensor:
+        return torch.where((torch.rand(theta.numel(), generator=rng) < 0.5).to(theta.device), source, theta)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [({"select": Reading()}, "not captured: "), ({"select": Indexing()}, "not captured: "),
+     ({"recover": Rolling()}, "draws chance outside Batch.once")],
+)  # fmt: skip
+def test_what_cannot_be_recorded_runs_plainly_and_says_why(
+    changes: dict[str, Any], reason: str, device: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain, fast = pair("tent", "bn", device, **changes)
+    batches = stream(device, 4)
+    assert_near([fast(batch) for batch in batches], [plain(batch) for batch in batches], device)
+    assert reason in fast.last.notes[-1]
+    assert sum("runs eagerly" in message for message in caplog.messages) == 1
+    good, _ = pair("poem", "bn", device)  # and the next one is recorded as if nothing had been
+    healthy = Case("poem", "bn").adapter(Case("poem", "bn").net().to(device), fast=True)
+    assert_near([healthy(batch) for batch in batches], [good(batch) for batch in batches], device)
+    assert recorded(healthy)
+
+
+@pytest.mark.parametrize("method", ["memo", "cotta", "lame"])
+def test_methods_that_decide_on_the_host_say_so(method: str, device: str) -> None:
+    _, fast = pair(method, "bn", device)
+    fast(stream(device, 1)[0][:2])
+    assert "on the host" in fast.last.notes[-1]
+
+
+def test_hooks_are_not_silenced(device: str) -> None:
+    case, heard = Case("tent", "bn"), list[int]()
+    net = case.net().to(device)
+    adapter = case.adapter(net, fast=True)
+    batches = stream(device, 3)
+    adapter(batches[0])
+    adapter(batches[1])
+    assert recorded(adapter)
+    net.fc.register_forward_hook(lambda *_: heard.append(1))
+    adapter(batches[2])
+    assert heard
+    assert "hooks" in adapter.last.notes[-1]
+
+
+def test_on_a_cpu_only_those_who_ask_are_told() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    batch = toys.images(4, seed=0)
+    for fast, told in ((True, True), ("auto", False), (False, False)):
+        adapter = Case("tent", "bn").adapter(fast=fast)
+        adapter(batch)
+        assert bool(adapter.last.notes) == told
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize(("method", "rounds"), [("tent", 1), ("sar", 1), ("deyo", 1), ("poem", 2), ("deyo+poem", 2)])
+def test_the_host_waits_once_per_round(method: str, rounds: int) -> None:
+    _, fast = pair(method, "bn", "cuda")
+    for number, batch in enumerate(stream("cuda")):
+        with warnings.catch_warnings(record=True) as heard:
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn" if number > 1 else "default")
+            fast(batch)
+            torch.cuda.set_sync_debug_mode("default")
+        assert sum("synchroniz" in str(each.message) for each in heard) <= rounds
+
+
+# Less work -----------------------------------------------------------------------------------------------------------
+
+
+def test_layers_below_all_that_moves_run_once_per_batch() -> None:
+    ran: list[str] = []
+    net = make_net("bn", sharpness=10.0)
+    adapter = poem.adapt(net, "poem", lr=0.02, fast=False)
+    batches = stream("cpu", 3)
+    adapter(batches[0])
+    for name in ("conv1", "layer1.0.conv1"):
+        module = net.get_submodule(name)
+        module._conv_forward = _counted(module._conv_forward, name, ran)  # type: ignore[operator, assignment]
+    adapter(batches[1])
+    looks = adapter.last.rounds + 1
+    assert looks > 1
+    assert ran.count("conv1") == 1
+    assert ran.count("layer1.0.conv1") == looks
+
+
+def _counted(call: Any, name: str, ran: list[str]) -> Any:
+    def counted(*args: Any) -> Any:
+        ran.append(name)
+        return call(*args)
+
+    return counted
+
+
+class InPlace(nn.Module):
+    """Writes into what its first layer said."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = make_net("gn", sharpness=6.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        net: Any = self.net
+        x = torch.relu(net.norm1(net.conv1(x).relu_().mul_(0.5)))
+        logits: Tensor = net.fc(net.layer4(net.layer3(net.layer2(net.layer1(x)))).mean((2, 3)))
+        return logits
+
+
+def test_a_layer_whose_answer_is_written_into_is_asked_again() -> None:
+    adapters = [poem.adapt(InPlace(), "poem", lr=0.02, threshold=0.6, fast=False) for _ in range(2)]
+    adapters[1]._network.early._modules = []  # never
+    batches = stream("cpu", 4)
+    assert_same_answers(*[[adapter(batch) for batch in batches] for adapter in adapters])
+    assert adapters[0].totals.updates > 0
+
+
+def test_averages_over_the_stream_see_every_look() -> None:
+    adapters = [poem.adapt(make_net("bn", sharpness=10.0), "poem", lr=0.02, statistics=RunningMean(0.3)) for _ in "ab"]
+    adapters[1]._network.early._modules = []
+    assert_same_answers(*[[adapter(batch) for batch in stream("cpu", 3)] for adapter in adapters])
+
+
+def test_looks_do_not_outlive_their_batch() -> None:
+    import gc
+    import weakref
+
+    from poem.loop import Turn
+
+    seen: list[Any] = []
+    plain = Turn.look
+
+    def look(self: Turn, *args: Any, **kwargs: Any) -> Look:
+        made = plain(self, *args, **kwargs)
+        seen.append(weakref.ref(made))
+        return made
+
+    adapter = Case("poem", "bn").adapter(fast=False)
+    gc.disable()
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Turn, "look", look)
+            adapter(stream("cpu", 1)[0])
+        assert len(seen) > 1
+        assert not any(ref() is not None for ref in seen)
+    finally:
+        gc.enable()
+
+
+def test_half_precision_casts_frozen_weights_once_and_follows_them() -> None:
+    net = make_net("bn", sharpness=10.0)
+    adapter = poem.adapt(net, "poem", lr=0.02, precision="bf16", fast=False)
+    batches = stream("cpu", 2)
+    adapter(batches[0])
+    casts = adapter._network._casts
+    assert casts is not None
+    copies = {id(swap[2]) for swap in casts.swaps}
+    assert {name for _, name, _ in casts.swaps} == {"weight", "bias"}  # of the head; norm layers keep single precision
+    assert all(swap[2].dtype == torch.bfloat16 for swap in casts.swaps)
+    with torch.no_grad():
+        net.fc.weight.mul_(0.25)
+    adapter.reset()
+    fresh = poem.adapt(copy.deepcopy(net), "poem", lr=0.02, precision="bf16", fast=False)
+    assert_same_answers([adapter(batch) for batch in batches], [fresh(batch) for batch in batches])
+    assert {id(swap[2]) for swap in casts.swaps} == copies
+
+
+def test_weights_that_move_are_not_cast() -> None:
+    adapter = poem.adapt(make_net("ln"), "memo", precision="bf16", mean=(0, 0, 0), std=(1, 1, 1))
+    assert adapter._network._casts is not None
+    adapter._network.meet("cpu")
+    assert adapter._network._casts.swaps == []  # everything moves
+
+
+def test_the_branchs_own_lesson_goes_back_as_far_as_the_split() -> None:
+    net: Any = make_net("bn", sharpness=10.0)
+    passed: list[str] = []
+
+    def watch(name: str) -> Any:
+        def hook(_: nn.Module, __: Any, out: Tensor) -> None:
+            if out.requires_grad:
+                out.register_hook(lambda _: passed.append(name))
+
+        return hook
+
+    net.layer3.register_forward_hook(watch("shallow"))
+    net.layer4.register_forward_hook(watch("deep"))
+    adapter = poem.adapt(net, "poem", lr=0.02, rounds=1, fast=False, select=Everyone())
+    adapter(stream("cpu", 1)[0])
+    assert adapter.last.updates == 1
+    assert sorted(passed) == ["deep", "deep", "shallow"]  # two lessons, of which one goes all the way
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "kind"), [("tent", "bn"), ("poem", "bn"), ("poem", "ln")])
+def test_a_compiled_network_says_the_same(method: str, kind: str) -> None:
+    case = Case(method, kind)
+    plain, compiled = case.adapter(fast=False), case.adapter(fast=False, compile=True)
+    for batch in stream("cpu", 3):
+        torch.testing.assert_close(compiled(batch), plain(batch), atol=1e-3, rtol=0)
+    assert plain.totals.taught == compiled.totals.taught > 0
+
+
+def test_only_norm_layers_of_the_last_stage_move_and_the_rest_runs_once() -> None:
+    # The lower the recipe starts, the more is kept: here three stages.
+    net = make_net("bn", sharpness=10.0)
+    chosen = NormAffine("excluded")
+    adapter = poem.adapt(net, "poem", lr=0.02, parameters=chosen, select=EntropyBelow(0.4) & PLPDAbove(-1.0))
+    batches = stream("cpu", 2)
+    adapter(batches[0])
+    names = {name for name, module in net.named_modules() if module in set(adapter._network.early._modules or [])}
+    assert names == {"conv1"}
+
+
+def assert_near(some: list[Tensor], others: list[Tensor], device: str) -> None:
+    """To the bit on tapes, within rounding on a GPU."""
+    for one, other in zip(some, others, strict=True):
+        torch.testing.assert_close(one, other, atol=0 if device == "cpu" else 1e-5, rtol=0)
