@@ -149,13 +149,12 @@ def test_broken_images_leave_no_trace(device: str) -> None:
 def test_two_adapters_and_new_weights(device: str) -> None:
     # Recordings read the model's memory: values written there count at once, other memory is recorded anew.
     case = Case("poem", "gn")
-    net = case.net().to(device)
+    net: Any = case.net().to(device)
     one, other = (case.adapter(net, fast=True) for _ in range(2))
     plain = case.adapter(case.net().to(device), fast=False)
     batches = stream(device)
     for batch in batches:
-        expected = plain(batch)
-        assert_near([one(batch), other(batch)], [expected, expected], device)
+        assert_near([one(batch), other(batch)], [plain(batch)] * 2, device)
     with torch.no_grad():
         net.fc.weight.mul_(0.5)
     fresh = copy.deepcopy(net)
@@ -237,7 +236,7 @@ def test_methods_that_decide_on_the_host_say_so(method: str, device: str) -> Non
 
 def test_hooks_are_not_silenced(device: str) -> None:
     case, heard = Case("tent", "bn"), list[int]()
-    net = case.net().to(device)
+    net: Any = case.net().to(device)
     adapter = case.adapter(net, fast=True)
     batches = stream(device, 3)
     adapter(batches[0])
@@ -282,8 +281,8 @@ def test_layers_below_all_that_moves_run_once_per_batch() -> None:
     batches = stream("cpu", 3)
     adapter(batches[0])
     for name in ("conv1", "layer1.0.conv1"):
-        module = net.get_submodule(name)
-        module._conv_forward = _counted(module._conv_forward, name, ran)  # type: ignore[operator, assignment]
+        module: Any = net.get_submodule(name)
+        module._conv_forward = _counted(module._conv_forward, name, ran)
     adapter(batches[1])
     looks = adapter.last.rounds + 1
     assert looks > 1
@@ -354,7 +353,7 @@ def test_looks_do_not_outlive_their_batch() -> None:
 
 
 def test_half_precision_casts_frozen_weights_once_and_follows_them() -> None:
-    net = make_net("bn", sharpness=10.0)
+    net: Any = make_net("bn", sharpness=10.0)
     adapter = poem.adapt(net, "poem", lr=0.02, precision="bf16", fast=False)
     batches = stream("cpu", 2)
     adapter(batches[0])

@@ -187,7 +187,8 @@ class Turn:
         if recipe.branch is not None and look.zeta is not None and final:
             # First, and as far as the split: the longer way back may then let go of what each layer saved.
             equal = Lesson(look, mask, torch.ones_like(weights), theta, self.state.source["theta"])
-            gradients["branch"] = _gradient(recipe.branch.teach(equal), look.zeta, keep=True)
+            with self.network.halves.branch():
+                gradients["branch"] = _gradient(recipe.branch.teach(equal), look.zeta, keep=True)
         gradients["theta"] = _gradient(loss, theta)
         sound = [mask.any(), loss.isfinite(), *(gradient.isfinite().all() for gradient in gradients.values())]
         costs = self.entry.costs

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from poem._casts import Casts, Swap, packed
 from poem._early import Early
+from poem._halves import Halves
 from poem.parts.base import Memory
 from poem.parts.statistics import FromBatch, Statistics
 
@@ -229,6 +230,9 @@ class Network:
         moving = {id(parameter) for group in groups for parameter in group._own}
         self._casts = Casts(self._all, moving, torch.bfloat16) if precision == "bf16" else None
         self.early = Early(self._all, {module for group in groups for places in group._places for module, _ in places})
+        deep = list(modules)[list(modules).index(split) :] if branch and split is not None else []
+        still = [modules[name] for name in deep if not any(id(p) in moving for p in modules[name].parameters())]
+        self.halves = Halves(still, lambda: self._current is not None and self._current.doubled)
         self.norms = [
             BorrowedNorm(name, modules[name], self._running, swappable=id(modules[name]) in inside)
             for name in norms
@@ -287,6 +291,7 @@ class Network:
                 norm.layer.forward = norm
                 undo.callback(_put_back, norm.layer, before)
             undo.enter_context(self.early.listening())
+            undo.enter_context(self.halves.listening())
             if self._split is not None:
                 undo.callback(self._split.register_forward_pre_hook(self._double, with_kwargs=True).remove)
             if self._head is not None:

@@ -1,0 +1,94 @@
+"""Frozen layers beyond the split, whose way back can be asked for the branch's half alone.
+
+The doubled batch carries both heads. The branch's own lesson has nothing to say about the source's half, but autograd
+does not know that its gradient is zero there; these layers do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+KINDS = (nn.Conv2d, nn.Linear)  # the very types: what a subclass does is not known
+
+
+class Halves:
+    """Layers beyond the split that stand in for their own forward while a batch is doubled."""
+
+    def __init__(self, layers: list[nn.Module], doubled: Callable[[], bool]) -> None:
+        self.layers = [_Halved(layer, self) for layer in layers if _simple(layer)]
+        self.doubled = doubled
+        self.branch_alone = False
+
+    @contextmanager
+    def branch(self) -> Iterator[None]:
+        """Inside, gradients go back through the branch's half alone."""
+        self.branch_alone = True
+        try:
+            yield
+        finally:
+            self.branch_alone = False
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """While a call lasts, the layers are ours."""
+        mine = [each for each in self.layers if "forward" not in each.layer.__dict__]
+        for each in mine:
+            each.layer.__dict__["forward"] = each
+        try:
+            yield
+        finally:
+            for each in mine:
+                del each.layer.__dict__["forward"]
+
+
+def _simple(layer: nn.Module) -> bool:
+    """Whether its way back is known to the letter."""
+    odd = isinstance(layer, nn.Conv2d) and (layer.padding_mode != "zeros" or isinstance(layer.padding, str))
+    return type(layer) in KINDS and not odd
+
+
+class _Halved:
+    """One layer: the same forward, another way back."""
+
+    def __init__(self, layer: nn.Module, halves: Halves) -> None:
+        self.layer, self._halves = layer, halves
+
+    def __call__(self, x: Tensor) -> Tensor:
+        own = type(self.layer).forward
+        if not (torch.is_grad_enabled() and x.requires_grad and self._halves.doubled()):
+            answer: Tensor = own(self.layer, x)
+            return answer
+        return _Half.apply(x, self.layer, self.layer._parameters["weight"], self._halves)  # type: ignore[no-any-return]
+
+
+class _Half(torch.autograd.Function):
+    """Gradients of the input alone; of its second half, where that is all that is asked for."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, layer: nn.Module, weight: Tensor, halves: Halves) -> Tensor:
+        ctx.save_for_backward(weight)
+        ctx.layer, ctx.halves, ctx.shape, ctx.dtype = layer, halves, x.shape, x.dtype
+        answer: Tensor = type(layer).forward(layer, x)
+        return answer
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        (weight,), gradient, layer = ctx.saved_tensors, gradients[0], ctx.layer
+        rows = len(gradient) // 2 if ctx.halves.branch_alone else 0
+        asked, weight = gradient[rows:], weight.to(gradient.dtype)
+        if isinstance(layer, nn.Linear):
+            found = asked @ weight
+        else:
+            shape = (len(asked), *ctx.shape[1:])
+            found = torch.ops.aten.convolution_backward(
+                asked, asked.new_empty(1).expand(shape), weight, None, layer.stride, layer.padding, layer.dilation,
+                False, [0, 0], layer.groups, [True, False, False],
+            )[0]  # fmt: skip
+        if rows:
+            found = torch.cat([torch.zeros_like(found), found])
+        return found.to(ctx.dtype), None, None, None
