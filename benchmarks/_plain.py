@@ -4,7 +4,8 @@ Written from the paper, for one purpose: a fair opponent. The deep part is deep-
 statistics, selected samples are cut out by index, sets are compared on the host, and `torch.optim` steps. It computes
 what the method "poem" computes (tests/test_speed_bench.py holds it to that), and where a choice was open it takes the
 faster one: the features before the split are computed once for both branches, frozen weights ask for no gradient, the
-branch's loss goes back through the branch alone, and the last look keeps no graph.
+branch's loss goes back through the branch alone, and the last look keeps no graph. With `separate` the two branches are
+two networks that share their shallow modules, each with a forward of its own: the same answers, written more simply.
 """
 
 from __future__ import annotations
@@ -106,14 +107,25 @@ class PlainPoem:
         rounds: Updates per batch, at most.
         threshold: Samples whose entropy is below this share of ln C teach; a large one selects everyone.
         repeat: The first set teaches in every round and sets are not compared.
+        separate: A forward through the whole network for each branch.
     """
 
     def __init__(
-        self, model: nn.Module, *, lr: float, rounds: int = 2, threshold: float = 0.4, repeat: bool = False
+        self,
+        model: nn.Module,
+        *,
+        lr: float,
+        rounds: int = 2,
+        threshold: float = 0.4,
+        repeat: bool = False,
+        separate: bool = False,
     ) -> None:
         deep, top = deep_part(model)
-        self.branch = configure(copy.deepcopy(deep))
         self.model = configure(model)
+        copied = {id(module) for module in deep.modules()}
+        shared = {id(module): module for module in model.modules() if not copied & {id(m) for m in module.modules()}}
+        self.twin = configure(copy.deepcopy(model, dict(shared))) if separate else None
+        self.branch = deep_part(self.twin)[0] if self.twin is not None else configure(copy.deepcopy(deep))
         self.rounds, self.threshold, self.repeat = rounds, threshold, repeat
         self.updates = 0
         shallow, own = norm_parameters(model, without=top), norm_parameters(self.branch)
@@ -148,7 +160,7 @@ class PlainPoem:
         """Probabilities of both branches together, and the adapt branch's logits."""
         source = self.model(images)
         assert self._features is not None
-        adapted = self.branch(self._features)
+        adapted = self.branch(self._features) if self.twin is None else self.twin(images)
         self._features = None
         return 0.5 * source.softmax(1) + 0.5 * adapted.softmax(1), adapted
 

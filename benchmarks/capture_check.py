@@ -67,7 +67,7 @@ def settings(method: str, net: nn.Module, batches: list[Tensor]) -> dict[str, An
     more: dict[str, Any] = dict(UNIT)
     base = method.partition("+")[0]
     if base == "eata":
-        more |= {"select": EntropyBelow(fraction) & NotRedundant(0.9), "source_data": [batches[0]]}
+        more |= {"select": EntropyBelow(fraction) & NotRedundant(0.9999), "source_data": [batches[0]]}
     elif base in ("deyo", "poem-official"):
         more["select"] = EntropyBelow(fraction) & PLPDAbove(-1.0)
     elif base in ("sar", "poem"):

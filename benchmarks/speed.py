@@ -66,6 +66,7 @@ MODES: dict[str, dict[str, Any]] = {
     "bf16": {"fast": True, "precision": "bf16"},
     "bf16-compiled": {"fast": True, "precision": "bf16", "compile": True},
     "plain": {},
+    "plain-separate": {},
     "plain-channels-last": {},
 }
 METHODS = ("source", "tent", "poem1", "poem2", "eata", "sar", "deyo", "roid", "deyo+poem")
@@ -83,7 +84,8 @@ NOTES = {
     "ROID's own choice of diverse samples is replaced.",
     "modes": "eager: fast=False, fp32 (convolutions in TF32 where torch's switches allow it). captured: fast=True, "
     "fp32. bf16: fast=True, bf16. bf16-compiled: the same with compile=True. bf16-eager: fast=False, bf16. plain: "
-    "benchmarks/_plain.py, fp32, contiguous. plain-channels-last: the same in channels_last. forward: the network "
+    "benchmarks/_plain.py, fp32, contiguous. plain-separate: the same with a forward through the whole network for "
+    "each branch. plain-channels-last: plain in channels_last. forward: the network "
     "alone in eval mode; its bf16-compiled is torch.compile under autocast, bf16-compiled-graph the same in a CUDA "
     "graph made by hand.",
     "layout": "convolutional networks in channels_last, ViTs contiguous; 'plain' is contiguous.",
@@ -329,7 +331,7 @@ def _in_turn(images: list[Tensor]) -> Iterator[Tensor]:
 
 def made(place: Place, job: Job) -> tuple[Call, list[Tensor], dict[str, Any]]:
     """What to call, with what, and facts about it."""
-    plain = job.mode == "plain"
+    plain = job.mode in ("plain", "plain-separate")
     name, changes = wording(job.method, job.select / 100, job.batch)
     images = place.images(job.net, job.batch, unit=job.method == "roid", plain=plain)
     model = place.model(job.net, plain=plain)
@@ -346,7 +348,8 @@ def made(place: Place, job: Job) -> tuple[Call, list[Tensor], dict[str, Any]]:
             if job.method == "tent":
                 call: Any = PlainTent(model, lr=rate)
             else:
-                call = PlainPoem(model, lr=rate, rounds=int(job.method[-1]), threshold=9.0, repeat=True)
+                call = PlainPoem(model, lr=rate, rounds=int(job.method[-1]), threshold=9.0, repeat=True,
+                                 separate=job.mode == "plain-separate")  # fmt: skip
         except ValueError as error:
             raise NotAvailableError(str(error)) from error
         return call, images, {**facts, "lr": rate, "object": call}
@@ -546,21 +549,21 @@ def gains(rows: list[Row]) -> list[Row]:
     """Our best mode, and each mode, against the plain implementation of the same run."""
     found = []
     for row in rows:
-        if row["mode"] != "plain" or row["status"] != "ok":
+        if row["mode"] not in ("plain", "plain-separate") or row["status"] != "ok":
             continue
         same = {
             other["mode"]: other["images_per_s"] / row["images_per_s"]
             for other in _good(rows, row["method"])
             if (other["net"], other["batch"], other["select"]) == (row["net"], row["batch"], row["select"])
-            and other["mode"] != "plain"
+            and not other["mode"].startswith("plain")
             and other["as_asked"]
         }
-        ours = {mode: gain for mode, gain in same.items() if mode in MODES and not mode.startswith("plain")}
+        ours = {mode: gain for mode, gain in same.items() if mode in MODES}
         best = max(ours, key=lambda mode: ours[mode], default=None)
         found.append(
             {
-                "net": row["net"], "batch": row["batch"], "method": row["method"], "best_mode": best,
-                "gain": None if best is None else ours[best], "by_mode": same,
+                "net": row["net"], "batch": row["batch"], "method": row["method"], "over": row["mode"],
+                "best_mode": best, "gain": None if best is None else ours[best], "by_mode": same,
                 "plain_images_per_s": row["images_per_s"],
             }
         )  # fmt: skip
@@ -583,11 +586,14 @@ def table(rows: list[Row], won: list[Row], *, markdown: bool) -> str:
     for line, row in zip(lines, rows, strict=True):
         line[3] += "" if row.get("as_asked", True) else " (ran eagerly)"
     more = [
-        [*map(str, (row["net"], row["batch"], row["method"], row["best_mode"])), _number(row["gain"])] for row in won
+        [*map(str, (row["net"], row["batch"], row["method"], row["best_mode"], row["over"])), _number(row["gain"])]
+        for row in won
     ]
     parts = [_laid_out(heads, lines, markdown)]
     if more:
-        parts.append(_laid_out(("net", "batch", "method", "best mode", "x plain implementation"), more, markdown))
+        parts.append(
+            _laid_out(("net", "batch", "method", "best mode", "over", "x plain implementation"), more, markdown)
+        )
     return "\n\n".join(parts)
 
 
@@ -739,11 +745,16 @@ def ratio_here(args: argparse.Namespace) -> Row:
 # The command
 
 
+def _named(word: str) -> str:
+    """A word of the command line; of a path its last part, since folders are nobody's business."""
+    return Path(word).name if os.sep in word else word
+
+
 def about(args: argparse.Namespace) -> Row:
     """What the numbers depend on."""
     backends = torch.backends
     return {
-        "command": " ".join(["python", "benchmarks/speed.py", *sys.argv[1:]]),
+        "command": " ".join(["python", "benchmarks/speed.py", *map(_named, sys.argv[1:])]),
         "host": {
             "poem": __version__, "torch": torch.__version__, "python": platform.python_version(),
             "device": torch.cuda.get_device_name(0) if args.device == "cuda" else platform.processor() or "cpu",

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 import poem
 import poem.capture
+import poem.loop
 from poem.parts import EntropyBelow, Everyone, NormAffine, PLPDAbove, RunningMean
 from poem.parts.base import Look, Memory
 from poem.parts.recovery import Recovery
@@ -34,8 +35,9 @@ METHODS = ("source", "tent", "eata", "sar", "deyo", "roid", "rdumb", "poem", "po
 
 
 @pytest.fixture(params=["cpu", CUDA])
-def device(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Where loops are recorded: on tapes, or as CUDA graphs."""
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Where loops are recorded: on tapes, or as CUDA graphs. A recording keeps batches whole, and so do we here."""
+    monkeypatch.setattr(poem.loop, "FEW", torch.inf)
     if request.param == "cuda":
         torch.use_deterministic_algorithms(True, warn_only=True)
     with tape.installed() if request.param == "cpu" else nullcontext():
@@ -324,6 +326,30 @@ def test_averages_over_the_stream_see_every_look() -> None:
     adapters = [poem.adapt(make_net("bn", sharpness=10.0), "poem", lr=0.02, statistics=RunningMean(0.3)) for _ in "ab"]
     adapters[1]._network.early._modules = []
     assert_same_answers(*[[adapter(batch) for batch in stream("cpu", 3)] for adapter in adapters])
+
+
+@pytest.mark.parametrize("method", ["poem", "deyo+poem", "eata", "tent-filtered*"])
+@pytest.mark.parametrize("kind", ["gn", "ln"])
+def test_a_few_who_teach_go_back_alone(method: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case, adapters = Case(method, kind), []
+    for few in (torch.inf, 1.0):  # never, always
+        monkeypatch.setattr(poem.loop, "FEW", few)
+        adapters.append(case.adapter(fast=False))
+        for batch in stream("cpu", 4):
+            answer = adapters[-1](batch)
+    whole, apart = (adapter.totals for adapter in adapters)
+    torch.testing.assert_close(adapters[0](batch), answer := adapters[1](batch), atol=1e-4, rtol=1e-4)
+    assert answer.isfinite().all()
+    assert whole.backwards_computed == 8 * whole.rounds >= apart.backwards_computed == apart.backwards > 0
+    assert (whole.taught, whole.forwards, whole.updates) == (apart.taught, apart.forwards, apart.updates)
+
+
+def test_batch_norm_keeps_its_batch_whole() -> None:
+    adapter = Case("poem", "bn").adapter(fast=False, threshold=0.2)
+    for batch in stream("cpu", 4):
+        adapter(batch)
+    assert 0 < adapter.totals.taught < 0.4 * adapter.totals.backwards_computed
+    assert adapter.totals.backwards_computed == 8 * adapter.totals.rounds
 
 
 def test_looks_do_not_outlive_their_batch() -> None:

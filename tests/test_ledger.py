@@ -140,7 +140,9 @@ def test_eata_counts_back_only_those_who_teach() -> None:
     assert counts(adapter) == costs(3, 2, computed=(3, 3), rounds=1, updates=1, taught=2, selected=2)
     adapter(spots(3, -6, 0))  # the first is what has been taught already, the second is new
     assert adapter.last.selected.tolist() == [False, True, False]
-    assert counts(adapter) == costs(3, 1, computed=(3, 3), rounds=1, updates=1, taught=1, selected=1)
+    assert counts(adapter) == costs(
+        3, 1, computed=(4, 1), rounds=1, updates=1, taught=1, selected=1
+    )  # once more, alone
     adapter(spots(3, 4))
     assert counts(adapter) == costs(2)
     assert adapter.last.skipped == "nothing selected"

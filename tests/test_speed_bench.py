@@ -51,8 +51,9 @@ def _images(batches: int = 6, count: int = 16) -> torch.Tensor:
         ({}, {}),
         ({"rounds": 1}, {"rounds": 1}),
         ({"threshold": 9.0, "explore": Repeat(2)}, {"threshold": 9.0, "repeat": True}),
+        ({}, {"separate": True}),
     ],
-    ids=["explore", "one update", "everyone twice"],
+    ids=["explore", "one update", "everyone twice", "separate forwards"],
 )
 def test_plain_poem_answers_as_ours(
     kind: str, sharpness: float, changes: dict[str, Any], settings: dict[str, Any]

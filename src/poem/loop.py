@@ -21,6 +21,8 @@ from poem.parts.base import Batch, Lesson, Look
 from poem.recipes import Recipe
 from poem.state import State, put
 
+FEW = 2.5  # the way back for all costs as much as forward and back for this part of them
+
 
 @dataclass
 class Taught:
@@ -47,6 +49,7 @@ class Turn:
     seen: Tensor = field(init=False)  # what is looked at: the images, or views of them
     first: Look = field(init=False)
     last: Look = field(init=False)
+    teaching: int | None = None  # how many teach in this round, where the host knows
     plain: Look | None = None  # the images themselves, where views teach and an early look answers
     target: Tensor | None = None
     sets: list[Tensor] = field(default_factory=list)
@@ -55,7 +58,8 @@ class Turn:
     def run(self) -> Tensor:
         """Look, choose, update, look again while the set changes; then remember, walk back and answer (B, C)."""
         for flags in self.rounds():
-            if not worthwhile(flags, self.batch.images, first=not self.lessons):
+            self.teaching = worthwhile(flags, self.batch.images, first=not self.lessons)
+            if not self.teaching:
                 break
         answer = self.finish()
         self.forget()
@@ -150,8 +154,8 @@ class Turn:
         return mask & question
 
     def flags(self) -> Tensor:
-        """What the one read of a round asks: does anybody teach; is the input finite, or has the set changed?"""
-        flags = [self.sets[-1].any()]
+        """What the one read of a round asks: how many teach; is the input finite, or has the set changed?"""
+        flags = [self.sets[-1].sum()]
         if len(self.sets) == 1:
             flags.append(self.batch.images.isfinite().all())
         elif self.recipe.explore.reselect:
@@ -178,23 +182,40 @@ class Turn:
 
     def teach(self, look: Look, mask: Tensor, *, final: bool) -> Taught:
         """Loss and gradients of a set. They may be used if somebody teaches and every number is finite."""
-        recipe, theta = self.recipe, look.theta
-        assert theta is not None
+        recipe, source = self.recipe, self.state.source["theta"]
         weights = recipe.weigh(look, mask, self.state.memory).detach()
-        lesson = Lesson(look, mask, weights, theta, self.state.source["theta"], self.state.fisher, self.target)
-        loss = recipe.minimise(lesson)
+        near, chosen = look, mask
+        if self.teaching and self.few(look):
+            rows = mask.long().argsort(descending=True, stable=True)[: self.teaching]
+            near = self.look(
+                self.batch.images[rows], round=look.round, theta=look.theta, needed=mask.new_zeros(()).long()
+            )
+            chosen, weights = mask[rows], weights[rows]
+        theta = near.theta
+        assert theta is not None
+        loss = recipe.minimise(Lesson(near, chosen, weights, theta, source, self.state.fisher, self.target))
         gradients: dict[str, Tensor] = {}
-        if recipe.branch is not None and look.zeta is not None and final:
+        if recipe.branch is not None and near.zeta is not None and final:
             # First, and as far as the split: the longer way back may then let go of what each layer saved.
-            equal = Lesson(look, mask, torch.ones_like(weights), theta, self.state.source["theta"])
+            equal = Lesson(near, chosen, torch.ones_like(weights), theta, source)
             with self.network.halves.branch():
-                gradients["branch"] = _gradient(recipe.branch.teach(equal), look.zeta, keep=True)
+                gradients["branch"] = _gradient(recipe.branch.teach(equal), near.zeta, keep=True)
         gradients["theta"] = _gradient(loss, theta)
         sound = [mask.any(), loss.isfinite(), *(gradient.isfinite().all() for gradient in gradients.values())]
         costs = self.entry.costs
         costs.backwards = costs.backwards + mask.sum()
-        costs.backwards_computed += len(mask)
+        costs.backwards_computed += len(chosen)
         return Taught(look, mask, loss.detach(), gradients, torch.stack(sound).all())
+
+    def few(self, look: Look) -> bool:
+        """Whether looking again at those who teach, and going back through them alone, is less work.
+
+        Only where samples do not meet in the network or in the objective. One more forward and the way back, for so
+        many of the batch, against the way back for all of it.
+        """
+        recipe, rows = self.recipe, len(self.batch.images)
+        alone = recipe.apart and self.network.apart(recipe.statistics) and look.shown is self.batch.images
+        return alone and FEW * (self.teaching or rows) <= rows
 
     def remember(self) -> None:
         """Once per batch: what parts remember, then the teacher follows, then we walk back."""
@@ -266,12 +287,12 @@ class Turn:
         entry.nothing = bool(self.sets) and not lessons
 
 
-def worthwhile(flags: Tensor, images: Tensor, *, first: bool) -> bool:
-    """The one read of a round: whether to make the update. Images that are not finite are an error."""
+def worthwhile(flags: Tensor, images: Tensor, *, first: bool) -> int:
+    """The one read of a round: how many teach, 0 if the set stands still. Images that are not finite are an error."""
     some, *other = flags.tolist()
     if first and not other[0]:
         checks.finite(images)
-    return bool(some and all(other))
+    return int(some) if all(other) else 0
 
 
 def _copied(look: Look) -> Look:

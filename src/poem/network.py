@@ -20,7 +20,7 @@ from poem._casts import Casts, Swap, packed
 from poem._early import Early
 from poem._halves import Halves
 from poem.parts.base import Memory
-from poem.parts.statistics import FromBatch, Statistics
+from poem.parts.statistics import FromBatch, Source, Statistics
 
 if TYPE_CHECKING:
     from poem.compiled import Compiled
@@ -373,6 +373,10 @@ class Network:
     def batch_normalised(self, statistics: Statistics) -> bool:
         """Whether any layer's answer depends on the batch."""
         return isinstance(statistics, FromBatch) and any(norm.batch for norm in self.norms)
+
+    def apart(self, statistics: Statistics) -> bool:
+        """Whether no sample sees another (no batch norm but the source's), and passes of any size are welcome."""
+        return self._compiled is None and (isinstance(statistics, Source) or not any(norm.batch for norm in self.norms))
 
     def prove(self, images: Tensor, statistics: Statistics, memory: Memory) -> float:
         """How far the doubled pass is from two plain ones, each half with its own tensors; decides `doubles`.

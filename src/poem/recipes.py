@@ -90,6 +90,12 @@ class Recipe:
         return self.views is not None or self.teacher is not None or self.minimise.augments
 
     @property
+    def apart(self) -> bool:
+        """Whether those who teach do so each for itself: nothing is shared between samples but the weights."""
+        own = self.minimise.apart and (self.branch is None or self.branch.teach.apart)
+        return own and self.views is None and self.teacher is None and not self.step.climbs
+
+    @property
     def on_host(self) -> Part | Augment | None:
         """The first choice that cannot be recorded as a CUDA graph, if there is one."""
         parts = [*(getattr(self, item.name) for item in dataclasses.fields(self)), self.readout.correct]

@@ -30,6 +30,11 @@ class Objective(Part):
         """Whether it asks for source data."""
         return False
 
+    @property
+    def apart(self) -> bool:
+        """Whether it is a sum over samples, each of which needs only its own prediction."""
+        return False
+
     @abstractmethod
     def __call__(self, lesson: Lesson) -> Tensor:
         """A scalar with a gradient."""
@@ -56,6 +61,11 @@ class Total(Objective):
         """Whether either does."""
         return self.first.anchored or self.second.anchored
 
+    @property
+    def apart(self) -> bool:
+        """Whether both are."""
+        return self.first.apart and self.second.apart
+
     def __call__(self, lesson: Lesson) -> Tensor:
         """One plus the other."""
         return self.first(lesson) + self.second(lesson)
@@ -71,6 +81,11 @@ class Entropy(Objective):
     Paper: Tent (Wang et al., ICLR 2021); POEM, Eq. 3.
     """
 
+    @property
+    def apart(self) -> bool:
+        """Yes."""
+        return True
+
     def __call__(self, lesson: Lesson) -> Tensor:
         """Weighted mean over the selection, not over the batch."""
         return lesson.mean(lesson.look.entropy)
@@ -85,6 +100,11 @@ class CrossEntropy(Objective):
     """
 
     labels: Literal["combined", "own"] = "combined"
+
+    @property
+    def apart(self) -> bool:
+        """Yes."""
+        return True
 
     def __call__(self, lesson: Lesson) -> Tensor:
         """Mean over the selection."""
@@ -109,6 +129,11 @@ class FisherAnchor(Objective):
         """Yes."""
         return True
 
+    @property
+    def apart(self) -> bool:
+        """Yes."""
+        return True
+
     def __call__(self, lesson: Lesson) -> Tensor:
         """A penalty on the parameters; no average, no half."""
         if lesson.fisher is None:
@@ -125,6 +150,11 @@ class SoftLikelihoodRatio(Objective):
 
     clip: float = 0.99
     eps: float = 1e-5
+
+    @property
+    def apart(self) -> bool:
+        """Yes."""
+        return True
 
     def __call__(self, lesson: Lesson) -> Tensor:
         """Summed over the selection, divided by the configured batch size."""
