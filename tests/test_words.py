@@ -172,6 +172,30 @@ def test_the_readme_shows_the_trained_networks_accuracies() -> None:
         assert f"{record['accuracy']:.2f} %" in _read("README.md"), name
 
 
+def test_the_page_of_speed_shows_measured_rows() -> None:
+    page, shown = _read("docs/speed.md"), 0
+    for part in re.split(r"(?=`results/speed/h200_\w+\.json`\):)", page)[1:]:
+        name = re.match(r"`(results/speed/\w+\.json)`", part)
+        assert name is not None
+        measured = {
+            tuple(str(row[key]) for key in ("net", "batch", "method", "mode")): row
+            for row in json.loads((ROOT / name[1]).read_text())["rows"]
+        }
+        for cells in re.findall(r"^\| (\w.*) \|$", part, re.M):
+            words = cells.split(" | ")
+            if words[0] == "network":
+                continue
+            row, shown = measured[tuple(words[:4])], shown + 1
+            ratio, share = row.get("ratio_to_source"), row.get("share_of_limit")
+            assert words[4:] == [
+                f"{row['images_per_s']:.0f}", f"{row['median_ms']:.2f}", "-" if ratio is None else f"{ratio:.2f}",
+                "-" if share is None else f"{share:.0%}", str(row["peak_allocated_mib"]),
+            ]  # fmt: skip
+    assert shown > 30
+    ratio = json.loads((ROOT / "results" / "speed" / "cpu.json").read_text())["ratio"]
+    assert f"takes **{ratio['ratio']:.2f}** times a plain forward" in page
+
+
 def test_the_page_of_architectures_is_the_tested_table() -> None:
     rows = re.findall(
         r"^\| `(.+)` \| .* \| `(.+)` \| (.+) \| (.+) \| (.+) \| (.+) \|$", _read("docs/architectures.md"), re.M

@@ -93,8 +93,9 @@ class CudaStudio:
     def _begin(self) -> None:
         """A pool, with a graph that never goes: a pool dies with its last graph, and its name with it."""
         self._pool = torch.cuda.graph_pool_handle()
-        with self.record() as self._anchor:
+        with self.record() as anchor:
             torch.zeros(1, device=self._device)
+        self._anchor = anchor  # only now: a graph that goes while another is recorded breaks the recording
 
     @contextmanager
     def record(self) -> Iterator[Graph]:

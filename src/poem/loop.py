@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -197,9 +198,8 @@ class Turn:
         gradients: dict[str, Tensor] = {}
         if recipe.branch is not None and near.zeta is not None and final:
             # First, and as far as the split: the longer way back may then let go of what each layer saved.
-            equal = Lesson(near, chosen, torch.ones_like(weights), theta, source)
-            with self.network.halves.branch():
-                gradients["branch"] = _gradient(recipe.branch.teach(equal), near.zeta, keep=True)
+            own = recipe.branch.teach(Lesson(near, chosen, torch.ones_like(weights), theta, source))
+            gradients["branch"] = self.network.halves.gradient(partial(_gradient, own, near.zeta, keep=True))
         gradients["theta"] = _gradient(loss, theta)
         sound = [mask.any(), loss.isfinite(), *(gradient.isfinite().all() for gradient in gradients.values())]
         costs = self.entry.costs
@@ -210,11 +210,12 @@ class Turn:
     def few(self, look: Look) -> bool:
         """Whether looking again at those who teach, and going back through them alone, is less work.
 
-        Only where samples do not meet in the network or in the objective. One more forward and the way back, for so
-        many of the batch, against the way back for all of it.
+        Only where samples do not meet in the network or in the objective: one more forward and the way back, for so
+        many of the batch, against the way back for all of it. Not on a GPU, where a recording keeps the batch whole and
+        the plain loop must agree with it.
         """
-        recipe, rows = self.recipe, len(self.batch.images)
-        alone = recipe.apart and self.network.apart(recipe.statistics) and look.shown is self.batch.images
+        recipe, images, rows = self.recipe, self.batch.images, len(self.batch.images)
+        alone = recipe.apart and self.network.apart(recipe.statistics) and look.shown is images and not images.is_cuda
         return alone and FEW * (self.teaching or rows) <= rows
 
     def remember(self) -> None:
