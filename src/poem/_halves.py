@@ -25,7 +25,7 @@ class Halves:
         self.branch_alone = False
         self.right: bool | None = None  # not yet tried
 
-    def gradient(self, ask: Callable[[], Tensor]) -> Tensor:
+    def gradient(self, ask: Callable[[], Tensor], tolerance: float) -> Tensor:
         """What `ask` finds, through the branch's half alone; the first time also through both, to see that it may be.
 
         It may not where a layer's first dimension is something else than the batch.
@@ -39,7 +39,7 @@ class Halves:
             self.branch_alone = False
         if self.right is None:
             whole = ask()
-            self.right = bool((found - whole).abs().max() <= 0.05 * whole.abs().max())
+            self.right = bool((found - whole).abs().max() <= tolerance * whole.abs().max())
             return whole
         return found
 

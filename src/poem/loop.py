@@ -199,7 +199,8 @@ class Turn:
         if recipe.branch is not None and near.zeta is not None and final:
             # First, and as far as the split: the longer way back may then let go of what each layer saved.
             own = recipe.branch.teach(Lesson(near, chosen, torch.ones_like(weights), theta, source))
-            gradients["branch"] = self.network.halves.gradient(partial(_gradient, own, near.zeta, keep=True))
+            ask = partial(_gradient, own, near.zeta, keep=True)
+            gradients["branch"] = self.network.branch_gradient(self.batch.images, ask)
         gradients["theta"] = _gradient(loss, theta)
         sound = [mask.any(), loss.isfinite(), *(gradient.isfinite().all() for gradient in gradients.values())]
         costs = self.entry.costs

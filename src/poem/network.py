@@ -395,11 +395,18 @@ class Network:
             far = max(float((a - b).abs().max() / (1 + b.abs().max())) for a, b in zip(doubled, plain, strict=True))
         except Exception:  # whatever a model does with a batch of another size, two passes are right
             far = torch.inf
+        self.doubles = far < (5e-2 if self.coarse(images) else 1e-3)
+        return far
+
+    def coarse(self, images: Tensor) -> bool:
+        """Whether the network computes in less than single precision, so that equal passes differ visibly."""
         tf32 = images.is_cuda and (torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32)
         half = self._autocast[0] or next(self.model.parameters()).dtype in HALF
-        coarse = self._precision != "fp32" or tf32 or half
-        self.doubles = far < (5e-2 if coarse else 1e-3)
-        return far
+        return self._precision != "fp32" or tf32 or half
+
+    def branch_gradient(self, images: Tensor, ask: Callable[[], Tensor]) -> Tensor:
+        """The gradient of the branch's own lesson, through its half of the doubled batch where that is right."""
+        return self.halves.gradient(ask, 2e-2 if self.coarse(images) else 1e-3)
 
     def _once(self, images: Tensor, theta: Tensor | None, run: Pass) -> Tensor:
         """One pass through the model; logits in at least single precision."""
