@@ -250,14 +250,16 @@ def test_hooks_are_not_silenced(device: str) -> None:
     assert "hooks" in adapter.last.notes[-1]
 
 
-def test_on_a_cpu_only_those_who_ask_are_told() -> None:
+def test_on_a_cpu_only_those_who_ask_are_told(caplog: pytest.LogCaptureFixture) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     batch = toys.images(4, seed=0)
     for fast, told in ((True, True), ("auto", False), (False, False)):
         adapter = Case("tent", "bn").adapter(fast=fast)
-        adapter(batch)
-        assert bool(adapter.last.notes) == told
+        for _ in range(poem.capture.PATIENCE + 2):
+            adapter(batch)
+            assert bool(adapter.last.notes) == told
+    assert not caplog.messages  # a note is enough
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -234,7 +234,7 @@ class Adapter:
         if not (learn and self.recipe.learns):
             checks.finite(images)
         entry.gather(parts)
-        return torch.cat(answers)
+        return answers[0] if len(answers) == 1 else torch.cat(answers)
 
     def _eagerly(self, images: Tensor, entry: Batchwise, learn: bool) -> tuple[list[Tensor], list[Batchwise]]:
         """The loop as it is written, on the batch or image by image."""

@@ -300,8 +300,10 @@ class Recorder:
 
     def way(self, images: Tensor, lr: float, size: int, learn: bool) -> tuple[Way | None, str | None]:
         """How to answer such a batch, or None and, where that is worth a word, why the plain loop answers it."""
+        if self._fast is False or (self._fast == "auto" and images.device.type not in DEVICES):
+            return None, None
         why = self._why_not(images)
-        if why is not None or self._fast is False:
+        if why is not None:
             return None, why
         key = (
             images.shape, images.dtype, images.device, lr, size, learn,
@@ -345,7 +347,7 @@ class Recorder:
     def _why_not(self, images: Tensor) -> str | None:
         """What is known beforehand to stand in the way."""
         if images.device.type not in DEVICES:
-            return f"not captured: {images.device.type} has no CUDA graphs" if self._fast is True else None
+            return f"not captured: {images.device.type} has no CUDA graphs"
         part = self._recipe.on_host
         if part is not None:
             return f"not captured: {part} decides on the host as it goes"

@@ -131,12 +131,12 @@ class Batchwise:
 
     def gather(self, parts: list[Batchwise]) -> None:
         """Take over what was found image by image, or for the one batch there was."""
-        self.selected = torch.cat([part.selected for part in parts])
-        self.newly_reliable = torch.cat([part.newly_reliable for part in parts])
-        self.no_longer_reliable = torch.cat([part.no_longer_reliable for part in parts])
-        first = torch.cat([part.entropy.first for part in parts])
-        self.entropy = FirstLast(first, torch.cat([part.entropy.last for part in parts]))
-        self.first_logits = torch.cat([part.first_logits for part in parts])
+        self.selected = _together([part.selected for part in parts])
+        self.newly_reliable = _together([part.newly_reliable for part in parts])
+        self.no_longer_reliable = _together([part.no_longer_reliable for part in parts])
+        first = _together([part.entropy.first for part in parts])
+        self.entropy = FirstLast(first, _together([part.entropy.last for part in parts]))
+        self.first_logits = _together([part.first_logits for part in parts])
         self.loss_value = next((part.loss_value for part in reversed(parts) if part.loss_value is not None), None)
         self.made = [applied for part in parts for applied in part.made]
         self.some = [some for part in parts for some in part.some]
@@ -147,6 +147,11 @@ class Batchwise:
     def __repr__(self) -> str:
         words = f"taught={self.taught}, rounds={self.rounds}, updates={self.updates}, forwards={self.forwards}"
         return f"Batchwise({words}, backwards={self.backwards}, loss={self.loss}, skipped={self.skipped!r})"
+
+
+def _together(tensors: list[Tensor]) -> Tensor:
+    """One after the other; the very tensor where there is one."""
+    return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -210,6 +210,10 @@ class Network:
         self.model, self.theta, self.branch = model, theta, branch
         self.doubles: bool | None = None  # not yet proven
         self._all = list(modules.values())
+        self._hooks = [hooks for module in self._all for hooks in (module._forward_hooks, module._forward_pre_hooks)]
+        self._tensors = [
+            tensors for module in self._all for tensors in (module._parameters, module._buffers) if tensors
+        ]  # read at every call: where they lie
         self._learning = list(model.parameters())
         self._split = modules[split] if split is not None else None
         self._head = modules[head] if head is not None else None
@@ -254,16 +258,14 @@ class Network:
         self._autocast = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
         if self._casts is not None:
             self._casts.refresh()
-        dictionaries = (tensors for module in self._all for tensors in (module._parameters, module._buffers))
-        self._where = hash(
-            tuple(tensor.data_ptr() for each in dictionaries for tensor in each.values() if tensor is not None)
-        )
+        held = [tensor.data_ptr() for tensors in self._tensors for tensor in tensors.values() if tensor is not None]
+        self._where = hash(tuple(held))
         switches = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
         return self._autocast, *switches, self.doubles, self._where
 
     def hooked(self) -> bool:
         """Whether somebody listens to the model's layers."""
-        return any(module._forward_hooks or module._forward_pre_hooks for module in self._all)
+        return any(self._hooks)
 
     @contextmanager
     def borrowed(self, device: str) -> Iterator[None]:
