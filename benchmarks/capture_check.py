@@ -121,7 +121,10 @@ def main() -> None:
     torch.backends.cudnn.benchmark = False
     rng = torch.Generator().manual_seed(0)
     batches = [torch.rand(args.size, 3, 224, 224, generator=rng).cuda() for _ in range(args.batches)]
-    facts = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": []}
+    words = ["python", "benchmarks/capture_check.py", *(Path(word).name for word in sys.argv[1:])]
+    facts = {
+        "command": " ".join(words), "device": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": [],
+    }  # fmt: skip
     for name in args.nets.split(","):
         for method in args.methods.split(","):
             try:

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+import poem._studio
 import poem.capture
 
 READS = ("_local_scalar_dense", "is_nonzero", "nonzero", "equal", "masked_select")
@@ -37,6 +38,15 @@ class Tape(TorchDispatchMode):
         self.done.append((func, args, kwargs or {}, out))
         return out
 
+    def spoil(self) -> None:
+        """Not a number where a number was computed."""
+        with torch.no_grad():
+            for func, _, _, out in self.done:
+                if not any(each.alias_info for each in func._schema.returns):
+                    for each in tree_leaves(out):
+                        if isinstance(each, Tensor) and each.is_floating_point():
+                            each.fill_(torch.nan)
+
     def replay(self) -> None:
         """Everything again; results go where they went before."""
         self.replays += 1
@@ -55,14 +65,20 @@ def _indices(func: Any, args: Any) -> list[Any]:
 
 
 class TapeStudio:
-    """Records tapes, and spoils what a recording computed: only a replay may fill it."""
+    """Records tapes, and spoils what recordings computed: only a replay may fill it.
+
+    A tape keeps every tensor alive, so it cannot show that memory was given away too early; a GPU can.
+    """
 
     def __init__(self) -> None:
         self.tapes: list[Tape] = []
 
     @contextmanager
     def session(self) -> Iterator[None]:
+        before = len(self.tapes)
         yield
+        for tape in self.tapes[before:]:
+            tape.spoil()
 
     @contextmanager
     def record(self) -> Iterator[Tape]:
@@ -80,9 +96,9 @@ class TapeStudio:
 def installed() -> Iterator[TapeStudio]:
     """Inside, adapters record on the CPU."""
     tapes = TapeStudio()
-    before = poem.capture.studio, poem.capture.DEVICES
-    poem.capture.studio, poem.capture.DEVICES = (lambda device: tapes), ("cpu", "cuda")  # type: ignore[assignment]
+    before = poem._studio.studio, poem.capture.DEVICES
+    poem._studio.studio, poem.capture.DEVICES = (lambda device: tapes), ("cpu", "cuda")  # type: ignore[assignment]
     try:
         yield tapes
     finally:
-        poem.capture.studio, poem.capture.DEVICES = before
+        poem._studio.studio, poem.capture.DEVICES = before

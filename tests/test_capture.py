@@ -25,8 +25,9 @@ from torch import Tensor, nn
 import poem
 import poem.capture
 import poem.loop
-from poem.parts import EntropyBelow, Everyone, NormAffine, PLPDAbove, RunningMean
+from poem.parts import EntropyBelow, Everyone, FromBatch, PLPDAbove, RunningMean, Source
 from poem.parts.base import Look, Memory
+from poem.parts.parameters import Parameters
 from poem.parts.recovery import Recovery
 from poem.parts.selection import Select
 
@@ -38,10 +39,11 @@ METHODS = ("source", "tent", "eata", "sar", "deyo", "roid", "rdumb", "poem", "po
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Where loops are recorded: on tapes, or as CUDA graphs. A recording keeps batches whole, and so do we here."""
     monkeypatch.setattr(poem.loop, "FEW", torch.inf)
-    if request.param == "cuda":
-        torch.use_deterministic_algorithms(True, warn_only=True)
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(request.param == "cuda" or before, warn_only=True)
     with tape.installed() if request.param == "cpu" else nullcontext():
         yield str(request.param)
+    torch.use_deterministic_algorithms(before, warn_only=True)
 
 
 def pair(method: str, kind: str, device: str, **changes: Any) -> tuple[poem.Adapter, poem.Adapter]:
@@ -131,7 +133,60 @@ def test_reset_and_a_loaded_state_reach_the_recording(device: str) -> None:
     assert_near([fast(batch) for batch in batches[3:]], expected, device)
     plain.reset()
     fast.reset()
-    assert_near([fast(batch) for batch in batches], [plain(batch) for batch in batches], device)
+    for batch in batches:
+        assert_near([fast(batch)], [plain(batch)], device)
+        assert plain.state_dict()["classes"] == fast.state_dict()["classes"] == 10
+
+
+def test_importance_measured_later_reaches_the_recording(device: str) -> None:
+    plain, fast = pair("eata", "bn", device, source_data=None)
+    batches = stream(device)
+    for adapter in (plain, fast):
+        for batch in batches[:3]:
+            adapter(batch)
+        adapter.prepare([batches[0]])
+    assert_near([fast(batch) for batch in batches[3:]], [plain(batch) for batch in batches[3:]], device)
+    assert recorded(fast)
+
+
+def test_the_callers_autocast_and_switches_are_part_of_a_recording(device: str) -> None:
+    plain, fast = pair("tent", "bn", device)
+    for count, batch in enumerate(stream(device, 8)):
+        with torch.autocast(device, torch.bfloat16, enabled=count % 2 == 0):
+            assert_near([fast(batch)], [plain(batch)], device)
+    assert len(fast._recorder._ways) == 2
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = not before
+    try:
+        fast(batch)
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+    assert len(fast._recorder._ways) == 3
+
+
+def test_unloading_gives_the_recordings_back(device: str) -> None:
+    _, fast = pair("tent", "bn", device)
+    for batch in stream(device, 3):
+        fast(batch)
+    assert fast._recorder._ways
+    fast.unload()
+    assert not fast._recorder._ways
+
+
+def test_a_part_that_reads_inside_another_is_found() -> None:
+    assert not (EntropyBelow(0.4) & PLPDAbove(0.2)).on_host
+    assert (EntropyBelow(0.4) & Rolls()).on_host
+    assert poem.recipe("lame").on_host is not None
+    assert poem.recipe("poem").on_host is None
+
+
+def test_an_answer_is_the_callers_to_write_into(device: str) -> None:
+    for adapter in pair("tent", "bn", device):
+        for batch in stream(device, 3):
+            answer = adapter(batch)
+            kept = adapter.last.first_logits.clone()
+            answer.fill_(0)
+            assert torch.equal(adapter.last.first_logits, kept)
 
 
 def test_broken_images_leave_no_trace(device: str) -> None:
@@ -165,8 +220,20 @@ def test_two_adapters_and_new_weights(device: str) -> None:
     plain = case.adapter(fresh, fast=False)
     expected = [plain(batch) for batch in batches]
     assert_near([one(batch) for batch in batches], expected, device)
-    net.fc.weight.data = net.fc.weight.data.clone()
+    # Other memory, with other numbers; then the old memory again.
+    old = net.fc.weight.data
+    net.fc.weight.data = old.clone() * 0.5
+    other.reset()
+    plain = case.adapter(copy.deepcopy(net), fast=False)
+    assert_near([other(batch) for batch in batches], [plain(batch) for batch in batches], device)
+    net.fc.weight.data = old
+    other.reset()
     assert_near([other(batch) for batch in batches], expected, device)
+    # Another layer in the place of one.
+    net.fc = nn.Linear(20, 10).to(device)
+    one.reset()
+    plain = case.adapter(copy.deepcopy(net), fast=False)
+    assert_near([one(batch) for batch in batches], [plain(batch) for batch in batches], device)
 
 
 def test_auto_waits_for_a_shape_that_keeps_coming(device: str) -> None:
@@ -200,6 +267,18 @@ class Indexing(Select):
 
     def __call__(self, look: Look, among: Tensor, memory: Memory) -> Tensor:
         return among & (look.entropy.detach() <= look.entropy.detach()[among].max())
+
+
+@dataclass(frozen=True, repr=False)
+class Rolls(Select):
+    """Says that it cannot be recorded."""
+
+    @property
+    def on_host(self) -> bool:
+        return True
+
+    def __call__(self, look: Look, among: Tensor, memory: Memory) -> Tensor:
+        return among
 
 
 @dataclass(frozen=True, repr=False)
@@ -324,6 +403,40 @@ def test_a_layer_whose_answer_is_written_into_is_asked_again() -> None:
     assert adapters[0].totals.updates > 0
 
 
+def test_a_layer_that_runs_twice_is_asked_twice() -> None:
+    class Twice(InPlace):
+        def forward(self, x: Tensor) -> Tensor:
+            net: Any = self.net
+            x = torch.relu(net.norm1(net.conv1(x) + net.conv1(x.flip(-1) ** 2)))
+            logits: Tensor = net.fc(net.layer4(net.layer3(net.layer2(net.layer1(x)))).mean((2, 3)))
+            return logits
+
+    adapters = [poem.adapt(Twice(), "poem", lr=0.02, threshold=0.6, fast=False) for _ in range(2)]
+    adapters[1]._network.early._modules = []
+    assert_same_answers(*[[adapter(batch) for batch in stream("cpu", 3)] for adapter in adapters])
+    assert adapters[0].totals.updates > 0
+
+
+def test_a_forward_that_the_user_set_is_left_alone() -> None:
+    net: Any = make_net("gn", sharpness=6.0)
+    adapter = poem.adapt(net, "poem", lr=0.02, threshold=0.6, fast=False)
+    first, second = stream("cpu", 2)
+    adapter(first)
+    mine = net.conv1.forward = lambda x: type(net.conv1).forward(net.conv1, x)
+    adapter(second)
+    assert net.conv1.forward is mine
+
+
+def test_a_sparse_buffer_is_no_trouble(device: str) -> None:
+    case = Case("tent", "bn")
+    net = case.net().to(device)
+    net.register_buffer("graph", torch.eye(3, device=device).to_sparse())
+    adapter = case.adapter(net, fast=True)
+    for batch in stream(device, 3):
+        assert adapter(batch).isfinite().all()
+    assert recorded(adapter)
+
+
 def test_averages_over_the_stream_see_every_look() -> None:
     adapters = [poem.adapt(make_net("bn", sharpness=10.0), "poem", lr=0.02, statistics=RunningMean(0.3)) for _ in "ab"]
     adapters[1]._network.early._modules = []
@@ -344,6 +457,39 @@ def test_a_few_who_teach_go_back_alone(method: str, kind: str, monkeypatch: pyte
     assert answer.isfinite().all()
     assert whole.backwards_computed == 8 * whole.rounds >= apart.backwards_computed == apart.backwards > 0
     assert (whole.taught, whole.forwards, whole.updates) == (apart.taught, apart.forwards, apart.updates)
+
+
+class Centred(nn.Module):
+    """Takes the batch's mean away: samples meet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = make_net("gn", sharpness=6.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.net(x - x.mean(0))
+        return logits
+
+
+def untracked() -> nn.Module:
+    """Batch norm that never kept statistics, and so takes the batch's whatever it is told."""
+    net = make_net("bn", sharpness=10.0)
+    for module in net.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.track_running_stats = False
+            module.running_mean = module.running_var = None
+    return net
+
+
+@pytest.mark.parametrize(("make", "statistics"), [(Centred, FromBatch()), (untracked, Source())])
+def test_where_samples_meet_nobody_goes_back_alone(make: Any, statistics: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = []
+    for few in (torch.inf, 1.0):
+        monkeypatch.setattr(poem.loop, "FEW", few)
+        adapter = poem.adapt(make(), "poem", lr=0.02, threshold=0.6, fast=False, statistics=statistics)
+        answers.append([adapter(batch) for batch in stream("cpu", 3)])
+        assert adapter.totals.updates > 0
+    assert_same_answers(*answers)
 
 
 def test_batch_norm_keeps_its_batch_whole() -> None:
@@ -390,12 +536,21 @@ def test_half_precision_casts_frozen_weights_once_and_follows_them() -> None:
     copies = {id(swap[2]) for swap in casts.swaps}
     assert {name for _, name, _ in casts.swaps} == {"weight", "bias"}  # of the head; norm layers keep single precision
     assert all(swap[2].dtype == torch.bfloat16 for swap in casts.swaps)
-    with torch.no_grad():
-        net.fc.weight.mul_(0.25)
+    net.fc.weight.data.mul_(0.25)  # which leaves no trace in the tensor's version
     adapter.reset()
     fresh = poem.adapt(copy.deepcopy(net), "poem", lr=0.02, precision="bf16", fast=False)
     assert_same_answers([adapter(batch) for batch in batches], [fresh(batch) for batch in batches])
     assert {id(swap[2]) for swap in casts.swaps} == copies
+    seen: list[torch.dtype] = []
+    inner = net.conv1._conv_forward
+
+    def watched(x: Tensor, weight: Tensor, bias: Any) -> Any:
+        seen.append(weight.dtype)
+        return inner(x, weight, bias)
+
+    net.conv1._conv_forward = watched
+    adapter(batches[0])
+    assert set(seen) == {torch.bfloat16}
 
 
 def test_weights_that_move_are_not_cast() -> None:
@@ -439,23 +594,27 @@ class TokensFirst(nn.Module):
 
 
 class Tokens(nn.Module):
-    """Four such blocks: no half of a linear layer's rows is a head's."""
+    """Four such blocks: no half of a linear layer's rows is a head's; with a class token there are no halves."""
 
-    def __init__(self) -> None:
+    def __init__(self, more: int = 0) -> None:
         super().__init__()
         torch.manual_seed(0)
+        self.more = more
         self.patch = nn.Conv2d(3, 8, 4, 4)
         self.blocks = nn.Sequential(*[TokensFirst() for _ in range(4)])
         self.norm, self.head = nn.LayerNorm(8), nn.Linear(8, 10)
 
     def forward(self, x: Tensor) -> Tensor:
-        tokens = self.blocks(self.patch(x).flatten(2).transpose(1, 2))
+        tokens = self.patch(x).flatten(2).transpose(1, 2)
+        tokens = self.blocks(torch.cat([tokens[:, : self.more], tokens], dim=1))
         logits: Tensor = 20 * self.head(self.norm(tokens).mean(1))
         return logits
 
 
-@pytest.mark.parametrize("make", [Tokens, lambda: make_net("ln", sharpness=9.0)])
-def test_half_a_way_back_is_tried_before_it_is_trusted(make: Any) -> None:
+@pytest.mark.parametrize(
+    ("make", "right"), [(Tokens, False), (lambda: Tokens(1), False), (lambda: make_net("ln", sharpness=9.0), True)]
+)
+def test_half_a_way_back_is_tried_before_it_is_trusted(make: Any, right: bool) -> None:
     half, whole = (
         poem.adapt(make(), "poem", fast=False, lr=0.02, select=Everyone(), split="blocks.3") for _ in range(2)
     )
@@ -465,8 +624,22 @@ def test_half_a_way_back_is_tried_before_it_is_trusted(make: Any) -> None:
     for batch in batches:
         torch.testing.assert_close(half(batch), whole(batch), atol=1e-4, rtol=0)
     assert half._network.doubles
-    assert half._network.halves.right is (make is not Tokens)
+    assert half._network.halves.right is right
     assert half.totals.updates > 0
+
+
+def test_a_lesson_of_nobody_proves_nothing(device: str) -> None:
+    # Two batches that teach nobody come first: the way back of nothing must not be taken for a proof.
+    plain, fast = (
+        poem.adapt(Tokens().to(device), "poem", fast=fast, lr=0.02, threshold=0.5, split="blocks.3")
+        for fast in (False, True)
+    )
+    plain._network.halves.right = False
+    dark = [torch.zeros(8, 3, 16, 16, device=device)] * 3
+    for batch in (*dark, *stream(device)):
+        torch.testing.assert_close(fast(batch), plain(batch), atol=1e-4, rtol=0)
+    assert fast.last.updates > 0
+    assert recorded(fast)
 
 
 @pytest.mark.slow
@@ -477,17 +650,28 @@ def test_a_compiled_network_says_the_same(method: str, kind: str) -> None:
     for batch in stream("cpu", 3):
         torch.testing.assert_close(compiled(batch), plain(batch), atol=1e-3, rtol=0)
     assert plain.totals.taught == compiled.totals.taught > 0
+    heard: list[int] = []
+    compiled.model.register_forward_hook(lambda *_: heard.append(1))
+    compiled(batch)
+    assert heard
+    assert "not compiled" in compiled.last.notes[-1]
 
 
-def test_only_norm_layers_of_the_last_stage_move_and_the_rest_runs_once() -> None:
-    # The lower the recipe starts, the more is kept: here three stages.
+@dataclass(frozen=True, repr=False)
+class FromLayer3(Parameters):
+    """The norm layers of the third stage alone."""
+
+    def __call__(self, model: nn.Module, facts: Any) -> list[str]:
+        return [name for name, _ in model.named_parameters() if name.startswith("layer3") and "norm" in name]
+
+
+def test_the_higher_a_recipe_begins_the_more_is_kept() -> None:
     net = make_net("bn", sharpness=10.0)
-    chosen = NormAffine("excluded")
-    adapter = poem.adapt(net, "poem", lr=0.02, parameters=chosen, select=EntropyBelow(0.4) & PLPDAbove(-1.0))
-    batches = stream("cpu", 2)
-    adapter(batches[0])
+    adapter = poem.adapt(net, "poem", lr=0.02, parameters=FromLayer3(), select=Everyone())
+    adapter(stream("cpu", 1)[0])
     names = {name for name, module in net.named_modules() if module in set(adapter._network.early._modules or [])}
-    assert names == {"conv1"}
+    assert {"layer1", "layer2"} <= names
+    assert not any(name.startswith(("layer4", "fc")) for name in names)
 
 
 def assert_near(some: list[Tensor], others: list[Tensor], device: str) -> None:

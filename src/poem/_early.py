@@ -39,7 +39,7 @@ class Early:
     @contextmanager
     def listening(self) -> Iterator[None]:
         """While a call lasts, early modules answer from what they said, where that is still true."""
-        modules = self._modules or []
+        modules = [module for module in self._modules or [] if "forward" not in module.__dict__]
         for module in modules:
             module.__dict__["forward"] = _Remembering(module, module.forward, self)
         try:
@@ -78,7 +78,8 @@ class Early:
 
         def leave(module: nn.Module, args: Any, output: Any) -> None:
             if not moved and isinstance(output, Tensor):
-                order[:] = [each for each in order if each not in set(module.modules())]
+                inside = set(module.modules())
+                order[:] = [each for each in order if each not in inside]
                 order.append(module)
 
         def read() -> list[nn.Module]:

@@ -224,17 +224,19 @@ class Adapter:
             entry.notes.append(why)
         if way is not None:
             answer, found = way(images)
-            entry.costs = found.costs
-            answers, parts = [answer], [found]
+            entry.costs, parts = found.costs, [found]
         else:
             with self._network.borrowed(images.device.type):
                 if unproven:
                     self._prove(images, entry)
                 answers, parts = self._eagerly(images, entry, learn)
+                if self._settings["compile"] and self._network.listened:
+                    entry.notes.append("not compiled: the model has hooks, which a compiled pass would not call")
+            answer = torch.cat(answers)
         if not (learn and self.recipe.learns):
             checks.finite(images)
         entry.gather(parts)
-        return answers[0] if len(answers) == 1 else torch.cat(answers)
+        return answer
 
     def _eagerly(self, images: Tensor, entry: Batchwise, learn: bool) -> tuple[list[Tensor], list[Batchwise]]:
         """The loop as it is written, on the batch or image by image."""

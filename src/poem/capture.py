@@ -8,19 +8,18 @@ stay; what a batch leaves behind is copied out, so that nobody holds memory that
 
 from __future__ import annotations
 
-import gc
 import logging
-import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
-from functools import cache
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from poem import _studio as studios
+from poem._studio import Graph, Studio
 from poem.ledger import Batchwise, Costs, FirstLast
 from poem.loop import Turn, worthwhile
 from poem.network import Network
@@ -33,101 +32,6 @@ Fast = Literal["auto"] | bool
 PATIENCE = 10  # batches of one shape that "auto" runs eagerly before it records: fewer are not worth it
 DEVICES: tuple[str, ...] = ("cuda",)  # that record
 SHAPES = 8  # shapes that are kept; the one used longest ago goes first
-
-
-class Graph(Protocol):
-    """Recorded work."""
-
-    def replay(self) -> None:
-        """Do it again, on the same addresses."""
-        ...
-
-
-class Studio(Protocol):
-    """Where work is recorded: one per device, since all recordings there share their memory."""
-
-    def record(self) -> Any:
-        """A context; what runs inside is recorded, not done, and the `Graph` it yields does it."""
-        ...
-
-    def session(self) -> Any:
-        """A context around recordings that belong together."""
-        ...
-
-    def playing(self) -> Any:
-        """A context around replays that belong together: one batch at a time, whichever thread and stream it has."""
-        ...
-
-
-class CudaStudio:
-    """Records CUDA graphs. All of them share one pool of memory, since they never run at the same time."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device, self._lock = device, threading.RLock()
-        self._stream = torch.cuda.Stream(device)
-        self._played = torch.cuda.Event()
-        self._pool: Any = None
-        self._anchor: Any = None
-
-    @contextmanager
-    def session(self) -> Iterator[None]:
-        """On a stream of its own, without the garbage collector, which could free memory half-way."""
-        collecting = gc.isenabled()
-        with self._lock, torch.cuda.device(self._device):
-            self._stream.wait_stream(torch.cuda.current_stream())
-            gc.disable()
-            try:
-                with torch.cuda.stream(self._stream):
-                    if self._pool is None:
-                        self._begin()
-                    yield
-            except BaseException:
-                self._pool = None  # a recording that broke off leaves its pool behind in an unknown state
-                raise
-            finally:
-                if collecting:
-                    gc.enable()
-                torch.cuda.current_stream().wait_stream(self._stream)
-                torch.cuda.empty_cache()  # trying it out took memory beside the pool
-
-    def _begin(self) -> None:
-        """A pool, with a graph that never goes: a pool dies with its last graph, and its name with it."""
-        self._pool = torch.cuda.graph_pool_handle()
-        with self.record() as anchor:
-            torch.zeros(1, device=self._device)
-        self._anchor = anchor  # only now: a graph that goes while another is recorded breaks the recording
-
-    @contextmanager
-    def record(self) -> Iterator[Graph]:
-        """One graph."""
-        graph = torch.cuda.CUDAGraph()
-        torch.cuda.synchronize()
-        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-        try:
-            yield graph
-        except BaseException:
-            try:
-                graph.capture_end()
-            except RuntimeError as error:  # the recording was broken by what is already on its way up
-                log.debug("recording ended with %s", error)
-            raise
-        graph.capture_end()
-
-    @contextmanager
-    def playing(self) -> Iterator[None]:
-        """After the last batch that used the pool, on whatever stream that was."""
-        with self._lock, torch.cuda.device(self._device):
-            torch.cuda.current_stream().wait_event(self._played)
-            try:
-                yield
-            finally:
-                self._played.record()
-
-
-@cache
-def studio(device: torch.device) -> Studio:
-    """The one studio of a device."""
-    return CudaStudio(device)
 
 
 @dataclass
@@ -302,19 +206,19 @@ class Recorder:
         """How to answer such a batch, or None and, where that is worth a word, why the plain loop answers it."""
         if self._fast is False or (self._fast == "auto" and images.device.type not in DEVICES):
             return None, None
+        self._network.meet(images.device.type)
         why = self._why_not(images)
         if why is not None:
             return None, why
-        key = (
-            images.shape, images.dtype, images.device, lr, size, learn,
-            *self._network.meet(images.device.type),
-        )  # fmt: skip
-        found = self._ways.get(key)
+        key = (images.shape, images.dtype, images.device, lr, size, learn, *self._network.depends())
+        begun = self._state.start is not None
+        found = self._ways.get(key) if begun else None
         if found is not None and found.fits():
             self._ways.move_to_end(key)
             return found, None
         self._seen[key] += 1
-        waits = self._state.start is None or (self._fast == "auto" and self._seen[key] <= PATIENCE)
+        untried = learn and self._recipe.learns and self._network.halves.untried
+        waits = not begun or untried or (self._fast == "auto" and self._seen[key] <= PATIENCE)
         if waits or key in self._refused:
             return None, self._refused.get(key)
         return self._recorded(key, images, lr, size, learn)
@@ -333,12 +237,15 @@ class Recorder:
 
         try:
             with self._network.borrowed(images.device.type):
-                way = Way(make, self._state, images, size, studio(images.device))
+                way = Way(make, self._state, images, size, studios.studio(images.device))
         except Exception as error:
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
-            self._refused[key] = f"not captured: {reason}"
-            log.warning("%s runs eagerly, %s", type(self._network.model).__name__, self._refused[key])
-            return None, self._refused[key]
+            reason = f"not captured: {(str(error).splitlines() or [type(error).__name__])[0]}"
+            log.warning("%s runs eagerly, %s", type(self._network.model).__name__, reason)
+            if not isinstance(error, torch.OutOfMemoryError):  # others may give memory back: try again
+                self._refused[key] = reason
+            return None, reason
+        for old in [old for old in self._ways if old[-1] != key[-1]]:  # of a model that is elsewhere by now
+            del self._ways[old]
         self._ways[key] = way
         if len(self._ways) > SHAPES:
             self._ways.popitem(last=False)
@@ -351,7 +258,7 @@ class Recorder:
         part = self._recipe.on_host
         if part is not None:
             return f"not captured: {part} decides on the host as it goes"
-        if self._network.hooked():
+        if self._network.listened:
             return "not captured: the model has hooks, which a replay would not call"
         return None
 

@@ -184,14 +184,7 @@ class Turn:
     def teach(self, look: Look, mask: Tensor, *, final: bool) -> Taught:
         """Loss and gradients of a set. They may be used if somebody teaches and every number is finite."""
         recipe, source = self.recipe, self.state.source["theta"]
-        weights = recipe.weigh(look, mask, self.state.memory).detach()
-        near, chosen = look, mask
-        if self.teaching and self.few(look):
-            rows = mask.long().argsort(descending=True, stable=True)[: self.teaching]
-            near = self.look(
-                self.batch.images[rows], round=look.round, theta=look.theta, needed=mask.new_zeros(()).long()
-            )
-            chosen, weights = mask[rows], weights[rows]
+        near, chosen, weights = self.nearer(look, mask, recipe.weigh(look, mask, self.state.memory).detach())
         theta = near.theta
         assert theta is not None
         loss = recipe.minimise(Lesson(near, chosen, weights, theta, source, self.state.fisher, self.target))
@@ -208,16 +201,23 @@ class Turn:
         costs.backwards_computed += len(chosen)
         return Taught(look, mask, loss.detach(), gradients, torch.stack(sound).all())
 
-    def few(self, look: Look) -> bool:
-        """Whether looking again at those who teach, and going back through them alone, is less work.
+    def nearer(self, look: Look, mask: Tensor, weights: Tensor) -> tuple[Look, Tensor, Tensor]:
+        """The look, who teaches and how much; where they are few, a look at them alone, if that is less work.
 
-        Only where samples do not meet in the network or in the objective: one more forward and the way back, for so
-        many of the batch, against the way back for all of it. Not on a GPU, where a recording keeps the batch whole and
-        the plain loop must agree with it.
+        One more forward and the way back for some of the batch, against the way back for all of it. Only where samples
+        do not meet, in the network or in the objective, which is tried the first time. Not on a GPU, where a recording
+        keeps the batch whole and the plain loop must agree with it.
         """
-        recipe, images, rows = self.recipe, self.batch.images, len(self.batch.images)
-        alone = recipe.apart and self.network.apart(recipe.statistics) and look.shown is images and not images.is_cuda
-        return alone and FEW * (self.teaching or rows) <= rows
+        recipe, images = self.recipe, self.batch.images
+        apart = recipe.apart and look.shown is images and not images.is_cuda and self.network.apart(recipe.statistics)
+        if not (apart and self.teaching and FEW * self.teaching <= len(images)):
+            return look, mask, weights
+        rows = mask.long().argsort(descending=True, stable=True)[: self.teaching]
+        near = self.look(images[rows], round=look.round, theta=look.theta, needed=torch.zeros_like(rows[0]))
+        if self.network.alone is None:
+            far = (near.logits - look.logits[rows]).detach().abs().max()
+            self.network.alone = bool(far <= 1e-3 * (1 + look.logits.detach().abs().max()))
+        return (near, mask[rows], weights[rows]) if self.network.alone else (look, mask, weights)
 
     def remember(self) -> None:
         """Once per batch: what parts remember, then the teacher follows, then we walk back."""

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from poem._casts import Casts, Swap, packed
 from poem._early import Early
 from poem._halves import Halves
+from poem._norms import BorrowedNorm, Pass, put_back, swapped
 from poem.parts.base import Memory
 from poem.parts.statistics import FromBatch, Source, Statistics
 
@@ -84,109 +85,6 @@ class Group:
         return [(module, key, piece.to(p.dtype)) for piece, p, places in pieces for module, key in places]
 
 
-@contextmanager
-def swapped(swaps: Sequence[Swap]) -> Iterator[None]:
-    """The given tensors stand where parameters stood, until the block ends."""
-    before = [(module, key, module._parameters[key]) for module, key, _ in swaps]
-    try:
-        for module, key, tensor in swaps:
-            module._parameters[key] = tensor  # type: ignore[assignment]  # a view with a gradient, for one pass
-        yield
-    finally:
-        for module, key, parameter in before:
-            module._parameters[key] = parameter
-
-
-@dataclass
-class Pass:
-    """What a pass needs to know while it runs."""
-
-    statistics: Statistics
-    memory: Memory
-    mask: Tensor | None = None
-    branch: Literal["none", "doubled", "alone"] = "none"
-    swaps: Mapping[nn.Module, list[Swap]] = field(default_factory=dict)  # the branch's affine tensors, per layer
-    doubled: bool = False  # the split has been passed and the batch now holds both halves
-    record: Memory = field(default_factory=dict)
-    features: Tensor | None = None
-    rows: int = 0  # images in the batch
-    ran: set[str] = field(default_factory=set)  # norm layers that were asked
-
-
-class BorrowedNorm:
-    """Stands in for a norm layer's forward while a call lasts; every verb ends in the layer's own forward."""
-
-    def __init__(self, name: str, layer: nn.Module, current: Callable[[], Pass], *, swappable: bool) -> None:
-        self.name, self.layer, self._current, self.swappable = name, layer, current, swappable
-        self.batch = isinstance(layer, nn.modules.batchnorm._BatchNorm)
-        self.own: Callable[..., Tensor] = layer.forward
-
-    def __call__(self, *args: Any, **named: Any) -> Tensor:
-        """The layer with the source's tensors, the branch's, or each on its half."""
-        x, *rest = args or (named.pop(next(iter(named))),)
-        run = self._current()
-        run.ran.add(self.name)
-        swaps = run.swaps.get(self.layer, [])
-        if run.branch == "alone":
-            with swapped(swaps):
-                return self._one(x, rest, named, run, f"branch.{self.key}" if swaps else self.key)
-        if not run.doubled:
-            if swaps:
-                raise RuntimeError(f"expected the layer {self.name!r} after the split, it ran before; pass split=")
-            return self._one(x, rest, named, run, self.key)
-        source, branch = x.chunk(2)
-        first = self._one(source, rest, named, run, self.key)
-        with swapped(swaps):
-            return torch.cat([first, self._one(branch, rest, named, run, f"branch.{self.key}")])
-
-    def _one(self, x: Tensor, rest: list[Any], named: dict[str, Any], run: Pass, key: str) -> Tensor:
-        """One head's share, with the statistics that the recipe chose."""
-        if not self.batch:
-            return self.own(x, *rest, **named)
-        run.record.update(run.statistics.remember(self, x, run.mask, run.memory, key))
-        return run.statistics(self, x, run.mask, run.memory, key)
-
-    @property
-    def key(self) -> str:
-        """Under which name the layer's statistics are remembered."""
-        return f"statistics.{self.name}"
-
-    @property
-    def source_mean(self) -> Tensor | None:
-        """The running mean that came with the model."""
-        return self.layer._buffers.get("running_mean")
-
-    @property
-    def source_var(self) -> Tensor | None:
-        """The running variance that came with the model."""
-        return self.layer._buffers.get("running_var")
-
-    def with_source(self, x: Tensor) -> Tensor:
-        """As the layer came, in eval mode."""
-        return self.own(x)
-
-    def with_batch(self, x: Tensor) -> Tensor:
-        """In training mode, with tracking off so that the running statistics stay."""
-        with _set(self.layer, training=True, track_running_stats=False):
-            return self.own(x)
-
-    def with_moments(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
-        """Normalised here; the layer then scales and shifts, and whatever else it does, with neutral statistics."""
-        eps = float(self.layer.eps)  # type: ignore[arg-type]
-        shape = (1, -1, *[1] * (x.dim() - 2))
-        normal = ((x - mean.view(shape)) * (var.view(shape) + eps).rsqrt()).to(x.dtype)
-        buffers = self.layer._buffers
-        own = buffers.get("running_mean")
-        kind = x.dtype if own is None else own.dtype
-        neutral = torch.zeros_like(mean, dtype=kind), torch.full_like(var, 1 - eps, dtype=kind)
-        before = buffers.get("running_mean"), buffers.get("running_var")
-        buffers["running_mean"], buffers["running_var"] = neutral
-        try:
-            return self.own(normal)
-        finally:
-            buffers["running_mean"], buffers["running_var"] = before
-
-
 class Network:
     """Runs a borrowed model: normalisation before it, class mask after it, one head or two."""
 
@@ -210,10 +108,6 @@ class Network:
         self.model, self.theta, self.branch = model, theta, branch
         self.doubles: bool | None = None  # not yet proven
         self._all = list(modules.values())
-        self._hooks = [hooks for module in self._all for hooks in (module._forward_hooks, module._forward_pre_hooks)]
-        self._tensors = [
-            tensors for module in self._all for tensors in (module._parameters, module._buffers) if tensors
-        ]  # read at every call: where they lie
         self._learning = list(model.parameters())
         self._split = modules[split] if split is not None else None
         self._head = modules[head] if head is not None else None
@@ -224,7 +118,9 @@ class Network:
         self._mean = None if mean is None else torch.as_tensor(mean).view(1, -1, 1, 1)
         self._std = None if std is None else torch.as_tensor(std).view(1, -1, 1, 1)
         self._compiled = _compiled() if compile else None
-        self._where = 0  # the model's tensors, as a hash of their addresses
+        self._where = 0  # the model's modules and tensors, as a hash
+        self.listened = False  # somebody has hooks on the model, which only the model itself calls
+        self.alone: bool | None = None  # whether samples answer alone as they do among others; not yet tried
         self._tracing = False
         self._copies: dict[tuple[int, torch.device, torch.dtype], Tensor] = {}
         self._current: Pass | None = None
@@ -250,22 +146,26 @@ class Network:
         values = (None if each is None else tuple(each.flatten().tolist()) for each in held)
         return (*values, self._precision, self._autocast)
 
-    def meet(self, device: str) -> tuple[Any, ...]:
-        """Take note of the caller's autocast and of where the model's tensors lie.
-
-        Says all that a recorded or compiled pass depends on, beside the tensors that are handed in.
-        """
+    def meet(self, device: str) -> None:
+        """Take note of what the call finds: the caller's autocast, the weights as they are, who listens to layers."""
         self._autocast = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
         if self._casts is not None:
             self._casts.refresh()
-        held = [tensor.data_ptr() for tensors in self._tensors for tensor in tensors.values() if tensor is not None]
-        self._where = hash(tuple(held))
+        self.listened = any(module._forward_hooks or module._forward_pre_hooks for module in self._all)
+
+    def depends(self) -> tuple[Any, ...]:
+        """All that a recorded or compiled pass depends on, beside the tensors that are handed in.
+
+        Where the model's tensors lie, which modules it has, and torch's switches. Settings of a layer, such as its
+        `eps`, are read when it is recorded.
+        """
+        self._where = hash((
+            tuple(id(child) for module in self._all for child in module._modules.values()),
+            tuple(_address(tensor) for module in self._all for tensor in module._parameters.values()),
+            tuple(_address(tensor) for module in self._all for tensor in module._buffers.values()),
+        ))  # fmt: skip
         switches = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
         return self._autocast, *switches, self.doubles, self._where
-
-    def hooked(self) -> bool:
-        """Whether somebody listens to the model's layers."""
-        return any(self._hooks)
 
     @contextmanager
     def borrowed(self, device: str) -> Iterator[None]:
@@ -291,7 +191,7 @@ class Network:
                 before = norm.layer.__dict__.get("forward")
                 norm.own = norm.layer.forward
                 norm.layer.forward = norm
-                undo.callback(_put_back, norm.layer, before)
+                undo.callback(put_back, norm.layer, before)
             undo.enter_context(self.early.listening())
             undo.enter_context(self.halves.listening())
             if self._split is not None:
@@ -312,7 +212,7 @@ class Network:
         doubled: bool | None = None,
     ) -> tuple[tuple[Tensor, ...], Pass]:
         """Logits of each head, and what the pass recorded. `theta=None` runs the source's own tensors."""
-        if self._compiled is not None and not self._tracing and doubled is None:
+        if self._compiled is not None and not self._tracing and doubled is None and not self.listened:
             return self._heads_compiled(images, theta, branch, statistics, memory, mask)
         run = Pass(statistics, memory, mask)
         if branch is None or self.branch is None:
@@ -360,7 +260,7 @@ class Network:
             more = [] if run.features is None else [run.features]
             return [*heads, *more, *run.record.values()], (len(heads), bool(more), list(run.record))
 
-        kind = statistics, *inputs, self._autocast, self.doubles, self._where
+        kind = statistics, *inputs, *self.depends()
         outputs, (count, features, record) = self._compiled(kind, plainly, list(inputs.values()))
         run = Pass(statistics, memory, mask, rows=len(images))
         run.features = outputs[count] if features else None
@@ -378,7 +278,10 @@ class Network:
 
     def apart(self, statistics: Statistics) -> bool:
         """Whether no sample sees another (no batch norm but the source's), and passes of any size are welcome."""
-        return self._compiled is None and (isinstance(statistics, Source) or not any(norm.batch for norm in self.norms))
+        mixing = [norm for norm in self.norms if norm.batch]
+        if isinstance(statistics, Source):
+            mixing = [norm for norm in mixing if norm.source_mean is None]
+        return self._compiled is None and not mixing and self.alone is not False
 
     def prove(self, images: Tensor, statistics: Statistics, memory: Memory) -> float:
         """How far the doubled pass is from two plain ones, each half with its own tensors; decides `doubles`.
@@ -509,23 +412,12 @@ def _tf32() -> Iterator[None]:
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
 
 
+def _address(tensor: Tensor | None) -> int:
+    """Where a tensor lies; a sparse one has no single place."""
+    if tensor is None:
+        return 0
+    return tensor.data_ptr() if tensor.layout == torch.strided else id(tensor)
+
+
 def _listen(module: nn.Module, args: Any) -> None:
     """A hook that only has to be there."""
-
-
-@contextmanager
-def _set(module: nn.Module, **flags: bool) -> Iterator[None]:
-    """Flags of a module, until the block ends."""
-    before = {name: getattr(module, name) for name in flags}
-    module.__dict__.update(flags)
-    try:
-        yield
-    finally:
-        module.__dict__.update(before)
-
-
-def _put_back(module: nn.Module, forward: Any) -> None:
-    """The forward that the module had, on the class or on itself."""
-    del module.__dict__["forward"]
-    if forward is not None:
-        module.forward = forward

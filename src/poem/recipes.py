@@ -98,7 +98,7 @@ class Recipe:
     @property
     def on_host(self) -> Part | Augment | None:
         """The first choice that cannot be recorded as a CUDA graph, if there is one."""
-        parts = [*(getattr(self, item.name) for item in dataclasses.fields(self)), self.readout.correct]
+        parts = [getattr(self, item.name) for item in dataclasses.fields(self)]
         return self.views or next((part for part in parts if isinstance(part, Part) and part.on_host), None)
 
     def changed(self, changes: Mapping[str, Any]) -> Recipe:

@@ -26,8 +26,8 @@ class Part(ABC):  # noqa: B024 - the verbs are abstract in the questions' own cl
 
     @property
     def on_host(self) -> bool:
-        """Whether it decides or draws on the host as it goes, so that it cannot be recorded as a CUDA graph."""
-        return False
+        """Whether it, or a part inside, decides or draws on the host, so that it cannot be recorded as a CUDA graph."""
+        return any(value.on_host for value in vars(self).values() if isinstance(value, Part))
 
     def __repr__(self) -> str:
         """The class name, with the first setting by position and others only where they differ from the default."""

@@ -117,6 +117,15 @@ class EntropyBelow(Select):
     fraction: float = 0.4
     first: float | None = None
 
+    def __post_init__(self) -> None:
+        """Refuses what can be no fraction: nats and percent are easily written instead."""
+        for value in (self.fraction, 0.0 if self.first is None else self.first):
+            if not 0 <= value <= 10:
+                raise ValueError(
+                    f"expected a fraction of ln C, the largest entropy that C classes can have, got {value}; "
+                    "40 % of it is EntropyBelow(0.4)"
+                )
+
     @property
     def margin(self) -> float | None:
         """The fraction."""

@@ -1,0 +1,136 @@
+"""Norm layers of a borrowed model: while a call lasts their forward is ours, with statistics of our choosing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from poem._casts import Swap
+from poem.parts.base import Memory
+from poem.parts.statistics import Statistics
+
+
+@contextmanager
+def swapped(swaps: Sequence[Swap]) -> Iterator[None]:
+    """The given tensors stand where parameters stood, until the block ends."""
+    before = [(module, key, module._parameters[key]) for module, key, _ in swaps]
+    try:
+        for module, key, tensor in swaps:
+            module._parameters[key] = tensor  # type: ignore[assignment]  # a view with a gradient, for one pass
+        yield
+    finally:
+        for module, key, parameter in before:
+            module._parameters[key] = parameter
+
+
+@dataclass
+class Pass:
+    """What a pass needs to know while it runs."""
+
+    statistics: Statistics
+    memory: Memory
+    mask: Tensor | None = None
+    branch: Literal["none", "doubled", "alone"] = "none"
+    swaps: Mapping[nn.Module, list[Swap]] = field(default_factory=dict)  # the branch's affine tensors, per layer
+    doubled: bool = False  # the split has been passed and the batch now holds both halves
+    record: Memory = field(default_factory=dict)
+    features: Tensor | None = None
+    rows: int = 0  # images in the batch
+    ran: set[str] = field(default_factory=set)  # norm layers that were asked
+
+
+class BorrowedNorm:
+    """Stands in for a norm layer's forward while a call lasts; every verb ends in the layer's own forward."""
+
+    def __init__(self, name: str, layer: nn.Module, current: Callable[[], Pass], *, swappable: bool) -> None:
+        self.name, self.layer, self._current, self.swappable = name, layer, current, swappable
+        self.batch = isinstance(layer, nn.modules.batchnorm._BatchNorm)
+        self.own: Callable[..., Tensor] = layer.forward
+
+    def __call__(self, *args: Any, **named: Any) -> Tensor:
+        """The layer with the source's tensors, the branch's, or each on its half."""
+        x, *rest = args or (named.pop(next(iter(named))),)
+        run = self._current()
+        run.ran.add(self.name)
+        swaps = run.swaps.get(self.layer, [])
+        if run.branch == "alone":
+            with swapped(swaps):
+                return self._one(x, rest, named, run, f"branch.{self.key}" if swaps else self.key)
+        if not run.doubled:
+            if swaps:
+                raise RuntimeError(f"expected the layer {self.name!r} after the split, it ran before; pass split=")
+            return self._one(x, rest, named, run, self.key)
+        source, branch = x.chunk(2)
+        first = self._one(source, rest, named, run, self.key)
+        with swapped(swaps):
+            return torch.cat([first, self._one(branch, rest, named, run, f"branch.{self.key}")])
+
+    def _one(self, x: Tensor, rest: list[Any], named: dict[str, Any], run: Pass, key: str) -> Tensor:
+        """One head's share, with the statistics that the recipe chose."""
+        if not self.batch:
+            return self.own(x, *rest, **named)
+        run.record.update(run.statistics.remember(self, x, run.mask, run.memory, key))
+        return run.statistics(self, x, run.mask, run.memory, key)
+
+    @property
+    def key(self) -> str:
+        """Under which name the layer's statistics are remembered."""
+        return f"statistics.{self.name}"
+
+    @property
+    def source_mean(self) -> Tensor | None:
+        """The running mean that came with the model."""
+        return self.layer._buffers.get("running_mean")
+
+    @property
+    def source_var(self) -> Tensor | None:
+        """The running variance that came with the model."""
+        return self.layer._buffers.get("running_var")
+
+    def with_source(self, x: Tensor) -> Tensor:
+        """As the layer came, in eval mode."""
+        return self.own(x)
+
+    def with_batch(self, x: Tensor) -> Tensor:
+        """In training mode, with tracking off so that the running statistics stay."""
+        with _set(self.layer, training=True, track_running_stats=False):
+            return self.own(x)
+
+    def with_moments(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+        """Normalised here; the layer then scales and shifts, and whatever else it does, with neutral statistics."""
+        eps = float(self.layer.eps)  # type: ignore[arg-type]
+        shape = (1, -1, *[1] * (x.dim() - 2))
+        normal = ((x - mean.view(shape)) * (var.view(shape) + eps).rsqrt()).to(x.dtype)
+        buffers = self.layer._buffers
+        own = buffers.get("running_mean")
+        kind = x.dtype if own is None else own.dtype
+        neutral = torch.zeros_like(mean, dtype=kind), torch.full_like(var, 1 - eps, dtype=kind)
+        before = buffers.get("running_mean"), buffers.get("running_var")
+        buffers["running_mean"], buffers["running_var"] = neutral
+        try:
+            return self.own(normal)
+        finally:
+            buffers["running_mean"], buffers["running_var"] = before
+
+
+@contextmanager
+def _set(module: nn.Module, **flags: bool) -> Iterator[None]:
+    """Flags of a module, until the block ends."""
+    before = {name: getattr(module, name) for name in flags}
+    module.__dict__.update(flags)
+    try:
+        yield
+    finally:
+        module.__dict__.update(before)
+
+
+def put_back(module: nn.Module, forward: Any) -> None:
+    """The forward that the module had, on the class or on itself."""
+    del module.__dict__["forward"]
+    if forward is not None:
+        module.forward = forward
