@@ -15,7 +15,7 @@ from poem.suites import Claim, Placed, Suite
 
 FIFTEEN = ("Gauss.", "Shot", "Impul.", "Defoc.", "Glass", "Motion", "Zoom", "Snow", "Frost", "Fog", "Brit.", "Contr.",
            "Elastic", "Pixel", "JPEG")  # fmt: skip
-METHODS = {"No Adapt.": "source", "Tent": "tent", "EATA": "eata", "SAR": "sar", "POEM(ours)": "poem"}
+METHODS = {"No Adapt.": "source", "Tent": "tent", "EATA": "eata", "SAR": "sar", "POEM (Algorithm 1)": "poem"}
 
 
 def cell(method: str = "tent", corruption: str = "fog", seed: int = 0, **settings: Any) -> Cell:
@@ -106,7 +106,7 @@ def probes(kind: str) -> tuple[Suite, list[Report]]:
         "high": {"n": 160, "accuracy": 41.0, "accuracy_last": 43.0, "confidence": 44.0},
     }
     here = cell("poem")
-    placed = [Placed(group="ResNet-50-BN", row="POEM(ours)", column="all", cell=here)]
+    placed = [Placed(group="ResNet-50-BN", row="POEM (Algorithm 1)", column="all", cell=here)]
     return suite(placed, ["all"], name=kind, title=f"Figure: {kind}", kind=kind, average=False), [
         report(here, 60.0, probes=found, groups=groups)
     ]
@@ -117,7 +117,7 @@ def curves(name: str = "fig5", kind: str = "lines", x: str = "threshold (share o
     xs = range(1, 6)
     values = {
         row: {str(at / 5): [40 + 5 * place + 6 * math.sin(at / (place + 1)) + seed for seed in range(3)] for at in xs}
-        for place, row in enumerate(("Tent", "EATA", "POEM(ours)"))
+        for place, row in enumerate(("Tent", "EATA", "POEM (Algorithm 1)"))
     }
     return table(values, name=name, title=f"Figure: {name}", kind=kind, average=False, x=x, y="accuracy (%)")
 
@@ -127,7 +127,7 @@ def costs() -> tuple[Suite, list[Report]]:
     counts = {
         "No Adapt.": ("source", 500, 0, 0, 9000.0), "MEMO": ("memo", 500 * 65, 500 * 64, 0, 1.1),
         "Tent": ("tent", 500, 500, 0, 3000.0), "EATA": ("eata", 500, 190, 2000, 2500.0),
-        "SAR": ("sar", 686, 311, 0, 1400.0), "POEM(ours)": ("poem", 1000, 416, 0, 1000.0),
+        "SAR": ("sar", 686, 311, 0, 1400.0), "POEM (Algorithm 1)": ("poem", 1000, 416, 0, 1000.0),
     }  # fmt: skip
     placed: list[Placed] = []
     reports: list[Report] = []

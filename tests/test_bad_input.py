@@ -162,8 +162,14 @@ def test_a_model_with_nothing_to_adapt_says_what_to_try() -> None:
     bare = nn.Sequential(nn.Flatten(), nn.Linear(768, 10))
     with pytest.raises(ValueError, match=r"matched no parameter of Sequential; try parameters=Everything\(\)"):
         poem.adapt(bare, "tent")
-    with pytest.raises(ValueError, match=r"norm layers on both sides of a split, found 0.*pass split="):
+    remedy = r"poem\.adapt\(model, 'tent', parameters=Everything\(\)\), or one that learns nothing: 'source', 'lame'"
+    with pytest.raises(ValueError, match=rf"norm layers on both sides of a split, found 0.*{remedy}") as error:
         poem.adapt(bare, "poem")
+    assert "split=" not in str(error.value), "no split can help"
+    with pytest.raises(ValueError, match=rf"Sequential has no norm layer for the adapt branch; .*{remedy}"):
+        poem.adapt(bare, "poem", split="1", parameters=Everything())
+    for method in ("source", "lame"):
+        assert poem.adapt(bare, method)(batch()).shape == (8, 10)
     adapter = poem.adapt(bare, "tent", parameters=Everything(), lr=0.01)
     adapter(batch())
     assert adapter.totals.updates == 1
@@ -235,9 +241,15 @@ def test_logits_of_another_shape_are_refused() -> None:
 )
 def test_an_unknown_method_gets_the_nearest_names(name: str, near: str) -> None:
     with pytest.raises(
-        ValueError, match=rf"unknown method '{name.replace('+', '[+]')}'. Did you mean .*{near}.*Bases: source"
+        ValueError, match=rf"unknown method '{name.replace('+', '[+]')}'. Did you mean .*{near}.*Methods: source"
     ):
         poem.adapt(sharp(), name)
+
+
+@pytest.mark.parametrize("method", ["tent", "eata", "cotta", "memo", "poem"])
+def test_cifar10_is_another_name_of_the_cifar_preset(method: str) -> None:
+    assert poem.recipe(method, "cifar10") == poem.recipe(method, "cifar") != poem.recipe(method)
+    assert poem.adapt(sharp(), "tent", preset="cifar10").recipe == poem.recipe("tent", "cifar")
 
 
 @pytest.mark.parametrize(("name", "near"), [("selct", "select"), ("treshold", "threshold"), ("learning_rate", "")])

@@ -30,6 +30,12 @@ def test_names_recipes_and_mappings_make_rows() -> None:
     assert table["mine"].n == 16
     assert table["before"].backwards == 16
     assert "images/s" in str(table)
+    head, rule, first, _ = table.markdown().splitlines()
+    assert head.startswith("| method | accuracy % | ECE % |")
+    assert rule == "|---|" + "---:|" * 7
+    assert first.startswith(f"| before | {table['before'].accuracy:.1f} |")
+    assert poem.evaluate(net, stream(), {"a|b": "source"}).markdown().splitlines()[2].startswith("| a\\|b |")
+    assert [line.split()[0] for line in str(table).splitlines()] == ["method", "before", "mine"]
     with pytest.raises(KeyError, match="rows: before, mine"):
         table["tent"]
 

@@ -130,13 +130,13 @@ def verdict(name: str, table: dict[tuple[str, str], float], group: str = "", **f
 
 
 def test_poem_is_best_only_above_all_rivals() -> None:
-    above = row(Tent=50, **{"POEM(ours)": 51.0, "POEM (its code)": 60.0})
+    above = row(Tent=50, **{"POEM (Algorithm 1)": 51.0, "POEM (its code)": 60.0})
     assert verdict("poem-best", above), "its own other form is no rival"
     assert not verdict("poem-best", {**above, ("DeYO", "Accuracy"): 52.0})
     assert verdict("poem-best-everywhere", above)
-    assert verdict("poem-best", row(Tent=51.04, **{"POEM(ours)": 51.0})), "equal as printed"
-    assert verdict("poem-above-source", row(**{"No Adapt.": 9.0, "POEM(ours)": 10.0}))
-    assert not verdict("poem-above-source", row(**{"No Adapt.": 10.0, "POEM(ours)": 10.0}))
+    assert verdict("poem-best", row(Tent=51.04, **{"POEM (Algorithm 1)": 51.0})), "equal as printed"
+    assert verdict("poem-above-source", row(**{"No Adapt.": 9.0, "POEM (Algorithm 1)": 10.0}))
+    assert not verdict("poem-above-source", row(**{"No Adapt.": 10.0, "POEM (Algorithm 1)": 10.0}))
 
 
 def test_poem_raises_every_method_or_the_claim_fails() -> None:
@@ -168,8 +168,8 @@ def test_leads_are_what_the_printed_numbers_say() -> None:
     assert Pair("", ("a", 70.6), ("b", 70.3)).lead == 0.3
     assert not verdict("deeper-adds-little", row(**{"Layer 4": 70.3, "Layer 3+4": 70.6})), "0.3 is as much as 0.3"
     assert verdict("deeper-adds-little", row(**{"Layer 4": 70.3, "Layer 3+4": 70.5}))
-    shares = {("POEM(ours)", "0.5"): 41.04, ("POEM(ours)", "1"): 40.96}
-    assert verdict("alpha-half-best", {**shares, ("POEM(ours)", "0"): 41.0499}), "41.0 and 41.0 on the page"
+    shares = {("POEM (Algorithm 1)", "0.5"): 41.04, ("POEM (Algorithm 1)", "1"): 40.96}
+    assert verdict("alpha-half-best", {**shares, ("POEM (Algorithm 1)", "0"): 41.0499}), "41.0 and 41.0 on the page"
 
 
 def test_branches_and_layers() -> None:
@@ -183,14 +183,14 @@ def test_branches_and_layers() -> None:
 
 
 def test_thresholds() -> None:
-    curves = {("POEM(ours)", x): 60.0 for x in ("0.4", "0.9")} | {
+    curves = {("POEM (Algorithm 1)", x): 60.0 for x in ("0.4", "0.9")} | {
         ("EATA (both)", "0.4"): 58.0,
         ("EATA (both)", "0.9"): 50.0,
     }
     assert verdict("poem-steadiest", curves)
     assert verdict("eata-falls", curves)
     assert not verdict("eata-falls", {**curves, ("EATA (both)", "0.9"): 57.5})
-    assert not verdict("poem-steadiest", {**curves, ("POEM(ours)", "0.9"): 45.0})
+    assert not verdict("poem-steadiest", {**curves, ("POEM (Algorithm 1)", "0.9"): 45.0})
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_thresholds() -> None:
     ],
 )
 def test_updates(values: tuple[float, ...], suffices: bool, hurts: bool) -> None:
-    table = {("POEM(ours)", str(at + 1)): value for at, value in enumerate(values)} | {("Tent", "1"): 39.0}
+    table = {("POEM (Algorithm 1)", str(at + 1)): value for at, value in enumerate(values)} | {("Tent", "1"): 39.0}
     found = check("one-extra-suffices", seen(table, timing={"adapt_s": 2.0}))
     assert found.holds is suffices
     assert "two updates take 1.0 times Tent's time" in found.words
@@ -211,15 +211,16 @@ def test_updates(values: tuple[float, ...], suffices: bool, hurts: bool) -> None
 
 def test_shares() -> None:
     assert verdict(
-        "alpha-half-best", {("POEM(ours)", "0"): 40.0, ("POEM(ours)", "0.5"): 41.0, ("POEM(ours)", "1"): 40.5}
+        "alpha-half-best",
+        {("POEM (Algorithm 1)", "0"): 40.0, ("POEM (Algorithm 1)", "0.5"): 41.0, ("POEM (Algorithm 1)", "1"): 40.5},
     )
-    assert not verdict("alpha-half-best", {("POEM(ours)", "0.5"): 41.0, ("POEM(ours)", "1"): 41.5})
+    assert not verdict("alpha-half-best", {("POEM (Algorithm 1)", "0.5"): 41.0, ("POEM (Algorithm 1)", "1"): 41.5})
 
 
 def test_times() -> None:
     def timed(**seconds: float) -> Evidence:
         places = {("", name.replace("_", " "), "Gauss."): value for name, value in seconds.items()}
-        places = {(g, {"POEM": "POEM(ours)"}.get(r, r), c): value for (g, r, c), value in places.items()}
+        places = {(g, {"POEM": "POEM (Algorithm 1)"}.get(r, r), c): value for (g, r, c), value in places.items()}
         return Evidence(
             dict.fromkeys(places, 50.0),
             {place: [report(CELL, timing={"adapt_s": value})] for place, value in places.items()},
@@ -249,7 +250,7 @@ def test_groups_of_samples() -> None:
             "newly": {"n": n, "accuracy": newly, "accuracy_last": 100 - newly, "confidence": sure} if n else {"n": 0},
             "high": {"n": 20, "accuracy": high, "accuracy_last": 100 - high, "confidence": 40.0},
         }
-        return verdict(name, {("POEM(ours)", "all"): 50.0}, groups=groups)
+        return verdict(name, {("POEM (Algorithm 1)", "all"): 50.0}, groups=groups)
 
     assert grouped("newly-few", 80, 40, 90)
     assert not grouped("newly-few", 80, 40, 90, n=30)
@@ -266,9 +267,9 @@ def test_groups_of_samples() -> None:
 def test_one_range_of_entropy() -> None:
     found = {"low": 1.0, "high": 2.0, "newly": {"n": 4, "accuracy": 75.0}, "all": {"n": 20, "accuracy": 50.0}}
     probes = {"range": {**found, "others": {"n": 16, "accuracy": 43.75}}}
-    assert verdict("newly-above-range", {("POEM(ours)", "all"): 50.0}, probes=probes)
+    assert verdict("newly-above-range", {("POEM (Algorithm 1)", "all"): 50.0}, probes=probes)
     probes["range"]["others"] = {"n": 16, "accuracy": 80.0}
-    assert not verdict("newly-above-others", {("POEM(ours)", "all"): 50.0}, probes=probes)
+    assert not verdict("newly-above-others", {("POEM (Algorithm 1)", "all"): 50.0}, probes=probes)
 
 
 def test_gradients_by_area() -> None:
@@ -280,7 +281,10 @@ def test_gradients_by_area() -> None:
             "area1": {"n": 0},
         }
         names = ("lowest-entropy-small-gradients", "highest-entropy-poor-labels", "zone-normal-gradients")
-        return [verdict(name, {("POEM(ours)", "all"): 1.0}, probes={"gradients": {"areas": found}}) for name in names]
+        return [
+            verdict(name, {("POEM (Algorithm 1)", "all"): 1.0}, probes={"gradients": {"areas": found}})
+            for name in names
+        ]
 
     assert areas(0.5, 2.0, 2.5) == [True, True, True]
     assert areas(3.0, 2.0, 9.0, label=30.0) == [False, False, False]

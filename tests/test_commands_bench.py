@@ -245,6 +245,12 @@ def test_reproduce_measures_and_makes_a_page(tmp_path: Path, capsys: pytest.Capt
     assert f"page: {tmp_path / 'report.html'}" in said
     assert (tmp_path / "report.md").is_file()
     assert "Table 11" in (tmp_path / "report.md").read_text(encoding="utf-8")
+    asked = {each.suite: each.settings for each in Store(tmp_path).asked()}
+    assert asked == {name: {"limit": 64, "corruptions": ["contrast"]} for name in ("table11", "fig4")}
+    (tmp_path / "report.md").unlink()
+    assert poem("report", tmp_path) == 0, "the flags of the run are known"
+    text = (tmp_path / "report.md").read_text(encoding="utf-8")
+    assert len(re.findall("^## (?:Table 11|Figure 4)", text, re.M)) == text.count("\n## ") - 1 == 2
 
 
 def test_all_is_the_paper(capsys: pytest.CaptureFixture[str]) -> None:

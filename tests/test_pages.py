@@ -126,10 +126,19 @@ def bold(made: Suite, reports: list[Report], key: str = "top1") -> list[tuple[st
 
 def test_the_best_of_a_column_is_bold_and_ties_share_it() -> None:
     made, reports = table(
-        {"Tent": {"Fog": [40.0], "Snow": [50.04]}, "SAR": {"Fog": [41.0], "Snow": [49.96]}}, average=False
+        {
+            "Tent": {"Fog": [40.0], "Snow": [50.04], "Frost": [7.0]},
+            "SAR": {"Fog": [41.0], "Snow": [49.96], "Frost": [7.0]},
+            "EATA": {"Fog": [40.0], "Snow": [30.0], "Frost": [7.0]},
+        },
+        average=False,
     )
+    assert "Frost" not in {column for _, column in bold(made, reports)}, "where all are equal none is the best"
     assert bold(made, reports) == [("Tent", "Snow"), ("SAR", "Fog"), ("SAR", "Snow")]
     assert "**41.0**" in shown(made, reports)
+    words = "bold: the best of a block&#39;s column, where not all are equal"
+    assert words in html(page([made], reports, {}))
+    assert words.replace("&#39;", "'") in shown(made, reports)
 
 
 def test_the_lowest_calibration_error_is_bold() -> None:
@@ -142,8 +151,40 @@ def test_the_lowest_calibration_error_is_bold() -> None:
 def test_a_block_says_which_network_it_is_of() -> None:
     made, reports = table({"Tent": {"Fog": [40.0]}}, group="ResNet-50-BN")
     text = shown(made, reports)
-    assert "| ResNet-50-BN (digits-bn) |" in text
+    assert "| digits-bn (in place of the paper's ResNet-50-BN) |" in text
     assert "Measured on digits-test with digits-bn, 500 images of each shift" in text
+    head = "<span>digits-bn <small>in place of the paper&#39;s ResNet-50-BN</small></span>"
+    assert head in html(page([made], reports, {}))
+    assert {panel.title for figure in figures(Grid(*curves())) for panel in figure.panels} == {
+        "digits-bn (for ResNet-50-BN)"
+    }
+    full, reports = table({"Tent": {"Fog": [40.0]}}, group="ResNet-50-BN", scale="full")
+    assert "| digits-bn (the paper's ResNet-50-BN) |" in shown(full, reports)
+    other, reports = table({"Tent": {"Fog": [40.0]}}, group="batch norm")
+    assert "| digits-bn (batch norm) |" in shown(other, reports)
+
+
+def test_columns_called_after_the_papers_networks_say_what_they_are_of() -> None:
+    made, reports = table({"Tent": {"ResNet-50-BN": [40.0]}}, group="")
+    assert "Measured on digits-test with digits-bn (for ResNet-50-BN), 500 images" in shown(made, reports)
+
+
+def test_the_page_says_what_a_window_is_and_what_is_counted() -> None:
+    made, reports = table({"Tent": {"Fog": [40.0]}, "SAR": {"Fog": [41.0]}})
+    whole = page([made], reports, {})
+    for text in (markdown(whole), html(whole)):
+        assert "A window is 1,000 images that arrived one after the other." in text
+        assert "asks for, as the paper counts; computed: what went through the network" in text
+
+
+def test_a_shortened_suite_says_so() -> None:
+    from poem.suites import load
+
+    made = load("table1", "tiny", limit=128, methods=["tent"])
+    text = shown(made, [report(each) for each in made.cells])
+    assert "Shortened by --limit 128: not comparable with runs of another length." in text
+    assert "Changed by flags, methods tent: not comparable with the suite as its file states it." in text
+    assert "source\\_images 128" not in text
 
 
 def test_source_access_stands_beside_every_row() -> None:
@@ -206,7 +247,8 @@ def test_other_settings_are_not_compared_with_the_paper(what: str) -> None:
     assert "(41.5, \u22121.5)" in shown(made, [one])
     if what == "altered":
         made = replace(made, altered=("severity 3",))
-        assert "Flags made it another suite: severity 3." in shown(made, [one])
+        said = "Changed by flags, severity 3: not comparable with the suite as its file states it."
+        assert said in shown(made, [one])
     elif what == "partial":
         one = replace(one, card={**one.card, "n": one.card["n"] - 1})
     else:
@@ -281,7 +323,7 @@ def test_failures_are_shown_with_their_last_line() -> None:
 
 def test_claims_say_whether_they_hold() -> None:
     claims = (Claim("POEM has the highest average", "poem-best"),)
-    made, reports = table({"Tent": {"Fog": [40.0]}, "POEM(ours)": {"Fog": [45.0]}}, claims=claims)
+    made, reports = table({"Tent": {"Fog": [40.0]}, "POEM (Algorithm 1)": {"Fog": [45.0]}}, claims=claims)
     assert "POEM has the highest average: holds" in shown(made, reports)
     assert "POEM has the highest average: cannot say" in shown(made, reports[:1])
     lower = [report(each.cell, 100 - each.metrics["top1"]) for each in reports]
@@ -320,7 +362,7 @@ def test_images_of_missed_batches_were_answered_too() -> None:
 
 def test_the_card_says_what_each_row_learns_with() -> None:
     rows: dict[str, tuple[str, dict[str, Any]]] = {
-        "No Adapt.": ("source", {}), "Tent": ("tent", {}), "POEM(ours)": ("poem", {"lr": 0.02}),
+        "No Adapt.": ("source", {}), "Tent": ("tent", {}), "POEM (Algorithm 1)": ("poem", {"lr": 0.02}),
         "Fixed": ("poem", {"changes": {"threshold": "0.6"}}),
     }  # fmt: skip
     placed = [
@@ -333,7 +375,7 @@ def test_the_card_says_what_each_row_learns_with() -> None:
         "| Tent | its own: 0.00025 (convolutional) or 0.001 (transformer) at batch 64, less for smaller batches |"
         in text
     )
-    assert f"| POEM(ours) | 0.02 | {NOTHING} |" in text
+    assert f"| POEM (Algorithm 1) | 0.02 | {NOTHING} |" in text
     assert re.search(r"\| Fixed \| its own: .* \| threshold = 0.6 \|", text)
     assert "held-out" not in text
 
@@ -402,7 +444,7 @@ def test_the_efficiency_table_reads_the_ledger_and_the_recipe() -> None:
     assert rows["Tent"][:4] == (no, "✓", "500", "500")
     assert rows["EATA"][:5] == ("✓", "✓", "500", "190", "Fisher regulariser")
     assert rows["SAR"][2:4] == ("500 + 186", "311")
-    assert rows["POEM(ours)"][2:4] == (f"500 {times} 2", "416")
+    assert rows["POEM (Algorithm 1)"][2:4] == (f"500 {times} 2", "416")
     assert rows["Tent"][5:] == ("0.17", "3,000")
 
 
@@ -468,7 +510,7 @@ def test_a_curve_has_its_means_and_deviations() -> None:
     tent = next(each for each in figure.panels[0].series if each.name == "Tent")
     assert tent.x == (0.2, 0.4, 0.6, 0.8, 1.0)
     assert tent.spread == pytest.approx((1.0,) * 5)
-    assert figure.legend == ("Tent", "EATA", "POEM(ours)")
+    assert figure.legend == ("Tent", "EATA", "POEM (Algorithm 1)")
 
 
 def test_groups_are_pooled_over_cells_by_their_size() -> None:
@@ -496,11 +538,14 @@ def test_areas_of_gradients_are_drawn_in_units_of_the_largest_entropy() -> None:
 
 
 def test_methods_keep_their_colour_and_variants_share_it() -> None:
-    first, second = looks(["Tent", "EATA", "POEM(ours)"]), looks(["POEM(ours)", "POEM (its code)", "Mine", "Tent"])
+    first, second = (
+        looks(["Tent", "EATA", "POEM (Algorithm 1)"]),
+        looks(["POEM (Algorithm 1)", "POEM (its code)", "Mine", "Tent"]),
+    )
     assert first["Tent"].colour == second["Tent"].colour
-    assert first["POEM(ours)"] == second["POEM(ours)"]
-    assert second["POEM (its code)"].colour == second["POEM(ours)"].colour
-    assert second["POEM (its code)"].dash != second["POEM(ours)"].dash
+    assert first["POEM (Algorithm 1)"] == second["POEM (Algorithm 1)"]
+    assert second["POEM (its code)"].colour == second["POEM (Algorithm 1)"].colour
+    assert second["POEM (its code)"].dash != second["POEM (Algorithm 1)"].dash
     assert len({look.colour for look in second.values()}) == 3
 
 
@@ -648,6 +693,33 @@ def test_differences_are_sorted_by_size(tmp_path: Path) -> None:
     assert "top1 50 -> 47" in str(found)
 
 
+def test_cells_of_the_same_words_are_paired_and_what_sets_them_apart_is_said(tmp_path: Path) -> None:
+    shifts = ("fog", "snow", "frost", "contrast", "rain")
+    long, short = (
+        [report(cell("tent", shift, n=n), top1) for shift in shifts] for n, top1 in ((500, 50.0), (64, 40.0))
+    )
+    fast, faster = report(cell("tent", "fog", n=64, lr=0.1), 30.0), report(cell("tent", "fog", n=500, lr=0.2), 20.0)
+    mended = replace(report(cell("poem")), recipe={**report(cell("poem")).recipe, "readout": "Readout('first')"})
+    a = kept(tmp_path / "a", *long, fast, report(cell("poem")))
+    b = kept(tmp_path / "b", *short, faster, mended, report(cell("sar")))
+    found = compare(a, b)
+    assert not found.equal
+    assert not found.only_a
+    assert found.only_b == (cell("sar").label,)
+    pairs = {(each.label, *each.fields): each for each in found.namesakes}
+    assert len(found.namesakes) == 7
+    assert pairs[cell("tent", "snow").label, "n"].fields == {"n": (500, 64)}
+    assert pairs[cell("tent", "snow").label, "n"].metrics["top1"] == (50.0, 40.0)
+    assert pairs[cell("tent").label, "n", "lr"].fields == {"n": (64, 500), "lr": (0.1, 0.2)}, "the nearest go together"
+    assert pairs[cell("poem").label, "recipe.readout"].fields["recipe.readout"][1] == "Readout('first')"
+    said = str(found)
+    assert "0 cells in both: 0 identical, 0 different; 7 in both under the same words with other settings" in said
+    assert "  other settings in 5 pairs: n 500 in A, 64 in B\n" in said
+    assert f"    {cell('tent', 'fog').label}: top1 50 -> 40" in said
+    assert "    2 more, of which --json has all" in said
+    assert json.loads(json.dumps(found.to_dict()))["namesakes"][0]["fields"]
+
+
 def test_compare_answers_with_its_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a = kept(tmp_path / "a", report(cell(), 50.0))
     b = kept(tmp_path / "b", report(cell(), 51.0))
@@ -657,8 +729,10 @@ def test_compare_answers_with_its_exit_code(tmp_path: Path, capsys: pytest.Captu
     values = json.loads(capsys.readouterr().out)
     assert values["equal"] is False
     assert values["different"][0]["metrics"]["top1"] == [50.0, 51.0]
-    assert main(["compare", str(a), str(tmp_path / "none")]) == 2
-    assert "expected a folder of results" in capsys.readouterr().err
+    (tmp_path / "empty" / "cells").mkdir(parents=True)
+    for other in ("none", "empty"):
+        assert main(["compare", str(a), str(tmp_path / other)]) == 2
+        assert f"expected a folder of results, got {tmp_path / other}" in capsys.readouterr().err
 
 
 # --- the command
@@ -679,6 +753,52 @@ def test_report_finds_the_suites_by_itself(tmp_path: Path, capsys: pytest.Captur
     assert "Figure 6b" in text
     assert "8 of 44 cells are there" in text
     assert "Figure 1a" not in text
+
+
+def test_report_shows_whole_suites_and_not_parts_of_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from poem.suites import load
+
+    made = load("table11", "tiny", limit=128)
+    folder = kept(tmp_path, *(report(each) for each in made.cells))
+    assert len(about(made.cells[:1])) >= 1, "a part of one, where none is whole"
+    assert main(["report", str(folder)]) == 0
+    titles = re.findall(r"^## (.*)$", (folder / "report.md").read_text(encoding="utf-8"), re.M)
+    assert titles == ["Contents", made.title]
+    assert "left out" not in capsys.readouterr().out
+    kept(folder, report(load("fig6b", "tiny", limit=128).cells[0]))
+    assert main(["report", str(folder)]) == 0
+    assert f"left out: 1 of {len(made.cells) + 1} cells, of other suites or settings" in capsys.readouterr().out
+    assert main(["report", str(folder), "--limit", "64"]) == 2
+    assert f"Images of each shift here: 128 ({len(made.cells) + 1} cells)" in capsys.readouterr().err
+
+
+def test_report_shows_a_folder_as_it_was_asked_for(tmp_path: Path) -> None:
+    from poem.suites import load
+
+    store = Store(tmp_path)
+
+    def shown_suites() -> list[tuple[str, str, tuple[str, ...]]]:
+        there = [each.cell for each in store.reports()]
+        return [(each.name, each.scale, each.altered) for each in about(there, requests=store.asked())]
+
+    def measured(name: str, scale: str, **settings: Any) -> None:
+        store.ask([name], scale, {"seeds": None, "changes": {}, **settings})
+        for each in load(name, scale, **settings).cells:
+            store.save(report(each))
+
+    measured("table3", "tiny", methods=["tent"], limit=64)
+    assert shown_suites() == [("table3", "tiny", ("methods tent", "limit 64"))]
+    measured("table1", "cifar10", methods=["tent"], corruptions=["fog"])
+    assert [each[:2] for each in shown_suites()] == [("table1", "cifar10"), ("table3", "tiny")], "in order of print"
+    measured("table3", "tiny", methods=["sar"], limit=64)
+    assert shown_suites()[1][2] == ("methods sar", "limit 64"), "of two that are as full, the latest"
+    measured("table3", "tiny")
+    assert shown_suites()[1][2] == (), "most cells are of the suite as it is"
+    store.ask(["table2"], "tiny", {})
+    assert len(shown_suites()) == 2, "nothing of it is there"
+    there = [each.cell for each in store.reports()]
+    (cut,) = about(there, scale="tiny", asked={"limit": 64, "methods": ["sar"]}, requests=store.asked())
+    assert cut.altered == ("methods sar", "limit 64"), "flags come first"
 
 
 def test_report_passes_over_suites_that_flags_leave_nothing_of(

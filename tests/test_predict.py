@@ -15,7 +15,7 @@ from PIL import Image
 import poem
 from poem import zoo
 from poem.cli import main
-from poem.predict import Answer, answers, imported, photos, summary
+from poem.predict import Answer, answers, imported, logits_of, photos, summary
 from poem.streams._prepare import Prepare
 from poem.train import digits
 
@@ -153,6 +153,13 @@ def test_everything_that_has_a_name_can_be_listed(kind: str, capsys: pytest.Capt
     assert json.loads(capsys.readouterr().out)
 
 
+def test_the_8x8_digits_are_told_from_the_bases_own(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "data", "digits*"]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert "8x8, not the digits bases' own set (digits-test)" in first
+    assert "8x8" not in second
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_knows_commands_methods_and_options(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["completion", shell]) == 0
@@ -234,6 +241,15 @@ def test_a_choice_that_is_none_names_the_nearest(
         (["list", "bases", "vit-b16-G"], "did you mean vit-b16-"),
         (["show", "poem", "--preset", "cifr"], "got 'cifr'; did you mean 'cifar'?"),
         (["demo", "--corruption", "fog"], "type: poem demo imagenet --corruption fog"),
+        (["demo", "--model", "resnet50-bn"], "type: poem demo imagenet --model resnet50-bn"),
+        (["demo", "--method", "tent"], "type: poem demo imagenet --method tent"),
+        (["demo", "--count", "0"], "expected --count of at least 1, got 0"),
+        (["demo", "imagenet", "--images", ".", "--json", "a.json"], "type: poem predict --json"),
+        (["show", "digits-bn"], "'digits-bn' is a base network, not a method; see `poem list bases`"),
+        (["show", "EntropyBelow"], "'EntropyBelow' is a part, not a method; see `poem list parts`"),
+        (["show", "digits-test"], "'digits-test' is a data set, not a method; see `poem list data`"),
+        (["show", "fog"], "'fog' is a corruption, not a method; see `poem list corruptions`"),
+        (["show", "tnet"], "Methods: source bn tent"),
     ],
 )
 def test_a_name_that_is_none_names_the_nearest(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -261,3 +277,178 @@ def test_a_line_of_a_list_fits_the_terminal(
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 70
     assert sum(line.endswith(" ...") for line in lines) > 5
+
+
+# Models of one's own ------------------------------------------------------------------------------------------------
+
+
+def own() -> torch.nn.Module:
+    """A network with ten logits and a bias that says which weights it has."""
+    return torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(3, 10))
+
+
+def weights_for(label: int, path: Path) -> Path:
+    """A file with which `own` always answers this class."""
+    torch.save({"2.weight": torch.zeros(10, 3), "2.bias": 5 * torch.eye(10)[label]}, path)
+    return path
+
+
+def by_own(folder: Path, out: Path, *words: str) -> int:
+    return main(["predict", str(folder), "--model", "test_predict:own", "--method", "source", "-o", str(out), *words])
+
+
+def test_weights_are_loaded_into_a_model_of_one_s_own(
+    wnids: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "a.csv"
+    for label in (3, 8):
+        assert by_own(wnids, out, "--weights", str(weights_for(label, tmp_path / "w.pth"))) == 0
+        assert {row["label"] for row in csv.DictReader(out.open())} == {str(label)}
+    assert "random" not in capsys.readouterr().err
+    assert by_own(wnids, out) == 0
+    assert "no --weights: test_predict:own has to load its own; if it does not, the model is random" in (
+        capsys.readouterr().err
+    )
+
+
+def test_weights_that_are_not_there_or_not_the_model_s_end_in_an_error(
+    wnids: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert by_own(wnids, tmp_path / "a.csv", "--weights", str(tmp_path / "none.pth")) == 2
+    assert "none.pth, which does not exist" in capsys.readouterr().err
+    torch.save({"fc.weight": torch.zeros(1)}, tmp_path / "other.pth")
+    assert by_own(wnids, tmp_path / "a.csv", "--weights", str(tmp_path / "other.pth")) == 2
+    assert "lacks 2.weight, 2.bias; has besides fc.weight" in capsys.readouterr().err
+    assert not (tmp_path / "a.csv").exists()
+
+
+def test_what_is_assumed_about_normalisation_is_said(
+    wnids: Path, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = str(tmp_path / "a.csv")
+    by_own(wnids, Path(out))
+    assert "no --mean and --std: the model is given images from 0 to 1 as they are" in capsys.readouterr().err
+    by_own(wnids, Path(out), "--mean", "0.5", "--std", "0.5")
+    assert "no --mean" not in capsys.readouterr().err
+    words = ["predict", str(folder), "--model", "digits-gn", "--method", "source", "-o", out]
+    main(words)
+    assert "replaces" not in capsys.readouterr().err
+    main([*words, "--mean", "0.3"])
+    said = capsys.readouterr().err
+    assert "--mean replaces digits-gn's own mean (0.1" in said
+    assert "--std replaces" not in said
+
+
+def test_a_network_of_torchvision_is_found_by_its_bare_name(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", str(folder), "--model", "resnet18"]) == 2
+    said = capsys.readouterr().err
+    assert "unknown base 'resnet18'; did you mean 'resnet50-" in said
+    assert "--model torchvision.models:resnet18 --weights FILE" in said
+    assert main(["predict", str(folder), "--model", "digits-b"]) == 2
+    assert "torchvision" not in capsys.readouterr().err
+
+
+def test_a_misspelt_function_or_module_is_answered_with_what_there_is() -> None:
+    with pytest.raises(
+        ValueError, match=r"got 'torchvision.models:resnet81'; did you mean torchvision.models:resnet18"
+    ):
+        imported("torchvision.models:resnet81")
+    with pytest.raises(ValueError, match=r"there is no module 'torchvision.modls'"):
+        imported("torchvision.modls:resnet18")
+    with pytest.raises(ValueError, match=r"such as torchvision.models:resnet18, got 'torchvision.models:'"):
+        imported("torchvision.models:")
+
+
+def test_a_misspelt_folders_is_no_missing_file(
+    wnids: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert by_own(wnids, tmp_path / "a.csv", "--classes", "folder") == 2
+    assert "which is no file; did you mean 'folders'?" in capsys.readouterr().err
+    assert by_own(wnids, tmp_path / "a.csv", "--classes", "list.txt") == 2
+    assert "has a wnid or an index a line" in capsys.readouterr().err
+
+
+def test_nothing_is_said_of_classes_that_the_model_has_not(
+    wnids: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (logits_of(own()), logits_of(thousand()), logits_of(torch.nn.ReLU())) == (10, 1000, None)
+    by_own(wnids, tmp_path / "a.csv")
+    assert "--classes folders" not in capsys.readouterr().err
+    assert main(["predict", str(wnids), "--model", "test_predict:nothing"]) == 2
+    assert "1000 classes" not in capsys.readouterr().err, "there is no model to speak of"
+    (tmp_path / "c.txt").write_text("3\n10\n")
+    assert by_own(wnids, tmp_path / "a.csv", "--classes", str(tmp_path / "c.txt")) == 2
+    assert "expected classes below 10, as test_predict:own has, got class 10" in capsys.readouterr().err
+
+
+def test_a_row_names_the_answer_in_the_model_s_own_numbering_too(wnids: Path, tmp_path: Path) -> None:
+    out = tmp_path / "a.csv"
+    predicted(wnids, out)
+    row = next(csv.DictReader(out.open()))
+    assert (row["label"], row["class_index"], row["wnid"], row["source_name"]) == ("5", "5", "", "5")
+    (tmp_path / "few.txt").write_text("7\n1\n")
+    predicted(wnids, out, "--classes", str(tmp_path / "few.txt"))
+    row = next(csv.DictReader(out.open()))
+    assert (row["label"], row["name"], row["class_index"], row["wnid"]) == ("1", "1", "1", "")
+    (tmp_path / "few.txt").write_text("n01443537\nn01440764\n")  # the model's 1 and 0
+    predicted(wnids, out, "--classes", str(tmp_path / "few.txt"))
+    row = next(csv.DictReader(out.open()))
+    assert (row["label"], row["name"], row["class_index"], row["wnid"]) == ("0", "1", "1", "n01443537")
+    assert (row["source_label"], row["source_name"]) == ("0", "1")
+
+
+def test_every_column_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["predict", "--help"])
+    said = capsys.readouterr().out.partition("its columns:")[2]
+    page = (Path(__file__).parents[1] / "docs/rooms/cli.md").read_text(encoding="utf-8")
+    for column in Answer.__dataclass_fields__:
+        assert column in said
+        assert f"`{column}`" in page
+
+
+# Doubt --------------------------------------------------------------------------------------------------------------
+
+
+def rows(agree: int, count: int) -> list[Answer]:
+    found = {"label": 1, "confidence": 0.5, "newly_reliable": False, "first_entropy": 1.0, "entropy": 1.0}
+    return [
+        Answer(file=str(at), source_label=1 if at < agree else 2, source_entropy=1.0, **found)  # type: ignore[arg-type]
+        for at in range(count)
+    ]
+
+
+def test_answers_that_are_mostly_not_the_model_s_own_begin_with_a_doubt() -> None:
+    first = summary(rows(9, 20)).splitlines()[0]
+    assert first.startswith("Do not use these answers")
+    assert "only 9 of 20" in first
+    assert all(words in first for words in ("--method source", "--classes folders", "--batch-size"))
+    for agree, count in ((10, 20), (20, 20), (0, 19)):
+        assert summary(rows(agree, count)).startswith(f"{count} images answered")
+    assert "Do not use" not in summary(rows(9, 20), labelled=True), "labels tell what is right"
+
+
+# One measurement ----------------------------------------------------------------------------------------------------
+
+
+def test_a_run_says_how_many_images_and_which_digits(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = ["run", "--base", "digits-bn", "--method", "source", "--n", "16", "--data"]
+    assert main([*words, "digits", "--preset", "cifar10", "--out", str(tmp_path / "a.json")]) == 0
+    found = capsys.readouterr()
+    assert "n                       16 images" in found.out
+    assert "digits are another set, 8x8" in found.err
+    assert "--data digits-test" in found.err
+    assert "--method source" not in found.out
+    assert json.loads((tmp_path / "a.json").read_text())["cell"]["preset"] == "cifar", "one cell, one key"
+    assert main([*words, "digits-test", "--method", "bn"]) == 0
+    found = capsys.readouterr()
+    assert "another set" not in found.err
+    assert "the same with --method source measures the model unadapted" in found.out
+
+
+def test_progress_says_how_long_is_left(capsys: pytest.CaptureFixture[str]) -> None:
+    from poem.commands.predict import progress
+
+    assert len(list(progress(iter([[0] * 4, [0] * 4]), 8, "tent"))) == 2
+    assert capsys.readouterr().err.startswith("tent: 4/8 images, about 0 s left")

@@ -232,6 +232,21 @@ def test_a_uniform_prediction_is_not_below_the_whole_of_ln_c() -> None:
     assert not EntropyBelow(1.0)(look, torch.ones(1, dtype=torch.bool), {}).item()
 
 
+@pytest.mark.parametrize("value", [40.0, 11, -0.1, math.nan, math.inf])
+def test_nats_and_percent_are_no_fractions_of_ln_c(value: float) -> None:
+    with pytest.raises(ValueError, match=r"expected a fraction of ln C.*got .*EntropyBelow\(0\.4\)"):
+        EntropyBelow(value)
+    with pytest.raises(ValueError, match="fraction of ln C"):
+        EntropyBelow(0.4, first=value)
+    with pytest.raises(ValueError, match="fraction of ln C"):
+        EntropyBelow(0.4).with_margin(value)
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0, 2.0, 9.0, 10])
+def test_a_fraction_that_keeps_nobody_or_everybody_is_one(value: float) -> None:
+    assert EntropyBelow(value, first=value).margin == value
+
+
 def test_the_first_fraction_holds_in_the_first_round_alone() -> None:
     logits = torch.tensor([[2.2, 0.0]], dtype=torch.float64)  # entropy 0.465 ln 2
     one = torch.ones(1, dtype=torch.bool)

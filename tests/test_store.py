@@ -176,3 +176,21 @@ def test_no_space_leaves_nothing_half_written(tmp_path: Path, monkeypatch: pytes
         store.save(report(cell(seed=2)))
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert [path.name for path in files] == [store.path(cell(seed=1)).name]
+
+
+def test_what_was_asked_for_is_kept_with_a_copy_of_ones_own_suite(tmp_path: Path) -> None:
+    store, mine = Store(tmp_path / "out"), tmp_path / "my suite.yaml"
+    assert store.asked() == []
+    mine.write_text("name: mine")
+    store.ask(["table1", str(mine)], "tiny", {"limit": 64, "methods": None, "changes": {"severity": "3"}})
+    store.ask(["table1"], "tiny", {})
+    store.ask([str(mine)], "tiny", {"limit": 64, "changes": {"severity": "3"}})
+    mine.unlink()
+    first, second, third = store.asked()
+    assert (first.suite, first.settings) == ("table1", {"limit": 64, "changes": {"severity": "3"}})
+    assert (second.suite, second.settings) == ("table1", {})
+    assert Path(third.suite).read_text() == "name: mine", "asked for twice, kept once, the latest last"
+    assert third.suite == str(tmp_path / "out" / "suites" / "my_suite.yaml")
+    (store.folder / "asked.json").write_text("[{")
+    assert store.asked() == []
+    assert any("does not say what was asked for" in words for words in store.broken.values())

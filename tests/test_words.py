@@ -18,7 +18,9 @@ import torch
 from test_model import TABLE
 
 import poem
+from poem.cli import main
 from poem.commands.list import GROWN, named
+from poem.demo import Found, sentences
 from poem.method import BASES, GROWING, SUFFIXES, describe
 from poem.parts import SGD, Everything, NormAffine, Nothing
 from poem.parts.objective import Total
@@ -96,6 +98,35 @@ def test_the_readme_shows_the_demo_s_numbers() -> None:
     readme = _read("README.md")
     for row in held["rows"]:
         assert f"{row['accuracy']:.1f} ({row['gain']:+5.1f})" in readme, row
+
+
+def test_the_readme_says_where_the_demo_loses() -> None:
+    held = {(row["method"], row["network"]): row for row in json.loads(_read("results/demo.json"))["rows"]}
+    names = [item.name for item in fields(Found)]
+    found = {at: Found(**{name: row[name] for name in names}) for at, row in held.items()}
+    readme = " ".join(_read("README.md").split())
+    for sentence in sentences(load("demo"), found):
+        assert sentence in readme
+
+
+def test_the_suite_on_the_page_of_benchmarks_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    monkeypatch.chdir(tmp_path)
+    blocks = re.search(r"```yaml\n(name: mine\n.*?)```\n\n```console\n(.*?)```", _read("docs/benchmarks.md"), re.DOTALL)
+    assert blocks is not None
+    Path("mine.yaml").write_text(blocks[1])
+    first, second = (line.removeprefix("$ poem ").split() for line in blocks[2].splitlines())
+    assert main([*first, "--engine", "inline"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].endswith("; poem report mine makes a page of them")
+    Path("mine.yaml").unlink()
+    assert main(second) == 0
+    page = Path("mine/report.md").read_text()
+    assert "## Tent, and Tent on samples that are sure because of shape" in page
+    rows = dict(re.findall(r"^\| (Tent|Tent by shape) \| \**([\d.]+)\** \| none", page, re.M))
+    assert len(rows) == 2
+    assert "select = EntropyBelow(0.4) &amp; PLPDAbove(0.1)" in page
 
 
 NETWORKS = ("batch norm", "group norm", "layer norm")

@@ -542,3 +542,50 @@ def test_data_sets_are_known_however_they_are_spelt(tmp_path: Path) -> None:
         next(iter(opened("CIFAR-10-C", tmp_path, "fog", 5, None)))
     with pytest.raises(ValueError, match="imagenet-val"):
         next(iter(opened("imagnet_val", tmp_path, None, 0, None)))
+
+
+# Anybody's network --------------------------------------------------------------------------------------------------
+
+
+def small(seed: int) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4, 10)).eval()
+
+
+@pytest.mark.parametrize("how", ["pth", "safetensors", "nested", "parallel", "older"])
+def test_a_state_dict_fills_a_network_by_name(how: str, tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    theirs, mine = small(1), small(2)
+    tensors: dict[str, Any] = dict(theirs.state_dict())
+    path = tmp_path / ("a.safetensors" if how == "safetensors" else "a.pth")
+    if how == "older":
+        tensors = {key: value for key, value in tensors.items() if not key.endswith("num_batches_tracked")}
+    if how == "parallel":
+        tensors = {f"module.{key}": value for key, value in tensors.items()}
+    if how == "safetensors":
+        save_file(tensors, path)
+    else:
+        torch.save({"state_dict": tensors} if how == "nested" else tensors, path)
+    assert not torch.equal(mine.state_dict()["0.weight"], theirs.state_dict()["0.weight"])
+    zoo.fill(mine, path)
+    assert all(torch.equal(value, theirs.state_dict()[key]) for key, value in mine.state_dict().items())
+
+
+def test_a_file_that_is_not_the_network_s_names_what_differs(tmp_path: Path) -> None:
+    tensors = small(1).state_dict()
+    wrong = {**tensors, "3.weight": torch.zeros(7, 4), "head.bias": torch.zeros(1)}
+    del wrong["0.bias"]
+    torch.save(wrong, tmp_path / "wrong.pth")
+    before, model = {key: value.clone() for key, value in small(2).state_dict().items()}, small(2)
+    with pytest.raises(
+        ValueError,
+        match=r"weights of Sequential, got .*lacks 0.bias; has besides head.bias; has in another shape 3.weight",
+    ):
+        zoo.fill(model, tmp_path / "wrong.pth")
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    with pytest.raises(FileNotFoundError, match=r"nothing\.pth, which does not exist"):
+        zoo.fill(model, tmp_path / "nothing.pth")
+    with pytest.raises(FileNotFoundError, match="which is a folder"):
+        zoo.fill(model, tmp_path)

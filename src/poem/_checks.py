@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from poem.model import WITHOUT_NORMS, is_norm
 from poem.recipes import Recipe
 
 log = logging.getLogger("poem")
@@ -73,6 +74,8 @@ def normalisation(
 def something_moves(recipe: Recipe, module: nn.Module, names: list[str], branch: list[str]) -> None:
     """A recipe that learns has something to move, and its branch too."""
     kind = type(module).__name__
+    if recipe.branch is not None and not any(map(is_norm, module.modules())):
+        raise ValueError(f"{kind} has no norm layer for the adapt branch; {WITHOUT_NORMS}")
     if recipe.learns and not names:
         raise ValueError(f"{recipe.parameters!r} matched no parameter of {kind}; try parameters=Everything()")
     if recipe.branch is not None and not branch:

@@ -35,9 +35,12 @@ class Halves:
         whole = ask()
         if self.right is None and self.layers and bool(whole.abs().max() > 0):  # a gradient of nothing proves nothing
             try:
-                self.right = bool((self._half(ask) - whole).abs().max() <= tolerance * whole.abs().max())
+                half = self._half(ask)
             except RuntimeError:  # the rows do not even come in two halves
                 self.right = False
+                return whole
+            self.right = bool((half - whole).abs().max() <= tolerance * whole.abs().max())
+            return half if self.right else whole
         return whole
 
     @property

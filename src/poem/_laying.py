@@ -31,6 +31,8 @@ LABELS: dict[str, str] = dict(zip((*CORRUPTIONS, *EXTRA), _HEADS, strict=True))
 """Corruptions as the paper's heads call them."""
 APART = ("single", "label-shift", "one-by-one")
 """Scenarios that start afresh at every corruption, so that each may be a cell of its own."""
+LIMITED = ("n", "source_images", "options")
+"""Fields that a limit shortens."""
 _recipe = cache(recipe_of)
 
 
@@ -257,6 +259,10 @@ def altered(placed: Sequence[Placed], stated: Sequence[Placed], asked: Asked) ->
                 found.setdefault(item.name, {})[_words(getattr(each.cell, item.name))] = None
     if not any(name.startswith("changes.") for name in asked.changes):
         found.pop("changes", None)  # an author's setting, which another base or scenario does not have
+    if asked.limit is not None and "n" in found and "n" not in asked.changes:
+        yield f"limit {asked.limit}"
+        own_words = {name.partition(".")[0] for name in asked.changes}
+        found = {name: value for name, value in found.items() if name not in LIMITED or name in own_words}
     for name in (item.name for item in fields(Cell) if item.name in found):
         by_choice = name == "lr" and "lr" not in asked.changes and asked.chosen
         yield "chosen learning rates" if by_choice else f"{name} {' or '.join(found[name])}"

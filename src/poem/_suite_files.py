@@ -57,10 +57,15 @@ def _natural(name: str) -> tuple[str, int, str]:
     return head or name, int(word[len(head) :] or 0), name
 
 
+def is_path(name: str) -> bool:
+    """Whether it names a file of the user's own, and no suite that comes along."""
+    return name.endswith((".yaml", ".yml")) or os.sep in name
+
+
 def path_of(name: str | os.PathLike[str]) -> Path:
     """The file of a suite by its name, or a file of the user's own."""
     text = os.fspath(name)
-    if text.endswith((".yaml", ".yml")) or os.sep in text:
+    if is_path(text):
         path = Path(text).expanduser()
         if not path.is_file():
             raise FileNotFoundError(f"no suite file {path}; name a YAML file, or one of: {', '.join(stems())}")

@@ -66,28 +66,30 @@ class Table:
         raise KeyError(f"no row {method!r}; rows: {', '.join(row.method for row in self.rows)}")
 
     def __str__(self) -> str:
+        lines = self._lines()
+        wide = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        return "\n".join(
+            "  ".join([line[0].ljust(wide[0]), *(cell.rjust(w) for cell, w in zip(line[1:], wide[1:], strict=True))])
+            for line in lines
+        )
+
+    def markdown(self) -> str:
+        """The same as a table in Markdown, for a page or an issue."""
+        head, *rows = (f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in self._lines())
+        return "\n".join([head, f"|---|{'---:|' * (len(self._lines()[0]) - 1)}", *rows])
+
+    def _lines(self) -> list[tuple[str, ...]]:
+        """The head, then each row, as printed."""
         head = ("method", "accuracy %", "ECE %", "NLL", "n", "forwards", "backwards", "images/s")
-        cells = [
-            (
-                row.method,
-                f"{row.accuracy:.1f}",
-                f"{row.ece:.1f}",
-                f"{row.nll:.2f}",
-                f"{row.n}",
-                f"{row.forwards}",
-                f"{row.backwards}",
-                f"{row.n / max(row.seconds, 1e-9):.0f}",
-            )
-            for row in self.rows
-        ]
-        wide = [max(len(line[i]) for line in (head, *cells)) for i in range(len(head))]
-        lines = [
-            "  ".join(
-                cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, wide, strict=True))
-            )
-            for line in (head, *cells)
-        ]
-        return "\n".join(lines)
+        return [head, *map(_printed, self.rows)]
+
+
+def _printed(row: Row) -> tuple[str, ...]:
+    shares = f"{row.accuracy:.1f}", f"{row.ece:.1f}", f"{row.nll:.2f}"
+    return (
+        row.method, *shares, f"{row.n}", f"{row.forwards}", f"{row.backwards}",
+        f"{row.n / max(row.seconds, 1e-9):.0f}",
+    )  # fmt: skip
 
 
 def evaluate(

@@ -20,7 +20,7 @@ from poem.suites import Claim, Suite
 
 __all__ = ["CHECKS", "Evidence", "Pair", "Verdict", "check", "judged"]
 
-POEM, SOURCE = "POEM(ours)", "No Adapt."
+POEM, SOURCE = "POEM (Algorithm 1)", "No Adapt."
 METHODS = ("Tent", "EATA", "SAR", "DeYO")
 FAR = 5.0
 """Points that count as far above."""

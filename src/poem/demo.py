@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from poem.method import recipe
@@ -25,6 +26,10 @@ class Found:
     gain: float
     right: float | None
     """How often the labels that it learnt from were right, in percent; None where it learnt from none."""
+    error: float
+    """The standard error of the gain, in points, as of two independent draws of images."""
+    shifts: dict[str, tuple[float, float]]
+    """Accuracy by shift: of the model unadapted, and of the method."""
 
 
 Table = Mapping[tuple[str, str], Found]
@@ -38,10 +43,24 @@ def table(suite: Suite, reports: Iterable[Report]) -> dict[tuple[str, str], Foun
     for placed in suite.placed:
         if placed.cell.key in by_key:
             cells.setdefault((placed.row, placed.group), []).append(by_key[placed.cell.key])
-    mean = {at: statistics.fmean(each.metrics["top1"] for each in found) for at, found in cells.items()}
-    plain = {group: mean[row, group] for row, group in cells if cells[row, group][0].cell.method == "source"}
-    return {(row, group): Found(mean[row, group], mean[row, group] - plain[group], _right(cells[row, group]))
-            for row, group in cells if group in plain}  # fmt: skip
+    plain = {group: found for (_, group), found in cells.items() if found[0].cell.method == "source"}
+    return {(row, group): _found(found, plain[group]) for (row, group), found in cells.items() if group in plain}
+
+
+def _found(reports: Sequence[Report], plain: Sequence[Report]) -> Found:
+    """A row against the model unadapted."""
+    own, before = ({each.cell.corruptions[0]: each.metrics["top1"] for each in found} for found in (reports, plain))
+    mean = statistics.fmean(own.values())
+    shifts = {shift: (before[shift], top1) for shift, top1 in own.items() if shift in before}
+    images = [float(each.ledger["images"]) for each in reports]
+    spread = [(_variance(a) + _variance(b)) / n for (a, b), n in zip(shifts.values(), images, strict=False)]
+    error = math.sqrt(sum(spread)) / max(1, len(spread))
+    return Found(mean, mean - statistics.fmean(before.values()), _right(reports), error, shifts)
+
+
+def _variance(percent: float) -> float:
+    """Of one answer that is right so often, in squared points."""
+    return percent * (100 - percent)
 
 
 def _right(reports: Iterable[Report]) -> float | None:
@@ -80,7 +99,7 @@ def _named(suite: Suite) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def sentences(suite: Suite, found: Table) -> list[str]:
-    """One sentence on the largest gain, and where adapting loses, that and why."""
+    """One sentence on the largest gain, and for each network where adapting loses, one on where it loses most."""
     methods, bases = _named(suite)
     learning = {at: each for at, each in found.items() if recipe(methods[at[0]]).learns}
     if not learning:
@@ -94,7 +113,15 @@ def sentences(suite: Suite, found: Table) -> list[str]:
         if not lost:
             continue
         row, worst = min(lost, key=lambda item: item[1].gain)
-        why = "" if worst.right is None else f": of the labels it taught itself, {100 - worst.right:.0f} % were wrong"
-        count = f"{len(lost)} of {sum(there == group for _, there in learning)}"
-        lines.append(f"On {base} adapting loses with {count} methods; {row} most, {worst.gain:+.1f}{why}.")
+        beyond = sum(each.gain < -each.error for _, each in lost)
+        if not beyond:
+            why = f"one standard error is {worst.error:.1f}"
+            lines.append(f"On {base} no loss is beyond chance: {row} loses most, {worst.gain:+.1f}, and {why}.")
+            continue
+        count = f"{beyond} of {sum(there == group for _, there in learning)}"
+        shift, (before, after) = min(worst.shifts.items(), key=lambda item: item[1][1] - item[1][0])
+        where = f"{row} most, {worst.gain:+.1f}, in {shift.replace('_', ' ')} from {before:.1f} to {after:.1f}"
+        rest = len(lost) - beyond
+        within = f"; {rest} more {'loses' if rest == 1 else 'lose'} less than one standard error" if rest else ""
+        lines.append(f"On {base} adapting loses with {count} methods; {where}{within}.")
     return lines

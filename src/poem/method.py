@@ -37,7 +37,9 @@ from poem.parts.step import SAM, SGD, Adam
 from poem.parts.teacher import MeanTeacher
 from poem.recipes import Recipe, Rule
 
-Preset = Literal["imagenet", "cifar", "cifar100"]
+Preset = Literal["imagenet", "cifar", "cifar10", "cifar100"]
+SAME_PRESET = {"cifar10": "cifar"}
+"""Second names of presets."""
 SHALLOW = NormAffine("excluded")
 DOUBLED = Rule(double_one=True)
 
@@ -322,7 +324,7 @@ def recipe(name: str, preset: Preset = "imagenet") -> Recipe:
     if not base:
         near = difflib.get_close_matches(name.lower(), methods(), n=3, cutoff=0.5)
         hint = f" Did you mean {' or '.join(near)}?" if near else ""
-        raise ValueError(f"unknown method {name!r}.{hint} Bases: {' '.join(BASES)}; suffixes: {' '.join(SUFFIXES)}")
+        raise ValueError(f"unknown method {name!r}.{hint} Methods: {' '.join(BASES)}; suffixes: {' '.join(SUFFIXES)}")
     found = preset_values(BASES[base](), base, preset)
     return SUFFIXES[suffix](found) if suffix else found
 
@@ -337,15 +339,17 @@ def methods(pattern: str = "*") -> list[str]:
 def preset_values(base: Recipe, name: str, preset: Preset) -> Recipe:
     """A base with another data set's published constants: Adam at 0.001 and looser filters on CIFAR.
 
+    `"cifar10"` is another name of `"cifar"`.
+
     Paper: the configurations of tent, cotta and the online-TTA benchmark of Marsden et al. for CIFAR-10-C and -100-C.
     """
     if preset == "imagenet":
         return base
-    if preset not in ("cifar", "cifar100"):
+    if preset not in get_args(Preset):
         near = difflib.get_close_matches(str(preset), get_args(Preset), n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ValueError(f"expected preset imagenet, cifar or cifar100, got {preset!r}{hint}")
-    ten = preset == "cifar"
+    ten = preset != "cifar100"
     cosine = 0.4 if ten or name == "rdumb" else 0.1
     if name in ("source", "bn", "lame"):
         return base

@@ -37,6 +37,13 @@ def affine(module: nn.Module) -> dict[str, nn.Parameter]:
     return dict(module.named_parameters(recurse=False))
 
 
+WITHOUT_NORMS = (
+    "try a method without a branch and parameters=Everything(), as in poem.adapt(model, 'tent', "
+    "parameters=Everything()), or one that learns nothing: 'source', 'lame'"
+)
+"""What to type where a network has no norm layers and a method needs them."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Anatomy:
     """Facts about a classifier, found from its shape.
@@ -73,6 +80,11 @@ class Anatomy:
             ValueError: When the network has no such stage, or no norm layer before it.
         """
         deepest = sum(1 for stage in self.stages if self.below(stage))
+        if not self.norms:
+            raise ValueError(
+                "expected norm layers on both sides of a split, found 0 in all: nothing for the adapt branch; "
+                f"{WITHOUT_NORMS}"
+            )
         if deepest == 0:
             raise ValueError(
                 f"expected norm layers on both sides of a split, found {len(self.norms)} in all: the network has too "

@@ -6,10 +6,12 @@ where adapting mattered.
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +19,15 @@ import torch
 from torch import Tensor, nn
 
 from poem.api import adapt
+from poem.model import anatomy
 from poem.streams import corrupt
 from poem.streams._folders import FORMATS
 from poem.streams._images import Unreadable
 from poem.streams._prepare import Prepare
 from poem.streams.indices import class_indices, is_wnid
+
+FEW, DOUBT = 20, 0.5
+"""From so many images on, a smaller share of answers that are the model's own is a reason not to use them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +36,13 @@ class Answer:
 
     file: str
     label: int | None = None
+    """The answer: the class's index, or its place in the list of classes where one was given."""
     name: str = ""
+    """What the label is called; a number where nobody knows."""
+    class_index: int | None = None
+    """The answer in the model's own numbering, whatever list of classes was given."""
+    wnid: str = ""
+    """ImageNet's name of the class, where the model's classes are known to be ImageNet's."""
     confidence: float | None = None
     """Probability of the label, 0 to 1."""
     entropy: float | None = None
@@ -38,8 +50,10 @@ class Answer:
     first_entropy: float | None = None
     """Before the batch was learnt from."""
     source_label: int | None = None
-    """What the model says without adapting."""
+    """What the model says without adapting, numbered as `label`."""
+    source_name: str = ""
     source_entropy: float | None = None
+    """Of that, in nats."""
     taught: bool | None = None
     """Whether the model learnt from it."""
     newly_reliable: bool | None = None
@@ -83,6 +97,7 @@ def answers(
     folder: Path,
     batch_size: int = 64,
     names: Mapping[int, str] | None = None,
+    wnids: Mapping[int, str] | None = None,
     classes: Sequence[int] | None = None,
     corruption: tuple[str, int] | None = None,
     on_batch: Callable[[Tensor, list[Path], Any], None] | None = None,
@@ -98,6 +113,7 @@ def answers(
         folder: What file names are given relative to.
         batch_size: Images that are learnt from together.
         names: What to call the labels.
+        wnids: ImageNet's names of the model's classes, by their index.
         classes: Indices the logits are cut to; labels are then places in this list.
         corruption: A shift to put on the images, such as `("fog", 3)`.
         on_batch: Called with images, their files and `adapter.last`, for whoever wants to look closer.
@@ -107,6 +123,7 @@ def answers(
     shared = {key: settings[key] for key in ("mean", "std", "logits", "precision") if key in settings}
     plain = adapt(model, "source", classes=classes, **shared)
     device = next(model.parameters()).device
+    words = _Words(names or {}, wnids or {}, classes)
     try:
         for start in range(0, len(files), batch_size):
             batch = files[start : start + batch_size]
@@ -121,10 +138,28 @@ def answers(
             logits, before = adapter(images), plain(images)
             if on_batch is not None:
                 on_batch(images, good, adapter.last)
-            yield sorted(bad + _answered(logits, before, adapter.last, good, folder, names or {}), key=_by_file)
+            yield sorted(bad + _answered(logits, before, adapter.last, good, folder, words), key=_by_file)
     finally:
         adapter.unload()
         plain.unload()
+
+
+@dataclass(frozen=True)
+class _Words:
+    """What labels are called."""
+
+    names: Mapping[int, str]
+    wnids: Mapping[int, str]
+    classes: Sequence[int] | None
+
+    def of(self, label: int) -> dict[str, Any]:
+        """The columns that name an answer."""
+        index = label if self.classes is None else int(self.classes[label])
+        return {"label": label, "name": self.name(label), "class_index": index, "wnid": self.wnids.get(index, "")}
+
+    def name(self, label: int) -> str:
+        """In words, or the number."""
+        return self.names.get(label, str(label))
 
 
 def _by_file(answer: Answer) -> str:
@@ -148,7 +183,7 @@ def _read(batch: Sequence[Path], prepare: Prepare, folder: Path) -> tuple[Tensor
 
 
 def _answered(
-    logits: Tensor, before: Tensor, last: Any, good: Sequence[Path], folder: Path, names: Mapping[int, str]
+    logits: Tensor, before: Tensor, last: Any, good: Sequence[Path], folder: Path, words: _Words
 ) -> list[Answer]:
     """One answer per image."""
     columns = zip(
@@ -158,9 +193,9 @@ def _answered(
     )  # fmt: skip
     return [
         Answer(
-            file=str(path.relative_to(folder)), label=label, name=names.get(label, str(label)),
-            confidence=round(sure, 6), entropy=round(now, 6), first_entropy=round(first, 6), source_label=source,
-            source_entropy=round(plain, 6), taught=taught, newly_reliable=newly,
+            file=str(path.relative_to(folder)), confidence=round(sure, 6), entropy=round(now, 6),
+            first_entropy=round(first, 6), source_label=source, source_name=words.name(source),
+            source_entropy=round(plain, 6), taught=taught, newly_reliable=newly, **words.of(label),
         )
         for path, label, sure, now, first, source, plain, taught, newly in columns
     ]  # fmt: skip
@@ -171,8 +206,8 @@ def _entropy(logits: Tensor) -> Tensor:
     return -(logs.exp() * logs).sum(1)
 
 
-def summary(found: Iterable[Answer]) -> str:
-    """What happened, in a few lines."""
+def summary(found: Iterable[Answer], *, labelled: bool = False) -> str:
+    """What happened, in a few lines; a doubt about the whole comes first, unless labels tell what is right."""
     rows = list(found)
     read = [each for each in rows if not each.error]
     if not read:
@@ -184,6 +219,7 @@ def summary(found: Iterable[Answer]) -> str:
     newly = sum(bool(each.newly_reliable) for each in read)
     taught = sum(bool(each.taught) for each in read)
     lines = [
+        *([_doubt(agree, len(read))] if len(read) >= FEW and agree < DOUBT * len(read) and not labelled else []),
         f"{len(read)} images answered" + (f", {len(rows) - len(read)} unreadable" if len(read) < len(rows) else ""),
         f"entropy {first:.2f} before learning, {last:.2f} in the answer; the model unadapted: {plain:.2f} (nats)",
         f"{agree} answers ({100 * agree / len(read):.1f} %) agree with the model unadapted",
@@ -199,14 +235,51 @@ def summary(found: Iterable[Answer]) -> str:
     return "\n".join(lines)
 
 
+def _doubt(agree: int, count: int) -> str:
+    return (
+        f"Do not use these answers as they are: only {agree} of {count} are the model's own. For those type --method "
+        "source. Adapting wants images in mixed order (--shuffle 0), larger batches (--batch-size) and, where folders "
+        "named by wnid hold all classes that can come, --classes folders"
+    )
+
+
+def logits_of(model: nn.Module) -> int | None:
+    """How many classes a model has, where its last layer shows it."""
+    head = anatomy(model).head
+    last = None if head is None else model.get_submodule(head)
+    return getattr(last, "out_features", None) or getattr(last, "out_channels", None)
+
+
+def elsewhere(name: str) -> str | None:
+    """Where torchvision builds a network of that name, as `imported` takes it."""
+    if find_spec("torchvision") is None:
+        return None
+    from torchvision import models
+
+    known = name in models.list_models() and callable(getattr(models, name, None))
+    return f"torchvision.models:{name}" if known else None
+
+
 def imported(place: str) -> nn.Module:
     """The model that `package.module:function` returns."""
     module, _, name = place.partition(":")
     if "" not in sys.path:
         sys.path.insert(0, "")  # a file of the folder one is in, as python itself would find it
-    made = getattr(importlib.import_module(module), name, None)
+    if not module or not name:
+        raise ValueError(f"expected package.module:function, such as torchvision.models:resnet18, got {place!r}")
+    try:
+        held = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not module.startswith(error.name):
+            raise  # a module that this one needs
+        raise ValueError(
+            f"expected package.module:function, got {place!r}: there is no module {error.name!r}"
+        ) from error
+    made = getattr(held, name, None)
     if not callable(made):
-        raise ValueError(f"expected package.module:function, a function that returns a model, got {place!r}")
+        near = difflib.get_close_matches(name, [each for each in dir(held) if callable(getattr(held, each))])
+        hint = f"; did you mean {' or '.join(f'{module}:{each}' for each in near)}?" if near else ""
+        raise ValueError(f"expected package.module:function, a function that returns a model, got {place!r}{hint}")
     model = made()
     if not isinstance(model, nn.Module):
         raise TypeError(f"expected {place} to return a torch.nn.Module, got {type(model).__name__}")

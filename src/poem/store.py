@@ -2,6 +2,7 @@
 
     cells/<base>/<method>/<scenario>-<shift>-s<seed>-<key>.json           a result
     cells/<base>/<method>/<scenario>-<shift>-s<seed>-<key>.failed.json    a cell that raised, with its traceback
+    asked.json, suites/*.yaml                                             what was asked for, so that a page can be made
 
 The key in a file's name makes it the cell's own; the words before it are for people.
 """
@@ -13,13 +14,14 @@ import os
 import re
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
 from poem._files import write_whole
+from poem._suite_files import is_path
 from poem.cells import Cell
 from poem.report import SCHEMA, Report
 
@@ -29,6 +31,8 @@ except ImportError:  # not a Unix
     fcntl = None  # type: ignore[assignment]
 
 FAILED = ".failed.json"
+ASKED, SUITES = "asked.json", "suites"
+"""Of what was asked for, and the folder of suites of the user's own."""
 _LEFT_OVER = re.compile(r"\..+\.json\.\d+")
 _PATIENCE = 8.0  # seconds in which helpers of a killed process notice that it is gone
 
@@ -61,6 +65,17 @@ class Failure:
             return cls(cell=Cell.from_dict(values["cell"]), error=str(values["error"]))
         except (ValueError, TypeError, KeyError) as error:
             raise ValueError(f"{path} does not record a failure: {error}") from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """A suite that results were asked for with, and what flags laid over it."""
+
+    suite: str
+    """Its name, or the copy of a file of the user's own."""
+    scale: str
+    settings: dict[str, Any]
+    """As `poem.suites.load` takes them; those that nobody gave are left out."""
 
 
 class Store:
@@ -120,6 +135,31 @@ class Store:
                 if path == self._failure(failure.cell):
                     found[failure.cell.key] = failure
         return found
+
+    def ask(self, names: Sequence[str], scale: str, settings: Mapping[str, Any]) -> None:
+        """Remember which suites are measured here and with which flags; a suite of the user's own is kept as a copy."""
+        found = [asdict(each) for each in self.asked(here=False)]
+        given = {key: value for key, value in settings.items() if value}
+        for name in names:
+            kept = f"{SUITES}/{safe(Path(name).stem)}.yaml" if is_path(name) else name
+            if is_path(name):
+                write_whole(self.folder / kept, Path(name).expanduser().read_text(encoding="utf-8"))
+            request = json.loads(json.dumps({"suite": kept, "scale": scale, "settings": given}))
+            found = [each for each in found if each != request] + [request]  # the latest comes last
+        write_whole(self.folder / ASKED, json.dumps(found, indent=1) + "\n")
+
+    def asked(self, *, here: bool = True) -> list[Request]:
+        """What was asked for, the latest last; copies of files as paths from here, or as they are written."""
+        path = self.folder / ASKED
+        try:
+            found = [Request(**each) for each in json.loads(path.read_text(encoding="utf-8"))]
+        except FileNotFoundError:
+            return []
+        except (ValueError, TypeError) as error:
+            self.broken[path] = f"{path} does not say what was asked for: {error}"
+            return []
+        return [replace(each, suite=str(self.folder / each.suite)) if here and is_path(each.suite) else each
+                for each in found]  # fmt: skip
 
     @contextmanager
     def lock(self) -> Iterator[None]:

@@ -64,7 +64,7 @@ class Suite:
     x: str = ""
     y: str = ""
     altered: tuple[str, ...] = ()
-    """How flags made it another suite than its file states, in words: `methods tent`, `n 256`; seeds do not count."""
+    """How flags made it another suite than its file states: `methods tent`, `limit 256`; seeds do not count."""
     left_out: tuple[str, ...] = ()
     """Rows, columns and corruptions that its file states and flags left out."""
     numbers: Mapping[str, Mapping[str, Mapping[str, float]]] = field(default_factory=dict, repr=False, hash=False)

@@ -454,6 +454,33 @@ def _fill(chosen: Base, model: nn.Module, path: Path) -> None:
     model.load_state_dict(tensors)
 
 
+def fill(model: nn.Module, weights: str | os.PathLike[str]) -> None:
+    """Load a file of tensors into anybody's network, each by its name; the names may begin with DataParallel's.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: It holds something else, or other tensors than the network's.
+    """
+    path = Path(weights).expanduser()
+    if not path.is_file():
+        state = "which is a folder" if path.is_dir() else "which does not exist"
+        raise FileNotFoundError(f"expected a file with the model's weights (.pth or .safetensors), got {path}, {state}")
+    tensors, own = _tensors(path), model.state_dict()
+    if tensors and all(key.startswith("module.") for key in tensors) and not set(tensors) & set(own):
+        tensors = {key.removeprefix("module."): value for key, value in tensors.items()}
+    counted = "num_batches_tracked"  # older files have no such counts, and nothing depends on them
+    wrong = {
+        "lacks": [key for key in own if key not in tensors and not key.endswith(counted)],
+        "has besides": [key for key in tensors if key not in own],
+        "has in another shape": [key for key in own if key in tensors and own[key].shape != tensors[key].shape],
+    }
+    found = [f"{words} {', '.join(keys[:3])}{f' and {len(keys) - 3} more' if len(keys) > 3 else ''}"
+             for words, keys in wrong.items() if keys]  # fmt: skip
+    if found:
+        raise ValueError(f"expected the weights of {type(model).__name__}, got {path}, which {'; '.join(found)}")
+    model.load_state_dict(tensors, strict=False)
+
+
 def by_position(tensors: dict[str, Tensor], own: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
     """Rename tensors to the network's own names, one after the other; kind and shape must agree for each."""
     if len(tensors) != len(own):

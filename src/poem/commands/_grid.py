@@ -180,8 +180,10 @@ def _devices(names: Sequence[str]) -> list[str]:
     return [str(torch.device(name)) for name in names]
 
 
-def run(args: argparse.Namespace, todo: Sequence[Cell], store: Store) -> int:
-    """Sweep with a bar, then say what became of it; gives the exit code."""
+def run(args: argparse.Namespace, todo: Sequence[Cell], store: Store, names: Sequence[str] = ()) -> int:
+    """Sweep with a bar, then say what became of it; gives the exit code. Names of suites are kept for `poem report`."""
+    from contextlib import suppress
+
     from poem.commands._bar import Bar
     from poem.commands._quiet import quiet
     from poem.sweep import CannotWriteError, sweep
@@ -190,6 +192,9 @@ def run(args: argparse.Namespace, todo: Sequence[Cell], store: Store) -> int:
     if not args.keep_going:
         _look(args, todo, store)
     print(f"{len(todo)} cells, results in {store.folder}", file=sys.stderr)
+    if names:
+        with suppress(OSError), store.lock():  # what is wrong with the folder is for the sweep to say
+            store.ask(names, scale(args), asked(args))
     try:
         with quiet(not args.verbose), Bar() as bar:
             outcome = sweep(todo, store, engine=made, watch=bar)

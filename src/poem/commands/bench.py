@@ -34,6 +34,6 @@ def run(args: argparse.Namespace) -> int:
     if args.dry_run or args.json:
         _grid.show(args, found, todo, store)
         return 0
-    code = _grid.run(args, todo, store)
+    code = _grid.run(args, todo, store, [] if from_list else [args.suite])
     print(f"results in {store.folder}; poem report {store.folder} makes a page of them")
     return code

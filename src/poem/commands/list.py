@@ -125,4 +125,5 @@ def _data() -> dict[str, str]:
         **{f"cifar{count}": "the binary version, a folder of class folders, or a tar of either" for count in (10, 100)},
         **{name: f"comes with a package: {words}" for name, words in PACKAGED.items()},
     }
+    other["digits"] = f"8x8, not the digits bases' own set (digits-test); {other['digits']}"
     return {name: TREES[name].layout if name in TREES else other.get(name, "") for name in DATASETS}

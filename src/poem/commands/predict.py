@@ -2,7 +2,21 @@
 poem predict photos/ -o predictions.csv
 poem predict frames/ --model digits-bn --method tent --batch-size 32
 poem predict photos/ --model mypackage.nets:build --mean 0.5 --std 0.5 --crop 224
+poem predict photos/ --model torchvision.models:resnet18 --weights resnet18.pth --crop 224 --mean ... --std ...
 poem predict val/ --classes folders --shuffle 0
+
+A row of predictions.csv is a file; its columns:
+file             below the folder given
+label, name      the answer: the class's index (with --classes its place in that list), and what it is called
+class_index      the answer in the model's own numbering, with --classes too
+wnid             ImageNet's name of the class, where the classes are known to be ImageNet's
+confidence       probability of the label, 0 to 1
+entropy          of the answer, in nats; first_entropy: before the batch was learnt from
+source_label, source_name, source_entropy
+                 what the model says unadapted
+taught           whether the model learnt from the image
+newly_reliable   too uncertain at the first look, reliable at a later one
+error            why there is no answer
 """  # noqa: D205, D415 - an epilog of the command's help
 
 from __future__ import annotations
@@ -17,7 +31,14 @@ from poem.commands.verify import triple
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from torch import nn
+
     from poem.predict import Answer
+    from poem.zoo import Triple
+
+
+EVERY = 10.0
+"""Seconds between two lines of progress, where there is no terminal."""
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -26,13 +47,16 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model", default="effnet-lite0", help="a base (`poem list bases`), or package.module:function"
     )
-    parser.add_argument("--weights", help="a file or folder with the base's weights")
+    parser.add_argument(
+        "--weights",
+        help="a file or folder with the base's weights; for package.module:function a .pth or .safetensors file",
+    )
     parser.add_argument("--method", default="poem", help="a name that `poem list` prints; default: poem")
     parser.add_argument("-o", "--out", type=Path, default=Path("predictions.csv"), help="default: predictions.csv")
     parser.add_argument("--batch-size", type=int, default=64, help="default: 64")
     parser.add_argument("--lr", type=float, help="learning rate; default: the method's rule")
     parser.add_argument(
-        "--preset", default="imagenet", help="constants: imagenet, cifar or cifar100; default: imagenet"
+        "--preset", default="imagenet", help="constants: imagenet, cifar (or cifar10), cifar100; default: imagenet"
     )
     parser.add_argument(
         "--mean", type=triple, help="of a model of your own, as 0.485,0.456,0.406; default: the base's, or none"
@@ -63,11 +87,15 @@ def run(args: argparse.Namespace) -> int:
     recipe(args.method, args.preset)  # a name that nobody knows is told before a model is loaded
     if args.shuffle is None and len({path.parent for path in files}) > 1:
         print("files come folder by folder; if folders are classes, --shuffle 0 mixes them", file=sys.stderr)
-    chosen = classes(args, files)
-    model, settings = opened(args)
-    if chosen is not None:
-        names = settings.get("names") or {}
-        settings |= {"classes": chosen, "names": {at: names.get(each, str(each)) for at, each in enumerate(chosen)}}
+    chosen, named = classes(args.classes, files, args.folder)
+    model, settings, count = opened(
+        args.model, args.weights, device=args.device, mean=args.mean, std=args.std, resize=args.resize, crop=args.crop
+    )
+    if chosen is None:
+        hint(files, args.folder, count)
+    else:
+        settings |= narrowed(settings["names"], chosen, count, args.model)
+        settings["wnids"] = wnids() if named else settings["wnids"]
     print(f"{args.model}, {args.method}; {settings['prepare']}; mean {settings['mean']}, std {settings['std']}",
           file=sys.stderr)  # fmt: skip
     if args.shuffle is not None:
@@ -96,59 +124,123 @@ def run(args: argparse.Namespace) -> int:
     return 1 if any(each.error for each in found) else 0
 
 
-def classes(args: argparse.Namespace, files: Sequence[Path]) -> list[int] | None:
-    """The classes that can come, as indices of the logits; says so where folders name them and nobody else does."""
-    from poem import zoo
+def classes(which: str | None, files: Sequence[Path], folder: Path) -> tuple[list[int] | None, bool]:
+    """The classes that can come, as indices of the logits, where somebody says so; and whether by wnid."""
+    import difflib
+
     from poem.predict import listed_classes, wnid_folders
 
-    if args.classes is not None and args.classes != "folders":
-        return listed_classes(Path(args.classes).read_text(encoding="utf-8"))
-    count = 1000 if ":" in args.model else zoo.base(args.model).classes
-    folders = wnid_folders(files, args.folder) if count == 1000 or args.classes else None
-    if args.classes is not None:
+    if which is None:
+        return None, False
+    if which == "folders":
+        folders = wnid_folders(files, folder)
         if folders is None:
             raise ValueError("--classes folders needs every image in a folder named by wnid, such as n01440764; give a "
                              "file with an index a line instead")  # fmt: skip
-        return list(folders.values())
-    if folders is not None and len(folders) < count:
-        print(f"images lie in {len(folders)} folders named by wnid, and the model has more classes: if no others can "
-              "come, --classes folders keeps answers to these", file=sys.stderr)  # fmt: skip
-    return None
+        return list(folders.values()), True
+    if not Path(which).is_file():
+        near = difflib.get_close_matches(which.lower(), ["folders"])
+        remedy = "did you mean 'folders'?" if near else "such a file has a wnid or an index a line"
+        raise ValueError(f"expected --classes folders or a file, got {which!r}, which is no file; {remedy}")
+    text = Path(which).read_text(encoding="utf-8")
+    return listed_classes(text), any(not line.split()[0].isdecimal() for line in text.splitlines() if line.strip())
 
 
-def opened(args: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
-    """The model, and what goes with it."""
+def narrowed(names: dict[int, str], chosen: Sequence[int], count: int | None, model: str) -> dict[str, Any]:
+    """What changes where only some classes can come."""
+    if count is not None and max(chosen, default=0) >= count:
+        raise ValueError(f"expected classes below {count}, as {model} has, got class {max(chosen)}")
+    return {"classes": chosen, "names": {at: names.get(each, str(each)) for at, each in enumerate(chosen)}}
+
+
+def hint(files: Sequence[Path], folder: Path, count: int | None) -> None:
+    """Folders that name some of ImageNet's classes are pointed out, for a model that has them all."""
+    from poem.predict import wnid_folders
+
+    folders = wnid_folders(files, folder) if count == 1000 else None
+    if folders is not None and len(folders) < 1000:
+        say(f"images lie in {len(folders)} folders named by wnid, and the model has 1000 classes: if no others can "
+            "come, --classes folders keeps answers to these")  # fmt: skip
+
+
+def wnids() -> dict[int, str]:
+    """ImageNet's names of its classes, by index."""
+    from poem.streams.indices import imagenet_wnids
+
+    return dict(enumerate(imagenet_wnids()))
+
+
+def say(words: str) -> None:
+    """To whoever reads along, not into what is piped on."""
+    print(words, file=sys.stderr)
+
+
+def opened(
+    name: str,
+    weights: str | None,
+    *,
+    device: str = "cpu",
+    mean: Triple | None = None,
+    std: Triple | None = None,
+    resize: int | None = None,
+    crop: int | None = None,
+) -> tuple[nn.Module, dict[str, Any], int | None]:
+    """A model by name, what goes with it, and how many classes it has; says what it had to assume."""
     from poem import zoo
-    from poem.predict import imagenet_names, imported
+    from poem.predict import elsewhere, imagenet_names, imported, logits_of
     from poem.streams._prepare import Prepare
 
-    if ":" in args.model:
-        model = imported(args.model).to(args.device)
-        prepare = Prepare(resize=args.resize or args.crop, crop=args.crop)
-        return model, {"prepare": prepare, "mean": args.mean, "std": args.std}
-    model, base = zoo.load(args.model, args.weights)
-    prepare = Prepare(resize=args.resize or base.resize, crop=args.crop or base.crop, interpolation=base.interpolation)
-    names = imagenet_names() if base.classes == 1000 else {}
-    settings = {"prepare": prepare, "names": names, "mean": args.mean or base.mean, "std": args.std or base.std}
-    return model.to(args.device), settings
+    if ":" in name:
+        model = imported(name)
+        if weights is None:
+            say(
+                f"no --weights: {name} has to load its own; if it does not, the model is random and its answers are too"
+            )
+        else:
+            zoo.fill(model, weights)
+        if mean is None and std is None:
+            say("no --mean and --std: the model is given images from 0 to 1 as they are; most ImageNet models want "
+                "--mean 0.485,0.456,0.406 --std 0.229,0.224,0.225")  # fmt: skip
+        settings: dict[str, Any] = {"prepare": Prepare(resize=resize or crop, crop=crop), "mean": mean, "std": std}
+        return model.to(device), {**settings, "names": {}, "wnids": {}}, logits_of(model)
+    try:
+        zoo.base(name)
+    except ValueError as error:
+        if (place := elsewhere(name)) is None:
+            raise
+        raise ValueError(f"{error} Or, as torchvision builds it: --model {place} --weights FILE") from error
+    model, base = zoo.load(name, weights)
+    own = {"--mean": (mean, base.mean), "--std": (std, base.std)}
+    for flag, (given, meant) in own.items():
+        if given is not None and given != meant:
+            say(f"{flag} replaces {name}'s own {flag[2:]} {meant}: its accuracy may suffer; leave it out to use that")
+    prepare = Prepare(resize=resize or base.resize, crop=crop or base.crop, interpolation=base.interpolation)
+    large = base.classes == 1000
+    settings = {"prepare": prepare, "mean": mean or base.mean, "std": std or base.std,
+                "names": imagenet_names() if large else {}, "wnids": wnids() if large else {}}  # fmt: skip
+    return model.to(device), settings, base.classes
 
 
 def progress(batches: Any, total: int, words: str) -> Any:
-    """A bar over images on the terminal, a line now and then elsewhere."""
+    """A bar over images on the terminal; elsewhere a line after the first batch and now and then, with what is left."""
     import time
 
     from rich.console import Console
     from rich.progress import Progress
 
-    console, done, said = Console(stderr=True), 0, time.monotonic()
+    from poem.commands._bar import duration
+
+    console, done, began = Console(stderr=True), 0, time.monotonic()
+    said: float | None = None
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(words, total=total)
         for batch in batches:
             done += len(batch)
             bar.advance(task, len(batch))
-            if not console.is_terminal and time.monotonic() - said > 10:
-                said = time.monotonic()
-                print(f"{done}/{total} images", file=sys.stderr)
+            now = time.monotonic()
+            if not console.is_terminal and done < total and (said is None or now - said > EVERY):
+                said = now
+                say(f"{words}: {done}/{total} images, about {duration((now - began) * (total - done) / done)} left")
             yield batch
 
 

@@ -3,7 +3,7 @@ poem report poem-results/tiny
 poem report poem-results/tiny --suites table1 fig5 --out pages
 poem report poem-results/full --scale full --limit 256
 
-Writes report.md and report.html. Cells run with a limit, other seeds or settings are found with the same flags.
+Writes report.md and report.html: the suites that the folder was asked for, as they were asked for; flags show others.
 """  # noqa: D205, D415 - an epilog of the command's help
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from pathlib import Path
 def options(parser: argparse.ArgumentParser) -> None:
     """What the command takes."""
     parser.add_argument("results", type=Path, help="a folder that poem bench or poem reproduce wrote")
-    parser.add_argument("--suites", nargs="+", metavar="SUITE", help="names or files; default: all with a cell here")
+    parser.add_argument(
+        "--suites", nargs="+", metavar="SUITE", help="names or files; default: those asked for, or whole here"
+    )
     parser.add_argument("--scale", help="tiny, cifar10 or full; default: that of most cells here")
     parser.add_argument("--limit", type=int, metavar="N", help="as in the run")
     parser.add_argument("--methods", nargs="+", metavar="NAME", help="these rows alone, as 'tent' or '*poem*'")
@@ -38,9 +40,15 @@ def run(args: argparse.Namespace) -> int:
     if not reports and not failures:
         raise ValueError(f"expected a folder of results, got {args.results}; poem reproduce table1 makes one")
     there = [report.cell for report in reports] + [failure.cell for failure in failures.values()]
-    suites = about(there, names=args.suites, scale=args.scale, asked=_grid.asked(args))
+    suites = about(there, names=args.suites, scale=args.scale, asked=_grid.asked(args), requests=store.asked())
     for path in build(suites, reports, args.out or args.results, failures=failures):
         print(path)
+    shown = {cell.key for suite in suites for cell in suite.cells}
+    if rest := sum(cell.key not in shown for cell in there):
+        print(
+            f"left out: {rest} of {len(there)} cells, of other suites or settings; --suites and the run's flags show "
+            "them"
+        )
     for words in store.broken.values():
         print(f"left out: {words}")
     return 0

@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     if args.dry_run or args.json:
         _grid.show(args, found, todo, store)
         return 0
-    code = _grid.run(args, todo, store)
+    code = _grid.run(args, todo, store, names)
     if code in (0, 1):  # to the end, though some may have failed
         _page(found, store)
     return code

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from poem.aggregate import Grid, timing
 from poem.pages import words
-from poem.pages.tables import Plain, comparable, grouped, learns, source_access
+from poem.pages.tables import Plain, comparable, grouped, learns, source_access, titled
 from poem.pages.words import NOTHING, TIMES
 from poem.report import Report
 
@@ -34,7 +34,7 @@ def efficiency(grid: Grid) -> Plain:
     rows, theirs = [], []
     for group in grid.groups:
         for row in grid.rows(group):
-            rows.append((f"{group} · {row}" if many else row, *_costs(grid, group, row)))
+            rows.append((f"{titled(grid, group)} · {row}" if many else row, *_costs(grid, group, row)))
             theirs.append(_their_costs(grid, group, row))
     head = ("Method", "Source data?", "Online?", "#Forward", "#Backward", "Other computations", "Time (s)", "FPS")
     caption = "Images that each method needs in a run, and its time in the adapter: means over runs"
@@ -100,6 +100,10 @@ def other_computations(recipe: dict[str, str]) -> str:
     return ", ".join(cost for word, cost in OTHER.items() if word in text) or "none"
 
 
+LEDGER_CAPTION = (
+    "Ledger: counts in images, over all cells of a row. Needed: what the method's arithmetic asks for, as the paper "
+    "counts; computed: what went through the network, where a batch stays whole though few of it teach"
+)
 LEDGER = {
     "images": "images",
     "forwards": "forward, needed",
@@ -136,7 +140,7 @@ def ledger(grid: Grid) -> Plain:
             spent = ledger_of(reports)
             peak = max(map(_peak, reports))
             cells = (
-                group, row, source_access(reports), words.count(len(reports)),
+                titled(grid, group), row, source_access(reports), words.count(len(reports)),
                 *(words.count(spent[key]) for key in LEDGER),
                 words.seconds(sum(report.timing.get("adapt_s", 0.0) for report in reports)),
                 words.seconds(sum(report.timing.get("data_s", 0.0) for report in reports)),
@@ -145,7 +149,7 @@ def ledger(grid: Grid) -> Plain:
             rows.append(cells)
     head = ("group", "row", "source access", "cells", *LEDGER.values(), "adapting (s)", "loading (s)")
     head += ("peak memory of the GPU",) if counted else ()
-    return grouped(Plain(caption="Ledger: counts in images, over all cells of a row", head=head, rows=tuple(rows)))
+    return grouped(Plain(caption=LEDGER_CAPTION, head=head, rows=tuple(rows)))
 
 
 def _peak(report: Report) -> float:

@@ -10,7 +10,7 @@ from poem.aggregate import Grid, Read, Value, metric, timing
 from poem.pages import probed, words
 from poem.pages.plots import Look, Panel, Series
 from poem.pages.probed import Figure
-from poem.pages.tables import FAMILIES, Plain, grouped
+from poem.pages.tables import FAMILIES, Plain, grouped, titled
 from poem.pages.words import NOTHING
 from poem.report import Report
 
@@ -49,9 +49,9 @@ def _curves(grid: Grid, read: Read, y: str, title: str) -> Figure:
             if points
         ]
         if series:
-            said = "; ".join(_said(each) for each in series)
+            said = f"{y}: {'; '.join(_said(each) for each in series)}"
             panel = Panel(
-                form="lines", title=group, x=grid.suite.x, y=y, series=tuple(series), words=f"{y}: {said}",
+                form="lines", title=titled(grid, group), x=grid.suite.x, y=y, series=tuple(series), words=said,
                 names=() if numeric else tuple(grid.columns), least=2.0 if "%" in y else 0.0, floor="second" in y,
             )  # fmt: skip
             panels.append(panel)
@@ -74,7 +74,8 @@ def _bars(grid: Grid) -> Figure:
         if series:
             below = tuple(rows) if single else tuple(grid.columns)
             said = "; ".join(_said(each) for each in series)
-            panels.append(Panel(form="bars", title=group, y=y, series=tuple(series), names=below, words=f"{y}: {said}"))
+            title = titled(grid, group)
+            panels.append(Panel(form="bars", title=title, y=y, series=tuple(series), names=below, words=f"{y}: {said}"))
     names = tuple(dict.fromkeys(each.name for panel in panels for each in panel.series))
     if single:  # names stand below the bars, so colour is free to say which have POEM in them
         told = {name: Look(0 if "POEM" in name else 7, 0) for name in names}
@@ -97,7 +98,7 @@ def _grid_table(grid: Grid, read: Read, caption: str) -> Plain:
     for group in grid.groups:
         for row in grid.rows(group):
             values = [grid.value(group, row, column, read) for column in grid.columns]
-            rows.append((group, row, *(_number(value) for value in values)))
+            rows.append((titled(grid, group), row, *(_number(value) for value in values)))
     return grouped(Plain(caption=caption, head=("group", "row", *grid.columns), rows=tuple(rows)))
 
 
@@ -136,7 +137,7 @@ def _windows(grid: Grid) -> Figure | None:
     panels, rows = [], []
     for group in grid.groups:
         for column in grid.columns if few else [None]:
-            title = " · ".join(filter(None, (group, column)))
+            title = " · ".join(filter(None, (titled(grid, group), column)))
             series = [each for row in grid.rows(group) if (each := _course(row, grid.at(group, row, column)))]
             rows += [(title, each.name, *(f"{value:.1f}" for value in each.y)) for each in series]
             if series:
@@ -150,7 +151,10 @@ def _windows(grid: Grid) -> Figure | None:
     head = ("group", "row", *(str(at + 1) for at in range(wide - 2)))
     data = grouped(Plain(caption="Accuracy (%) by window, mean over cells", head=head, rows=filled))
     legend = dict.fromkeys(each.name for panel in panels for each in panel.series)
-    return Figure(title="Accuracy over the stream", panels=tuple(panels), data=(data,), legend=tuple(legend))
+    sizes = sorted({report.cell.window for report in grid.reports.values()})
+    size = " or ".join(map(words.count, sizes))
+    return Figure(title="Accuracy over the stream", panels=tuple(panels), data=(data,), legend=tuple(legend),
+                  note=f"A window is {size} images that arrived one after the other.")  # fmt: skip
 
 
 def _course(row: str, reports: Sequence[Report]) -> Series | None:
@@ -172,11 +176,11 @@ def _speed(grid: Grid) -> Figure | None:
             if there:
                 fast, right = (statistics.fmean(each) for each in zip(*there, strict=True))
                 series.append(Series(name=row, x=(fast,), y=(right,)))
-                rows.append((group, row, words.speed(fast), f"{right:.1f}"))
+                rows.append((titled(grid, group), row, words.speed(fast), f"{right:.1f}"))
         if series:
             said = "; ".join(f"{each.name} {words.speed(each.x[0])} images/s, {each.y[0]:.1f} %" for each in series)
             panels.append(
-                Panel(form="scatter", title=group, words=said, x="images per second, log scale",
+                Panel(form="scatter", title=titled(grid, group), words=said, x="images per second, log scale",
                       y="top-1 accuracy (%)", series=tuple(series), log=True)
             )  # fmt: skip
     head = ("group", "row", "images/s", "top-1 (%)")

@@ -33,13 +33,13 @@ def _section(section: Section) -> list[str]:
     said = (section.readout, measured, section.coverage, section.remark)
     lines += [line for text in said if text for line in (escaped(text), "")]
     if section.numbers is not None:
-        lines += [f"{METRICS['top1'].title}; the best of a block's column is bold.", ""]
+        lines += [f"{METRICS['top1'].title}; {section.numbers.bold}.", ""]
         lines += [*_numbers(section.numbers), ""]
     lines += [line for sentence in section.said for line in (escaped(sentence), "")]
     if section.efficiency is not None:
         lines += [*plain(_with_paper(section.efficiency)), ""]
     for figure in section.figures:
-        lines += [f"### {escaped(figure.title)}", ""]
+        lines += [f"### {escaped(figure.title)}", "", *([escaped(figure.note), ""] if figure.note else [])]
         for table in figure.data:
             lines += [escaped(table.caption), "", *plain(table), ""]
     if section.claims:
@@ -66,7 +66,7 @@ def _numbers(table: Numbers) -> list[str]:
     """One table per block, so that each reads on its own."""
     lines = []
     for block in table.blocks:
-        name = f"{block.name} ({block.base})" if block.name and block.base else block.name or table.first
+        name = f"{block.name} ({block.role})" if block.role else block.name or table.first
         rows = [(row.name, *_entries(row), row.source) for row in block.rows]
         lines += [
             *plain(Plain(caption="", head=(name, *table.columns, "source data"), rows=tuple(rows))),

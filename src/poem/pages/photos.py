@@ -24,8 +24,14 @@ class Shown:
     answer: Answer
     picture: str
     """A data address: the image itself, small."""
-    said: str
-    """What the model says unadapted, in words."""
+    truth: int | None = None
+    """The class it is of, numbered as the answer's label, where that is known."""
+    true_name: str = ""
+    """The same in words."""
+
+    def verdict(self, label: int | None) -> str:
+        """Whether a label is right, where that is known."""
+        return "" if self.truth is None else " (right)" if label == self.truth else " (wrong)"
 
 
 def thumbnail(image: Tensor, side: int = 112) -> str:
@@ -88,8 +94,12 @@ def page(
     template = (folder / "photos.html").read_text(encoding="utf-8")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     grids = [
-        ("Too uncertain at first, reliable after an update", newly, "none of the images did"),
-        ("Another answer than the model's own", changed, "every answer is the model's own"),
+        (
+            "Too uncertain at first, reliable after an update",
+            newly,
+            "No image that was too uncertain at first became reliable.",
+        ),
+        ("Another answer than the model's own", changed, "Every answer is the model's own."),
     ]
     return environment.from_string(template).render(
         title=title, lines=lines, paths=paths, top=top, most=MOST, grids=grids,

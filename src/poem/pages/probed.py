@@ -10,7 +10,7 @@ from typing import Any
 from poem.aggregate import Grid, pooled
 from poem.pages import words
 from poem.pages.plots import Look, Panel, Series
-from poem.pages.tables import Plain, grouped
+from poem.pages.tables import Plain, grouped, titled
 from poem.pages.words import NOTHING
 from poem.report import Report
 
@@ -27,6 +27,8 @@ class Figure:
     data: tuple[Plain, ...]
     legend: tuple[str, ...] = ()
     """Names of series that all panels share."""
+    note: str = ""
+    """What a word in it means."""
     looks: dict[str, Look] = field(default_factory=dict)
     """Of series whose look says something else than their name."""
 
@@ -39,8 +41,8 @@ def _blocks(grid: Grid) -> Iterator[tuple[str, str, list[Report]]]:
                 yield group, row, reports
 
 
-def _title(group: str, row: str) -> str:
-    return f"{group} · {row}" if group else row
+def _title(grid: Grid, group: str, row: str) -> str:
+    return f"{titled(grid, group)} · {row}" if group else row
 
 
 def transitions(grid: Grid) -> Figure:
@@ -60,10 +62,10 @@ def transitions(grid: Grid) -> Figure:
             f"entropy over the updates of their batch and {words.count(total['low_high'])} from low to high"
         )
         panels.append(
-            Panel(form="matrix", title=_title(group, row), words=said, x="entropy at the last look",
+            Panel(form="matrix", title=_title(grid, group, row), words=said, x="entropy at the last look",
                   y="at the first", series=series, names=("low", "high"))
         )  # fmt: skip
-        rows.append((group, row, *(words.count(value) for value in total.values())))
+        rows.append((titled(grid, group), row, *(words.count(value) for value in total.values())))
     head = ("group", "row", "low → low", "low → high", "high → low", "high → high")
     data = grouped(
         Plain(caption="Samples, from the first to the last look at their batch", head=head, rows=tuple(rows))
@@ -86,7 +88,7 @@ def groups(grid: Grid) -> Figure:
             ]
             said = "; ".join(f"{each.name} {each.y[0]:,.1f}" for each in series)
             panels.append(
-                Panel(form="bars", title=_title(group, row), words=f"{y}: {said}", y=y, series=tuple(series),
+                Panel(form="bars", title=_title(grid, group, row), words=f"{y}: {said}", y=y, series=tuple(series),
                       names=("low", "potentially\nreliable", "other\nhigh"))
             )  # fmt: skip
         for key, share in shares.items():
@@ -94,7 +96,7 @@ def groups(grid: Grid) -> Figure:
                 f"{share[what]:.1f}" if what in share else NOTHING
                 for what in ("accuracy", "accuracy_last", "confidence")
             ]
-            rows.append((group, row, GROUPS[key], words.count(share["n"]), *numbers))
+            rows.append((titled(grid, group), row, GROUPS[key], words.count(share["n"]), *numbers))
     head = ("group", "row", "samples of", "n", "pseudo-labels right (%)", "answers right (%)", "confidence (%)")
     data = grouped(Plain(caption="Groups by entropy at the first look", head=head, rows=tuple(rows)))
     legend = tuple(GROUPS.values())
@@ -116,13 +118,15 @@ def within_range(grid: Grid) -> Figure:
             continue
         said = "pseudo-labels right: " + "; ".join(f"{each.name} {each.y[0]:.1f} %" for each in series)
         panels.append(
-            Panel(form="bars", title=_title(group, row), words=said, y="pseudo-labels right (%)",
+            Panel(form="bars", title=_title(grid, group, row), words=said, y="pseudo-labels right (%)",
                   series=tuple(series), names=("potentially\nreliable", "all", "the others"))
         )  # fmt: skip
         low, high = (statistics.fmean(float(each[key]) for each in found if key in each) for key in ("low", "high"))
         for key, share in shares.items():
             right = f"{share['accuracy']:.1f}" if "accuracy" in share else NOTHING
-            rows.append((group, row, RANGE[key], words.count(share["n"]), right, f"{low:.2f} to {high:.2f}"))
+            rows.append(
+                (titled(grid, group), row, RANGE[key], words.count(share["n"]), right, f"{low:.2f} to {high:.2f}")
+            )
     head = ("group", "row", "samples", "n", "pseudo-labels right (%)", "entropy range (nats), mean over cells")
     data = grouped(Plain(caption="Three groups in one range of entropy", head=head, rows=tuple(rows)))
     legend = tuple(RANGE.values())
@@ -138,15 +142,24 @@ def gradients(grid: Grid) -> Figure:
         if not bins:
             continue
         marks = _areas(found)
-        panels.append(_gradient_panel(_title(group, row), bins, marks, grid.suite.x))
+        panels.append(_gradient_panel(_title(grid, group, row), bins, marks, grid.suite.x))
         for each in bins:
             numbers = (f"{each[key]:.3f}" for key in ("norm", "norm_p10", "norm_p90"))
-            rows.append((group, row, f"{each['x']:.3f}", words.count(each["n"]), *numbers, f"{each['accuracy']:.1f}"))
+            rows.append(
+                (
+                    titled(grid, group),
+                    row,
+                    f"{each['x']:.3f}",
+                    words.count(each["n"]),
+                    *numbers,
+                    f"{each['accuracy']:.1f}",
+                )
+            )
         for name, area in marks.items():
             ends = f"{area['low']:.2f} to {area['high']:.2f}"
             share = f"{area['accuracy']:.1f}" if "accuracy" in area else NOTHING
             norm = f"{area['norm']:.3f}" if "norm" in area else NOTHING
-            areas.append((group, row, name, ends, words.count(area["n"]), norm, share))
+            areas.append((titled(grid, group), row, name, ends, words.count(area["n"]), norm, share))
     by_bin = ("group", "row", "entropy (ln C)", "n", "norm", "p10", "p90", "right (%)")
     by_area = ("group", "row", "area", "entropy (ln C), mean of cells", "n", "norm", "right (%)")
     data = (

@@ -8,7 +8,7 @@ from typing import Any
 
 from poem.aggregate import Grid
 from poem.pages import words
-from poem.pages.tables import Plain, learns
+from poem.pages.tables import Plain, learns, titled
 from poem.pages.words import NOTHING
 from poem.report import Report
 from poem.sentences import parse
@@ -24,7 +24,9 @@ def cards(grid: Grid) -> tuple[Plain, ...]:
     """One protocol card per block, where its cells differ with every value; then what each row learns with."""
     found = []
     for group, reports in _blocks(grid):
-        found.append(Plain(caption=group or "All rows", head=("field", "value"), rows=tuple(_card(reports))))
+        found.append(
+            Plain(caption=titled(grid, group) or "All rows", head=("field", "value"), rows=tuple(_card(reports)))
+        )
         found.append(_settings(grid, group))
     return tuple(found)
 
@@ -64,7 +66,7 @@ def _settings(grid: Grid, group: str) -> Plain:
             changes = dict.fromkeys(_changes(report) for report in reports)
             rows.append((name, words.listed(list(rates)), words.listed(list(changes))))
     chosen = "; chosen on the held-out corruptions, where poem choose covers them" if is_chosen(grid) else ""
-    caption = f"{group or 'All rows'}, learning rates and changes to recipes{chosen}"
+    caption = f"{titled(grid, group) or 'All rows'}, learning rates and changes to recipes{chosen}"
     head = ("method" if grid.by_method else "column", "learning rate", "changes")
     return Plain(caption=caption, head=head, rows=tuple(rows))
 
@@ -97,7 +99,7 @@ def is_chosen(grid: Grid) -> bool:
 def mixed(grid: Grid) -> Iterator[str]:
     """A warning for each block whose cells were measured with two files of weights, or two kinds of frost."""
     for group, reports in _blocks(grid):
-        where = group or "This table"
+        where = titled(grid, group) or "This table"
         weights: dict[tuple[str, str | None], dict[str, int]] = {}
         frost: dict[str, dict[str, int]] = {}
         for report in {report.key: report for report in reports}.values():

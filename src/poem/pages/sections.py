@@ -124,7 +124,7 @@ def section(grid: Grid, failures: Mapping[str, Failure]) -> Section:
         brief=_brief(grid),
         complete=grid.present == grid.planned,
         score=_score(claims),
-        stream=_stream(list(grid.reports.values())),
+        stream=_stream(grid),
         remark=_remark(grid, numbers),
         numbers=numbers,
         efficiency=costs.efficiency(grid) if suite.kind == "efficiency" else None,
@@ -174,7 +174,16 @@ def _coverage(grid: Grid, failed: int) -> str:
         gap = f"a number that rests on a missing one is shown as {words.NOTHING}"
         text = f"{words.count(grid.present)} of {words.plural(grid.planned, 'cell')} are there; {gap}."
     text += f" {words.plural(failed, 'cell')} failed." if failed else ""
-    return text + (f" Flags made it another suite: {'; '.join(grid.suite.altered)}." if grid.suite.altered else "")
+    return text + _altered(grid.suite.altered)
+
+
+def _altered(by: Sequence[str]) -> str:
+    """What flags did to a suite, and what it is then not to be compared with."""
+    limits = [each for each in by if each.startswith("limit ")]
+    others = [each for each in by if each not in limits]
+    text = "".join(f" Shortened by --{each}: not comparable with runs of another length." for each in limits)
+    stated = f" Changed by flags, {'; '.join(others)}: not comparable with the suite as its file states it."
+    return text + (stated if others else "")
 
 
 def _on_settings(grid: Grid, drawn: Sequence[Figure]) -> list[str]:
@@ -190,8 +199,9 @@ def _said_by_cells(reports: Sequence[Report]) -> list[str]:
     return [f"{note} ({words.plural(times, 'cell')})" for note, times in found.items()]
 
 
-def _stream(reports: Sequence[Report]) -> str:
+def _stream(grid: Grid) -> str:
     """What was measured, as short as it can be said."""
+    reports = list(grid.reports.values())
     if not reports:
         return ""
     cards = [report.card for report in reports]
@@ -200,8 +210,19 @@ def _stream(reports: Sequence[Report]) -> str:
     seeds = sorted({report.cell.seed for report in reports})
     batch = _each(report.cell.batch_size for report in reports)
     scenario = _each(report.cell.scenario for report in reports)
-    bases = _each(report.cell.base for report in reports)
+    stands = _stands(grid)
+    bases = _each(f"{base}{stands.get(base, '')}" for base in (report.cell.base for report in reports))
     return f"{data} with {bases}, {images} images of each shift, {scenario}, batch size {batch}, {_seeds(seeds)}"
+
+
+def _stands(grid: Grid) -> dict[str, str]:
+    """For which of the paper's networks each base stands, where rows or columns are called after those."""
+    found: dict[str, dict[str, None]] = {}
+    for placed in grid.suite.placed:
+        for word in (placed.row, placed.column):
+            if word in tables.NETWORKS:
+                found.setdefault(placed.cell.base, {})[word] = None
+    return {base: f" (for {' and '.join(called)})" for base, called in found.items()}
 
 
 def _seeds(seeds: Sequence[int]) -> str:

@@ -19,7 +19,16 @@ FAMILIES: dict[str, str] = {
     **dict.fromkeys(("Contr.", "Elastic", "Pixel", "JPEG"), "Digital"),
 }
 """The fifteen corruptions as the paper abbreviates them, by the block that its header puts them in."""
+NETWORKS = ("ResNet-50", "ResNet-50-BN", "ResNet-50-GN", "ViTbase-LN")
+"""The paper's, after which its suites call their blocks, rows or columns at every scale."""
 OTHER_DATA = "other data or settings: not comparable"
+
+
+BOLD = {
+    True: "bold: the best of a block's column, where not all are equal",
+    False: "bold: in each row the best of a method and its variants, where not all are equal",
+}
+"""What bold numbers are: where rows are methods, and where columns are."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,8 +80,9 @@ class Block:
     """Rows that are compared with each other."""
 
     name: str
-    base: str
-    """The network behind the name; empty where its columns have several."""
+    """The network that was measured; where columns have several, the suite's word; empty where it has none."""
+    role: str
+    """What the suite calls it, such as the paper's network in whose place it stands; empty without a word."""
     rows: tuple[Row, ...]
 
 
@@ -89,6 +99,8 @@ class Numbers:
     metrics: tuple[Metric, ...]
     """Those that have a number somewhere."""
     has_paper: bool
+    bold: str
+    """What bold numbers are."""
     first: str = "Method"
     """Head of the column that names the rows."""
 
@@ -111,6 +123,7 @@ def numbers(grid: Grid) -> Numbers:
         heads=tuple(_short(column, columns) if families else column for column in columns),
         blocks=tuple(blocks),
         metrics=tuple(each for each in METRICS.values() if each.key in filled or each.key == "top1"),
+        bold=BOLD[grid.by_method],
         first="Method" if grid.by_method else "Model",
         has_paper=any(text for block in blocks for row in block.rows for text in row.paper),
     )
@@ -131,8 +144,26 @@ def _block(grid: Grid, group: str, columns: list[str]) -> Block:
         )
         for at, name in enumerate(names)
     ]
+    name, role = network(grid, group)
+    return Block(name=name, role=role, rows=tuple(rows))
+
+
+def network(grid: Grid, group: str) -> tuple[str, str]:
+    """The network behind a block, and what the block's name is to it; the name alone where it has several."""
     bases = {placed.cell.base for placed in grid.suite.placed if placed.group == group}
-    return Block(name=group, base=bases.pop() if len(bases) == 1 else "", rows=tuple(rows))
+    if not group or len(bases) > 1 or group in bases:
+        return group, ""
+    if group not in NETWORKS:
+        return bases.pop(), group
+    stands = "" if grid.suite.scale == "full" else "in place of "
+    return bases.pop(), f"{stands}the paper's {group}"
+
+
+def titled(grid: Grid, group: str) -> str:
+    """The same in few words, for a drawing or a table's first column."""
+    name, role = network(grid, group)
+    short = role.replace("in place of the paper's", "for").replace("the paper's ", "")
+    return f"{name} ({short})" if role else name
 
 
 def _rivals(grid: Grid, group: str, columns: list[str]) -> list[list[tuple[int, int]]]:
@@ -146,12 +177,12 @@ def _rivals(grid: Grid, group: str, columns: list[str]) -> list[list[tuple[int, 
 def _entries(
     values: list[list[Value | None]], measure: Metric, rivals: list[list[tuple[int, int]]]
 ) -> list[tuple[Entry, ...]]:
-    """Each row's entries; the best is found among two or more rivals, as printed, so ties share it."""
+    """Each row's entries; the best is found among rivals as printed: ties share it, where all tie there is none."""
     texts = [[measure.text(None if each is None else each.mean) for each in row] for row in values]
     best: set[tuple[int, int]] = set()
     for places in rivals:
         there = [place for place in places if texts[place[0]][place[1]] != NOTHING]
-        if len(there) > 1:
+        if len({texts[row][at] for row, at in there}) > 1:
             top = (max if measure.higher else min)((texts[row][at] for row, at in there), key=float)
             best |= {(row, at) for row, at in there if texts[row][at] == top}
     return [

@@ -37,7 +37,7 @@ METRICS: dict[str, Metric] = {
         Metric(key="ece", label="Calibration error (ECE)", unit="%", higher=False),
         Metric(key="nll", label="Negative log-likelihood", unit="nats", digits=2, higher=False),
         Metric(key="aurc", label="Risk over coverage (AURC)", unit="%", higher=False),
-        Metric(key="worst_window", label="Worst window", unit="%"),
+        Metric(key="worst_window", label="Worst window", unit="% right in the worst stretch of the stream"),
     )
 }
 """What the page's switch offers, in order; the paper prints the first alone."""
