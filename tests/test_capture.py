@@ -30,6 +30,7 @@ from poem.parts.base import Look, Memory
 from poem.parts.parameters import Parameters
 from poem.parts.recovery import Recovery
 from poem.parts.selection import Select
+from poem.recipes import Rule
 
 CUDA = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))
 METHODS = ("source", "tent", "eata", "sar", "deyo", "roid", "rdumb", "poem", "poem-official", "sar+poem", "deyo+poem-i")
@@ -136,6 +137,19 @@ def test_reset_and_a_loaded_state_reach_the_recording(device: str) -> None:
     for batch in batches:
         assert_near([fast(batch)], [plain(batch)], device)
         assert plain.state_dict()["classes"] == fast.state_dict()["classes"] == 10
+
+
+def test_another_batch_size_after_a_reset_is_another_recording(device: str) -> None:
+    plain, fast = (
+        Case("roid", "bn").adapter(Case("roid", "bn").net().to(device), fast=f, lr=Rule()) for f in (False, True)
+    )
+    batches = stream(device)
+    for adapter in (plain, fast):
+        for batch in batches[:3]:
+            adapter(batch)
+        adapter.reset()
+        adapter(batches[0][:4])  # from now on rates and sums are those of four images
+    assert_near([fast(batch) for batch in batches], [plain(batch) for batch in batches], device)
 
 
 def test_importance_measured_later_reaches_the_recording(device: str) -> None:
@@ -634,6 +648,14 @@ def test_half_a_way_back_is_tried_before_it_is_trusted(make: Any, right: bool) -
     assert half._network.doubles
     assert half._network.halves.right is right
     assert half.totals.updates > 0
+
+
+def test_a_gradient_of_nothing_proves_nothing() -> None:
+    halves = poem.adapt(make_net("bn"), "poem")._network.halves
+    halves.gradient(lambda: torch.zeros(3), 1e-3)
+    assert halves.untried
+    halves.gradient(lambda: torch.ones(3), 1e-3)
+    assert halves.right
 
 
 def test_a_lesson_of_nobody_proves_nothing(device: str) -> None:

@@ -52,7 +52,7 @@ def adapt(
         std: Channel deviations, divided by inside.
         source_data: Images, or a loader of them, for EATA's Fisher anchor.
         split: Name of the module whose input is the split point, where the structure does not show it.
-        preset: Published constants: `"imagenet"`, `"cifar"` (CIFAR-10) or `"cifar100"`.
+        preset: Published constants: `"imagenet"`, `"cifar"` (or `"cifar10"`), `"cifar100"`.
         seed: Seed of the adapter's own random generator; the global one is left alone.
         fast: On a GPU, `"auto"` records the loop as CUDA graphs for a shape of batch that keeps coming, `True` for
             every shape at once, `False` never. What cannot be recorded runs as it is; `adapter.last.notes` says why.
