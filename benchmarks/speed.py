@@ -18,9 +18,7 @@ import argparse
 import copy
 import dataclasses
 import gc
-import inspect
 import json
-import logging
 import math
 import os
 import platform
@@ -44,6 +42,7 @@ from torch import Tensor, nn  # noqa: E402
 import poem  # noqa: E402
 from poem._files import write_whole  # noqa: E402
 from poem._version import __version__  # noqa: E402
+from poem.commands._quiet import quiet  # noqa: E402
 from poem.parts import Explore, NotRedundant, PLPDAbove, Repeat  # noqa: E402
 from poem.parts.base import Look, Memory  # noqa: E402
 from poem.parts.selection import Select  # noqa: E402
@@ -354,8 +353,6 @@ def made(place: Place, job: Job) -> tuple[Call, list[Tensor], dict[str, Any]]:
             raise NotAvailableError(str(error)) from error
         return call, images, {**facts, "lr": rate, "object": call}
     mode = MODES[job.mode]
-    if "compile" in mode and "compile" not in inspect.signature(poem.adapt).parameters:
-        raise NotAvailableError("this version of poem.adapt has no compile=")
     if job.method == "eata":
         changes = {**changes, "source_data": [images[0][:16]]}
     try:
@@ -821,9 +818,13 @@ def _counts(text: str) -> list[int]:
 
 
 def main(words: list[str] | None = None) -> int:
-    """Measure, write, print."""
-    args = arguments(words)
-    logging.getLogger("poem").setLevel(logging.ERROR)
+    """Measure, write, print; hints about random weights are kept back."""
+    with quiet():
+        return measure(arguments(words))
+
+
+def measure(args: argparse.Namespace) -> int:
+    """What was asked for."""
     if args.threads:
         torch.set_num_threads(args.threads)
     torch.backends.cudnn.benchmark = args.cudnn_benchmark
