@@ -212,9 +212,9 @@ class Network:
         doubled: bool | None = None,
     ) -> tuple[tuple[Tensor, ...], Pass]:
         """Logits of each head, and what the pass recorded. `theta=None` runs the source's own tensors."""
-        if self._compiled is not None and not self._tracing and doubled is None and not self.listened:
-            return self._heads_compiled(images, theta, branch, statistics, memory, mask)
         run = Pass(statistics, memory, mask)
+        if self._compiled is not None and not self._tracing and doubled is None and not self.listened:
+            return self._heads_compiled(images, theta, branch, run), run
         if branch is None or self.branch is None:
             return (self._once(images, theta, run),), run
         swaps: dict[nn.Module, list[Swap]] = {}
@@ -233,39 +233,32 @@ class Network:
         return (source, self._once(images, theta, other)), run
 
     def _heads_compiled(
-        self,
-        images: Tensor,
-        theta: Tensor | None,
-        branch: Tensor | None,
-        statistics: Statistics,
-        memory: Memory,
-        mask: Tensor | None,
-    ) -> tuple[tuple[Tensor, ...], Pass]:
-        """The same, compiled once for each kind of pass."""
+        self, images: Tensor, theta: Tensor | None, branch: Tensor | None, run: Pass
+    ) -> tuple[Tensor, ...]:
+        """The same, compiled once for each kind of pass; what it recorded is put into `run`."""
         assert self._compiled is not None
-        known = {key: value for key, value in memory.items() if "statistics." in key}
-        given = {"images": images, "theta": theta, "branch": branch, "mask": mask, **known}
+        known = {key: value for key, value in run.memory.items() if "statistics." in key}
+        given = {"images": images, "theta": theta, "branch": branch, "mask": run.mask, **known}
         inputs = {key: value for key, value in given.items() if value is not None}
 
         def plainly(*tensors: Tensor) -> tuple[list[Tensor], tuple[int, bool, list[str]]]:
             now = dict(zip(inputs, tensors, strict=True))
             self._tracing = True
             try:
-                heads, run = self.heads(
-                    now["images"], now.get("theta"), now.get("branch"), statistics,
+                heads, traced = self.heads(
+                    now["images"], now.get("theta"), now.get("branch"), run.statistics,
                     {key: now[key] for key in known}, now.get("mask"),
                 )  # fmt: skip
             finally:
                 self._tracing = False
-            more = [] if run.features is None else [run.features]
-            return [*heads, *more, *run.record.values()], (len(heads), bool(more), list(run.record))
+            more = [] if traced.features is None else [traced.features]
+            return [*heads, *more, *traced.record.values()], (len(heads), bool(more), list(traced.record))
 
-        kind = statistics, *inputs, *self.depends()
+        kind = run.statistics, *inputs, *self.depends()
         outputs, (count, features, record) = self._compiled(kind, plainly, list(inputs.values()))
-        run = Pass(statistics, memory, mask, rows=len(images))
         run.features = outputs[count] if features else None
         run.record = dict(zip(record, outputs[count + features :], strict=True))
-        return outputs[:count], run
+        return outputs[:count]
 
     def source(self) -> Memory:
         """The model's own values for each group, flat."""
