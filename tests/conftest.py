@@ -12,6 +12,8 @@ import torch
 # Tiny nets: threads cost more than they bring, and workers share two cores.
 torch.set_num_threads(1)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # before it is first imported
 
 
 @pytest.fixture(autouse=True, scope="session")

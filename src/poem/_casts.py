@@ -28,24 +28,32 @@ class Casts:
         ]
         self._places, self._dtype = places, dtype
         self._copies: dict[tuple[int, torch.device, torch.Size], Tensor] = {}
+        self._own: list[Tensor] = []
+        self._where: list[tuple[int, torch.Size]] = []
         self.swaps: list[Swap] = []
 
     def refresh(self) -> None:
         """Copy the weights as they are now. Nothing less will do: who writes through `.data` leaves no trace."""
-        self.swaps = []
-        own: list[Tensor] = []
-        for index, (module, key) in enumerate(self._places):
-            weight = module._parameters[key]
+        weights = [module._parameters[key] for module, key in self._places]
+        where = [(weight.data_ptr(), weight.shape) for weight in weights if weight is not None]
+        if where != self._where or len(where) < len(weights):
+            self._find(weights)
+            self._where = where
+        if self._own:
+            with torch.no_grad():
+                torch._foreach_copy_([copy for _, _, copy in self.swaps], self._own)
+
+    def _find(self, weights: list[nn.Parameter | None]) -> None:
+        """The weights to copy, and where to; what is held here keeps its address from being used again."""
+        self.swaps, self._own = [], []
+        for index, ((module, key), weight) in enumerate(zip(self._places, weights, strict=True)):
             if weight is None or weight.dtype != torch.float32:
                 continue
             place = index, weight.device, weight.shape
             if place not in self._copies:
                 self._copies[place] = packed(torch.empty_like(weight, dtype=self._dtype, requires_grad=False))
             self.swaps.append((module, key, self._copies[place]))
-            own.append(weight.detach())
-        if own:
-            with torch.no_grad():
-                torch._foreach_copy_([copy for _, _, copy in self.swaps], own)
+            self._own.append(weight.detach())
 
 
 def packed(images: Tensor) -> Tensor:

@@ -17,11 +17,22 @@ class Early:
         self._modules: list[nn.Module] | None = None  # not yet known
         self._images: Tensor | None = None
         self._said: dict[nn.Module, tuple[Tensor, int]] = {}
+        self._computed: dict[Any, tuple[Any, list[int]]] = {}
         self._open = False
 
     def hold(self, images: Tensor | None) -> None:
         """From now on these images are the ones in hand; None forgets."""
-        self._images, self._said = images, {}
+        self._images, self._said, self._computed = images, {}, {}
+
+    def once(self, key: Any, images: Tensor, compute: Callable[[], Any]) -> Any:
+        """What is computed from the images alone: once for the images in hand, unless somebody wrote into it."""
+        if images is not self._images:
+            return compute()
+        said, versions = self._computed.get(key, (None, None))
+        if versions is None or versions != _versions(said):
+            said = compute()
+            self._computed[key] = said, _versions(said)
+        return said
 
     @contextmanager
     def passing(self, images: Tensor, *, plain: bool) -> Iterator[None]:
@@ -99,3 +110,8 @@ class _Remembering:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._early.ask(self._module, self._own, args, kwargs)
+
+
+def _versions(said: Any) -> list[int]:
+    """How often each tensor has been written."""
+    return [each._version for each in (said if isinstance(said, tuple | list) else [said])]

@@ -106,9 +106,13 @@ class _Half(torch.autograd.Function):
         if isinstance(layer, nn.Linear):
             found = asked @ weight
         else:
-            shape = (len(asked), *ctx.shape[1:])
+            layout = torch.channels_last if asked.is_contiguous(memory_format=torch.channels_last) else None
+            like = torch.empty(  # only its shape is asked for; anything but the gradient's own layout would be copied
+                (len(asked), *ctx.shape[1:]), dtype=asked.dtype, device=asked.device,
+                memory_format=layout or torch.contiguous_format,
+            )  # fmt: skip
             found = torch.ops.aten.convolution_backward(
-                asked, asked.new_empty(1).expand(shape), weight, None, layer.stride, layer.padding, layer.dilation,
+                asked, like, weight, None, layer.stride, layer.padding, layer.dilation,
                 False, [0, 0], layer.groups, [True, False, False],
             )[0]  # fmt: skip
         if rows:

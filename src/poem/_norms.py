@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from poem._casts import Swap
+from poem._fused import Normed, fusable
 from poem.parts.base import Memory
-from poem.parts.statistics import Statistics
+from poem.parts.statistics import FromBatch, Statistics
 
 
 @contextmanager
@@ -42,6 +43,7 @@ class Pass:
     features: Tensor | None = None
     rows: int = 0  # images in the batch
     ran: set[str] = field(default_factory=set)  # norm layers that were asked
+    traced: bool = False  # to be compiled: what it does is written down, not done
 
 
 class BorrowedNorm:
@@ -65,6 +67,10 @@ class BorrowedNorm:
             if swaps:
                 raise RuntimeError(f"expected the layer {self.name!r} after the split, it ran before; pass split=")
             return self._one(x, rest, named, run, self.key)
+        if self._fuses(x, run, groups=2):
+            with swapped(swaps):
+                other = self._affine()
+            return self._normed(x, run, self._affine(), other)
         source, branch = x.chunk(2)
         first = self._one(source, rest, named, run, self.key)
         with swapped(swaps):
@@ -74,8 +80,34 @@ class BorrowedNorm:
         """One head's share, with the statistics that the recipe chose."""
         if not self.batch:
             return self.own(x, *rest, **named)
+        if self._fuses(x, run, groups=1):
+            return self._normed(x, run, self._affine())
         run.record.update(run.statistics.remember(self, x, run.mask, run.memory, key))
         return run.statistics(self, x, run.mask, run.memory, key)
+
+    def _fuses(self, x: Tensor, run: Pass, *, groups: int) -> bool:
+        """Whether the batch's own statistics are asked for, of a layer that our kernels know."""
+        asked = self.batch and type(run.statistics) is FromBatch and run.mask is None
+        own = getattr(self.own, "__func__", None) is nn.BatchNorm2d.forward
+        return asked and own and fusable(self.layer, x, groups, traced=run.traced)
+
+    def _affine(self) -> tuple[Tensor, Tensor]:
+        """Scale and shift that stand in the layer now."""
+        own = self.layer._parameters
+        weight, bias = own["weight"], own["bias"]
+        assert weight is not None
+        assert bias is not None
+        return weight, bias
+
+    def _normed(self, x: Tensor, run: Pass, *affine: tuple[Tensor, Tensor]) -> Tensor:
+        """Normalised by our kernels, with a scale and a shift for each group of rows."""
+        eps = float(self.layer.eps)  # type: ignore[arg-type]
+        if run.traced:
+            from poem import _traced  # only for those who compile
+
+            return _traced.batch_normed(x, affine, eps)
+        y: Tensor = Normed.apply(x, eps, *(tensor for pair in affine for tensor in pair))
+        return y
 
     @property
     def key(self) -> str:

@@ -117,7 +117,6 @@ class Network:
         self._largest = 0 if classes is None else max(classes)
         self._mean = None if mean is None else torch.as_tensor(mean).view(1, -1, 1, 1)
         self._std = None if std is None else torch.as_tensor(std).view(1, -1, 1, 1)
-        self._compiled = _compiled() if compile else None
         self._where = 0  # the model's modules and tensors, as a hash
         self.listened = False  # somebody has hooks on the model, which only the model itself calls
         self.alone: bool | None = None  # whether samples answer alone as they do among others; not yet tried
@@ -130,6 +129,7 @@ class Network:
         moving = {id(parameter) for group in groups for parameter in group._own}
         self._casts = Casts(self._all, moving, torch.bfloat16) if precision == "bf16" else None
         self.early = Early(self._all, {module for group in groups for places in group._places for module, _ in places})
+        self._compiled = _compiled(self.early) if compile else None
         deep = list(modules)[list(modules).index(split) :] if branch and split is not None else []
         still = [modules[name] for name in deep if not any(id(p) in moving for p in modules[name].parameters())]
         self.halves = Halves(still, lambda: self._current is not None and self._current.doubled)
@@ -159,11 +159,10 @@ class Network:
         Where the model's tensors lie, which modules it has, and torch's switches. Settings of a layer, such as its
         `eps`, are read when it is recorded.
         """
-        self._where = hash((
-            tuple(id(child) for module in self._all for child in module._modules.values()),
-            tuple(_address(tensor) for module in self._all for tensor in module._parameters.values()),
-            tuple(_address(tensor) for module in self._all for tensor in module._buffers.values()),
-        ))  # fmt: skip
+        held = [each for module in self._all for each in (module._parameters, module._buffers) if each]
+        tensors = [tensor for each in held for tensor in each.values() if tensor is not None]
+        children = [id(child) for module in self._all for child in module._modules.values()]
+        self._where = hash((*children, *_addresses(tensors)))
         switches = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
         return self._autocast, *switches, self.doubles, self._where
 
@@ -212,7 +211,7 @@ class Network:
         doubled: bool | None = None,
     ) -> tuple[tuple[Tensor, ...], Pass]:
         """Logits of each head, and what the pass recorded. `theta=None` runs the source's own tensors."""
-        run = Pass(statistics, memory, mask)
+        run = Pass(statistics, memory, mask, traced=self._tracing)
         if self._compiled is not None and not self._tracing and doubled is None and not self.listened:
             return self._heads_compiled(images, theta, branch, run), run
         if branch is None or self.branch is None:
@@ -229,7 +228,8 @@ class Network:
             run.features = None if run.features is None else run.features.chunk(2)[0]
             return (source, adapted), run
         source = self._once(images, theta, run)
-        other = Pass(statistics, memory, mask, branch="alone", swaps=swaps, record=run.record, ran=run.ran)
+        other = Pass(statistics, memory, mask, branch="alone", swaps=swaps, record=run.record, ran=run.ran,
+                     traced=self._tracing)  # fmt: skip
         return (source, self._once(images, theta, other)), run
 
     def _heads_compiled(
@@ -255,7 +255,7 @@ class Network:
             return [*heads, *more, *traced.record.values()], (len(heads), bool(more), list(traced.record))
 
         kind = run.statistics, *inputs, *self.depends()
-        outputs, (count, features, record) = self._compiled(kind, plainly, list(inputs.values()))
+        outputs, (count, features, record) = self._compiled(kind, plainly, inputs)
         run.features = outputs[count] if features else None
         run.record = dict(zip(record, outputs[count + features :], strict=True))
         return outputs[:count]
@@ -374,11 +374,11 @@ class Network:
             self._current.features = args[0].flatten(1)
 
 
-def _compiled() -> Compiled:
+def _compiled(early: Early) -> Compiled:
     """Only for those who compile: what it imports takes a while."""
     from poem.compiled import Compiled
 
-    return Compiled()
+    return Compiled(early.once)
 
 
 def tensor_of(output: Any) -> Tensor:
@@ -405,11 +405,12 @@ def _tf32() -> Iterator[None]:
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
 
 
-def _address(tensor: Tensor | None) -> int:
-    """Where a tensor lies; a sparse one has no single place."""
-    if tensor is None:
-        return 0
-    return tensor.data_ptr() if tensor.layout == torch.strided else id(tensor)
+def _addresses(tensors: list[Tensor]) -> list[int]:
+    """Where tensors lie; a sparse one has no single place."""
+    try:
+        return [tensor.data_ptr() for tensor in tensors]
+    except RuntimeError:
+        return [tensor.data_ptr() if tensor.layout == torch.strided else id(tensor) for tensor in tensors]
 
 
 def _listen(module: nn.Module, args: Any) -> None:

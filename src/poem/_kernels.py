@@ -1,0 +1,291 @@
+"""Batch norm over channels-last activations in half precision, as Triton kernels.
+
+Reading every activation is most of what batch statistics cost. A group of rows has statistics, scale and shift of its
+own, so the two halves of a doubled batch are normalised by one kernel.
+
+Activations are seen as (groups, rows, channels). A program takes a tile of them, `high` rows by `wide` channels; what
+several programs summed is added up `tall` programs at a time.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+Affine = list[tuple[Tensor, Tensor]]  # scale and shift (channels,) of each group, of which there are one or two
+
+WORKERS = 528  # programs to aim at: four on each multiprocessor of a large GPU
+SMALL = 1024  # rows per group that one program takes at once
+READING = {"high": 64, "wide": 64, "num_warps": 4}  # tiles that were fastest on an H200, for ResNet-50's activations
+WRITING = {"high": 32, "wide": 128, "num_warps": 4}
+
+
+@triton.jit
+def _own(first, second, group, columns, inside):
+    """The numbers of this group, out of two tensors."""
+    if group == 0:
+        found = tl.load(first + columns, inside, 0.0).to(tl.float32)
+    else:
+        found = tl.load(second + columns, inside, 0.0).to(tl.float32)
+    return found
+
+
+@triton.jit
+def _collect(x_ptr, part_ptr, rows, channels, span, even: tl.constexpr, high: tl.constexpr, wide: tl.constexpr):
+    """Sums of a stretch of rows, and of their squares, both about the group's first row."""
+    group, stretch, columns = tl.program_id(2), tl.program_id(1), tl.program_id(0) * wide + tl.arange(0, wide)
+    x_ptr += group.to(tl.int64) * rows * channels
+    inside = columns < channels
+    shift = tl.load(x_ptr + columns, inside, 0.0).to(tl.float32)
+    total, square = tl.zeros((high, wide), tl.float32), tl.zeros((high, wide), tl.float32)
+    last = tl.minimum(rows, (stretch + 1) * span)
+    row = stretch * span + tl.arange(0, high)
+    place = x_ptr + row.to(tl.int64)[:, None] * channels + columns[None, :]
+    for start in range(stretch * span, last, high):
+        if even:
+            x = tl.load(place).to(tl.float32) - shift[None, :]
+        else:
+            there = (start + tl.arange(0, high) < last)[:, None] & inside[None, :]
+            x = tl.where(there, tl.load(place, there, 0.0).to(tl.float32) - shift[None, :], 0.0)
+        total += x
+        square += x * x
+        place += high * channels
+    part_ptr += (group * tl.num_programs(1) + stretch) * 2 * channels + columns
+    tl.store(part_ptr, tl.sum(total, 0), inside)
+    tl.store(part_ptr + channels, tl.sum(square, 0), inside)
+
+
+@triton.jit
+def _summed(part_ptr, group, columns, inside, channels, parts, tall: tl.constexpr, wide: tl.constexpr):
+    """Both sums of all stretches."""
+    one, two = tl.zeros((tall, wide), tl.float32), tl.zeros((tall, wide), tl.float32)
+    for start in range(0, parts, tall):
+        part = start + tl.arange(0, tall)
+        there = (part < parts)[:, None] & inside[None, :]
+        place = part_ptr + (group * parts + part[:, None]) * 2 * channels + columns[None, :]
+        one += tl.load(place, there, 0.0)
+        two += tl.load(place + channels, there, 0.0)
+    return tl.sum(one, 0), tl.sum(two, 0)
+
+
+@triton.jit
+def _moments(part_ptr, x_ptr, mean_ptr, rstd_ptr, rows, channels, parts, eps, tall: tl.constexpr, wide: tl.constexpr):
+    """Mean and inverse deviation out of the sums of all stretches."""
+    group, columns = tl.program_id(1), tl.program_id(0) * wide + tl.arange(0, wide)
+    inside = columns < channels
+    total, square = _summed(part_ptr, group, columns, inside, channels, parts, tall, wide)
+    shift = tl.load(x_ptr + group.to(tl.int64) * rows * channels + columns, inside, 0.0).to(tl.float32)
+    mean = total / rows
+    var = tl.maximum(square / rows - mean * mean, 0.0)
+    tl.store(mean_ptr + group * channels + columns, mean + shift, inside)
+    tl.store(rstd_ptr + group * channels + columns, tl.rsqrt(var + eps), inside)
+
+
+@triton.jit
+def _sums(part_ptr, total_ptr, along_ptr, channels, parts, tall: tl.constexpr, wide: tl.constexpr):
+    """Gradients of shift and scale out of the sums of all stretches."""
+    group, columns = tl.program_id(1), tl.program_id(0) * wide + tl.arange(0, wide)
+    inside = columns < channels
+    total, along = _summed(part_ptr, group, columns, inside, channels, parts, tall, wide)
+    tl.store(total_ptr + group * channels + columns, total, inside)
+    tl.store(along_ptr + group * channels + columns, along, inside)
+
+
+@triton.jit
+def _apply(
+    x_ptr, mean_ptr, rstd_ptr, weight_ptr, bias_ptr, weight2_ptr, bias2_ptr, y_ptr, rows, channels,
+    high: tl.constexpr, wide: tl.constexpr,
+):  # fmt: skip
+    """Normalise, scale and shift."""
+    group, columns = tl.program_id(2), tl.program_id(1) * wide + tl.arange(0, wide)
+    row, inside = tl.program_id(0) * high + tl.arange(0, high), columns < channels
+    there = (row < rows)[:, None] & inside[None, :]
+    mean = tl.load(mean_ptr + group * channels + columns, inside, 0.0)
+    rstd = tl.load(rstd_ptr + group * channels + columns, inside, 0.0)
+    scale = rstd * _own(weight_ptr, weight2_ptr, group, columns, inside)
+    bias = _own(bias_ptr, bias2_ptr, group, columns, inside)
+    place = group.to(tl.int64) * rows * channels + row[:, None].to(tl.int64) * channels + columns[None, :]
+    x = tl.load(x_ptr + place, there, 0.0).to(tl.float32)
+    y = (x - mean[None, :]) * scale[None, :] + bias[None, :]
+    tl.store(y_ptr + place, y.to(y_ptr.dtype.element_ty), there)
+
+
+@triton.jit
+def _collect_back(
+    dy_ptr, x_ptr, mean_ptr, rstd_ptr, part_ptr, rows, channels, span,
+    even: tl.constexpr, high: tl.constexpr, wide: tl.constexpr,
+):  # fmt: skip
+    """Sums of a stretch of gradients, and of gradients times what was normalised."""
+    group, stretch, columns = tl.program_id(2), tl.program_id(1), tl.program_id(0) * wide + tl.arange(0, wide)
+    inside = columns < channels
+    mean = tl.load(mean_ptr + group * channels + columns, inside, 0.0)
+    rstd = tl.load(rstd_ptr + group * channels + columns, inside, 0.0)
+    total, along = tl.zeros((high, wide), tl.float32), tl.zeros((high, wide), tl.float32)
+    last = tl.minimum(rows, (stretch + 1) * span)
+    row = stretch * span + tl.arange(0, high)
+    place = group.to(tl.int64) * rows * channels + row.to(tl.int64)[:, None] * channels + columns[None, :]
+    for start in range(stretch * span, last, high):
+        if even:
+            dy, x = tl.load(dy_ptr + place).to(tl.float32), tl.load(x_ptr + place).to(tl.float32)
+        else:
+            there = (start + tl.arange(0, high) < last)[:, None] & inside[None, :]
+            dy = tl.load(dy_ptr + place, there, 0.0).to(tl.float32)
+            x = tl.load(x_ptr + place, there, 0.0).to(tl.float32)
+        total += dy
+        along += dy * (x - mean[None, :])
+        place += high * channels
+    part_ptr += (group * tl.num_programs(1) + stretch) * 2 * channels + columns
+    tl.store(part_ptr, tl.sum(total, 0), inside)
+    tl.store(part_ptr + channels, tl.sum(along, 0) * rstd, inside)
+
+
+@triton.jit
+def _back(
+    dy_ptr, x_ptr, mean_ptr, rstd_ptr, weight_ptr, weight2_ptr, total_ptr, along_ptr, dx_ptr, rows, channels,
+    high: tl.constexpr, wide: tl.constexpr,
+):  # fmt: skip
+    """The input's gradient."""
+    group, columns = tl.program_id(2), tl.program_id(1) * wide + tl.arange(0, wide)
+    row, inside = tl.program_id(0) * high + tl.arange(0, high), columns < channels
+    there = (row < rows)[:, None] & inside[None, :]
+    own = group * channels + columns
+    mean, rstd = tl.load(mean_ptr + own, inside, 0.0), tl.load(rstd_ptr + own, inside, 0.0)
+    total, along = tl.load(total_ptr + own, inside, 0.0) / rows, tl.load(along_ptr + own, inside, 0.0) / rows * rstd
+    scale = rstd * _own(weight_ptr, weight2_ptr, group, columns, inside)
+    place = group.to(tl.int64) * rows * channels + row[:, None].to(tl.int64) * channels + columns[None, :]
+    dy = tl.load(dy_ptr + place, there, 0.0).to(tl.float32)
+    x = tl.load(x_ptr + place, there, 0.0).to(tl.float32)
+    dx = (dy - total[None, :] - (x - mean[None, :]) * along[None, :]) * scale[None, :]
+    tl.store(dx_ptr + place, dx.to(dx_ptr.dtype.element_ty), there)
+
+
+@triton.jit
+def _small(
+    x_ptr, weight_ptr, bias_ptr, weight2_ptr, bias2_ptr, y_ptr, mean_ptr, rstd_ptr, rows, channels, eps,
+    high: tl.constexpr, wide: tl.constexpr,
+):  # fmt: skip
+    """All of it for one group and some channels, held at once."""
+    group, columns, row = tl.program_id(1), tl.program_id(0) * wide + tl.arange(0, wide), tl.arange(0, high)
+    inside = columns < channels
+    there = (row < rows)[:, None] & inside[None, :]
+    place = group.to(tl.int64) * rows * channels + row[:, None] * channels + columns[None, :]
+    x = tl.load(x_ptr + place, there, 0.0).to(tl.float32)
+    mean = tl.sum(x, 0) / rows
+    x = tl.where(there, x - mean[None, :], 0.0)
+    rstd = tl.rsqrt(tl.sum(x * x, 0) / rows + eps)
+    scale = rstd * _own(weight_ptr, weight2_ptr, group, columns, inside)
+    bias = _own(bias_ptr, bias2_ptr, group, columns, inside)
+    tl.store(y_ptr + place, (x * scale[None, :] + bias[None, :]).to(y_ptr.dtype.element_ty), there)
+    tl.store(mean_ptr + group * channels + columns, mean, inside)
+    tl.store(rstd_ptr + group * channels + columns, rstd, inside)
+
+
+@triton.jit
+def _small_back(
+    dy_ptr, x_ptr, mean_ptr, rstd_ptr, weight_ptr, weight2_ptr, total_ptr, along_ptr, dx_ptr, rows, channels,
+    high: tl.constexpr, wide: tl.constexpr,
+):  # fmt: skip
+    """All of the way back for one group and some channels."""
+    group, columns, row = tl.program_id(1), tl.program_id(0) * wide + tl.arange(0, wide), tl.arange(0, high)
+    inside = columns < channels
+    there = (row < rows)[:, None] & inside[None, :]
+    own = group * channels + columns
+    place = group.to(tl.int64) * rows * channels + row[:, None] * channels + columns[None, :]
+    mean, rstd = tl.load(mean_ptr + own, inside, 0.0), tl.load(rstd_ptr + own, inside, 0.0)
+    dy = tl.load(dy_ptr + place, there, 0.0).to(tl.float32)
+    x = (tl.load(x_ptr + place, there, 0.0).to(tl.float32) - mean[None, :]) * rstd[None, :]
+    total, along = tl.sum(dy, 0), tl.sum(dy * tl.where(there, x, 0.0), 0)
+    scale = rstd * _own(weight_ptr, weight2_ptr, group, columns, inside)
+    dx = (dy - total[None, :] / rows - x * (along / rows)[None, :]) * scale[None, :]
+    tl.store(dx_ptr + place, dx.to(dx_ptr.dtype.element_ty), there)
+    tl.store(total_ptr + own, total, inside)
+    tl.store(along_ptr + own, along, inside)
+
+
+def moments(x: Tensor, eps: float, groups: int) -> tuple[Tensor, Tensor]:
+    """Mean and inverse deviation of every channel (groups, channels)."""
+    rows, channels = _shape(x, groups)
+    (mean, rstd), (parts, span, how) = _pair(x, groups), _stretches(rows, channels, groups, READING)
+    part = torch.empty(groups * parts * 2 * channels, device=x.device)
+    grid = triton.cdiv(channels, how["wide"]), parts, groups
+    _collect[grid](x, part, rows, channels, span, **how)
+    _moments[(triton.cdiv(channels, 16), groups)](part, x, mean, rstd, rows, channels, parts, eps, tall=128, wide=16)
+    return mean, rstd
+
+
+def sums(dy: Tensor, x: Tensor, mean: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients of shift and scale (groups, channels)."""
+    groups = len(mean)
+    rows, channels = _shape(x, groups)
+    (total, along), (parts, span, how) = _pair(x, groups), _stretches(rows, channels, groups, READING)
+    part = torch.empty(groups * parts * 2 * channels, device=x.device)
+    grid = triton.cdiv(channels, how["wide"]), parts, groups
+    _collect_back[grid](dy, x, mean, rstd, part, rows, channels, span, **how)
+    _sums[(triton.cdiv(channels, 16), groups)](part, total, along, channels, parts, tall=128, wide=16)
+    return total, along
+
+
+def normed(x: Tensor, affine: Affine, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Activations normalised, scaled and shifted per group; and the moments."""
+    groups = len(affine)
+    rows, channels = _shape(x, groups)
+    y, given = torch.empty_like(x), (*affine[0], *affine[-1])
+    if rows <= SMALL:
+        mean, rstd = _pair(x, groups)
+        high, wide = _tile(rows)
+        grid: tuple[int, ...] = triton.cdiv(channels, wide), groups
+        _small[grid](x, *given, y, mean, rstd, rows, channels, eps, high=high, wide=wide, num_warps=4)
+        return y, mean, rstd
+    mean, rstd = moments(x, eps, groups)
+    grid = triton.cdiv(rows, WRITING["high"]), triton.cdiv(channels, WRITING["wide"]), groups
+    _apply[grid](x, mean, rstd, *given, y, rows, channels, **WRITING)
+    return y, mean, rstd
+
+
+def back(dy: Tensor, x: Tensor, weights: list[Tensor], mean: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of the input, and of scale and shift (groups, channels)."""
+    groups, given = len(mean), (weights[0], weights[-1])
+    rows, channels = _shape(x, groups)
+    dx = torch.empty_like(x)
+    if rows <= SMALL:
+        total, along = _pair(x, groups)
+        high, wide = _tile(rows)
+        grid: tuple[int, ...] = triton.cdiv(channels, wide), groups
+        _small_back[grid](
+            dy, x, mean, rstd, *given, total, along, dx, rows, channels, high=high, wide=wide, num_warps=4
+        )
+        return dx, along, total
+    total, along = sums(dy, x, mean, rstd)
+    grid = triton.cdiv(rows, WRITING["high"]), triton.cdiv(channels, WRITING["wide"]), groups
+    _back[grid](dy, x, mean, rstd, *given, total, along, dx, rows, channels, **WRITING)
+    return dx, along, total
+
+
+def _shape(x: Tensor, groups: int) -> tuple[int, int]:
+    """Rows of a group, and channels."""
+    return x.numel() // x.shape[1] // groups, x.shape[1]
+
+
+def _pair(x: Tensor, groups: int) -> tuple[Tensor, Tensor]:
+    """Room for two numbers per group and channel."""
+    one = torch.empty(groups, x.shape[1], device=x.device)
+    return one, torch.empty_like(one)
+
+
+def _stretches(rows: int, channels: int, groups: int, tile: dict[str, int]) -> tuple[int, int, dict[str, Any]]:
+    """Into how many stretches a group's rows are cut, how long one is, and with which tiles they are read."""
+    high, wide = tile["high"], tile["wide"]
+    parts = max(1, min(WORKERS // (triton.cdiv(channels, wide) * groups), triton.cdiv(rows, 4 * high)))
+    span = triton.cdiv(triton.cdiv(rows, parts), high) * high
+    even = rows % high == 0 and channels % wide == 0
+    return triton.cdiv(rows, span), span, {**tile, "even": even}
+
+
+def _tile(rows: int) -> tuple[int, int]:
+    """A small group's rows, rounded up, and how many channels go beside them."""
+    high = triton.next_power_of_2(rows)
+    return high, max(8, min(64, 8192 // high))

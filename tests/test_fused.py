@@ -1,0 +1,235 @@
+"""Batch norm by kernels of our own is batch norm; and a compiled pass is cut where it should be.
+
+Without a GPU the kernels run in Triton's interpreter (see conftest.py): the same code, number by number.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from nets import make_net
+from test_capture import stream
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import poem
+from poem import _fused
+from poem.parts import Everyone, Source
+
+pytest.importorskip("triton")
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+LAST = torch.channels_last
+
+
+@pytest.fixture
+def fused(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The kernels, which the library takes on whatever device there is."""
+    monkeypatch.setattr(_fused, "DEVICES", ("cuda", "cpu"))
+    return _fused.kernels()
+
+
+def plainly(x: Tensor, affine: list[tuple[Tensor, Tensor]]) -> Tensor:
+    """Each group by itself."""
+    halves = zip(x.chunk(len(affine)), affine, strict=True)
+    return torch.cat([F.batch_norm(half, None, None, *pair, training=True) for half, pair in halves])
+
+
+@pytest.mark.parametrize("small", [0, 1024])
+@pytest.mark.parametrize(
+    ("shape", "groups"),
+    [((4, 24, 9, 9), 2), ((2, 70, 12, 11), 1), ((4, 64, 16, 16), 1), ((4, 64, 16, 16), 2), ((2, 8, 1, 1), 1)],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_kernels_are_batch_norm_there_and_back(
+    shape: tuple[int, ...], groups: int, dtype: torch.dtype, small: int, fused: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fused, "SMALL", small)
+    rng = torch.Generator().manual_seed(0)
+    drawn = 3 * torch.randn(shape, generator=rng) + 20  # far from zero: sums of squares must not lose the variance
+    x = drawn.to(DEVICE, dtype).contiguous(memory_format=LAST).requires_grad_()
+    affine = [tuple(torch.randn(2, shape[1], generator=rng).to(DEVICE).requires_grad_()) for _ in range(groups)]
+    flat = [tensor for pair in affine for tensor in pair]
+    given = torch.randn(shape, generator=rng).to(DEVICE, dtype)  # not channels last: whoever comes after may say so
+    exact = x.detach().double().requires_grad_()
+    twins = [tensor.detach().double().requires_grad_() for tensor in flat]
+    ours = _fused.Normed.apply(x, 1e-5, *flat)
+    theirs = plainly(exact, list(zip(twins[::2], twins[1::2], strict=True)))
+    mine = torch.autograd.grad(ours, [x, *flat], given)
+    wanted = torch.autograd.grad(theirs, [exact, *twins], given.double())
+    tolerance = 1e-4 if dtype == torch.float32 else 2e-2
+    for one, other in zip((ours, *mine), (theirs, *wanted), strict=True):
+        assert one.dtype == (dtype if one.dim() == 4 else torch.float32)
+        far = (one.double() - other).abs().max() / (1 + other.abs().max())
+        assert far < tolerance
+
+
+class Counted:
+    """Kernels that are counted."""
+
+    def __init__(self, kernels: Any) -> None:
+        self.kernels, self.calls = kernels, dict.fromkeys(("normed", "back", "moments", "sums"), 0)
+        self.SMALL = kernels.SMALL
+
+    def __getattr__(self, name: str) -> Any:
+        self.calls[name] += 1
+        return getattr(self.kernels, name)
+
+
+@pytest.fixture
+def counted(fused: Any, monkeypatch: pytest.MonkeyPatch) -> Counted:
+    """The same, with a counter."""
+    counter = Counted(fused)
+    monkeypatch.setattr(_fused, "kernels", lambda: counter)
+    return counter
+
+
+def test_an_adapter_on_kernels_is_as_near_to_full_precision(counted: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
+    exact, layers, ours = (
+        poem.adapt(make_net("bn", sharpness=10.0).to(DEVICE), "poem", lr=0.02, fast=False, select=Everyone(), rounds=1,
+                   precision=precision)
+        for precision in ("fp32", "bf16", "bf16")
+    )  # fmt: skip
+    far = torch.zeros(2)
+    for batch in stream(DEVICE, 4):
+        wanted = exact(batch)
+        mine = ours(batch)
+        with monkeypatch.context() as patch:
+            patch.setattr(_fused, "DEVICES", ())
+            theirs = layers(batch)
+        far += torch.stack([(answer - wanted).norm().cpu() for answer in (mine, theirs)])
+    assert 0 < far[0] < 1.5 * far[1]
+    assert counted.calls["normed"] > counted.calls["back"] > 0
+    moved = [
+        torch.cat([each.flatten() for each in adapter._state.moving.values()]) for adapter in (exact, layers, ours)
+    ]
+    assert (moved[2] - moved[0]).norm() < 1.5 * (moved[1] - moved[0]).norm()
+
+
+@pytest.mark.parametrize(
+    "changes", [{"statistics": Source()}, {"precision": "fp32"}], ids=["the source's statistics", "full precision"]
+)
+def test_other_statistics_and_precisions_are_the_layers_own(changes: dict[str, Any], counted: Counted) -> None:
+    net = make_net("bn", sharpness=10.0).to(DEVICE)
+    poem.adapt(net, "poem", **{"precision": "bf16", "select": Everyone(), **changes})(stream(DEVICE, 1)[0])
+    assert not any(counted.calls.values())
+
+
+class Loud(nn.BatchNorm2d):
+    """A layer with a forward of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Louder."""
+        return 2 * super().forward(x)
+
+
+def test_a_layer_with_a_forward_of_its_own_keeps_it(counted: Counted) -> None:
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), Loud(8), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4)).to(DEVICE)
+    poem.adapt(net, "tent", precision="bf16")(torch.rand(4, 3, 8, 8, device=DEVICE))
+    assert not any(counted.calls.values())
+
+
+def test_one_value_per_channel_is_left_to_the_layer(counted: Counted) -> None:
+    layer = nn.BatchNorm2d(4)
+    x = torch.rand(2, 4, 1, 1, device=DEVICE, dtype=torch.bfloat16).contiguous(memory_format=LAST)
+    assert _fused.fusable(layer, x, groups=1, traced=False)
+    assert not _fused.fusable(layer, x, groups=2, traced=False), "a group of one row has no variance"
+    assert not _fused.fusable(layer, x, groups=1, traced=True), "few values are fused well enough as they are"
+    assert not _fused.fusable(layer, x.float(), groups=1, traced=False)
+
+
+# Compiled passes, without waiting for the compiler: pieces run as they were traced.
+
+
+@pytest.fixture
+def pieces(monkeypatch: pytest.MonkeyPatch) -> list[nn.Module]:
+    """Every piece that would have been compiled."""
+    from poem import compiled
+
+    made: list[nn.Module] = []
+    monkeypatch.setattr(compiled, "_quick", lambda piece: made.append(piece) or piece)  # type: ignore[func-returns-value]
+    return made
+
+
+@pytest.mark.parametrize("kind", ["bn", "gn", "ln"])
+def test_a_cut_pass_is_the_pass(kind: str, pieces: list[nn.Module]) -> None:
+    plain, cut = (
+        poem.adapt(
+            make_net(kind, sharpness=10.0), "poem", lr=0.02, fast=False, select=Everyone(), rounds=1, compile=compile
+        )
+        for compile in (False, True)
+    )
+    for batch in stream("cpu", 3):
+        torch.testing.assert_close(cut(batch), plain(batch), atol=1e-5, rtol=0)
+    assert len(pieces) == 5, "two kinds of pass with one beginning"
+
+
+def test_the_branch_enters_beyond_the_split(pieces: list[nn.Module]) -> None:
+    # Where its numbers touch what leads to the split, its lesson goes all the way back: twice the work.
+    from poem import compiled
+
+    adapter = poem.adapt(make_net("bn", sharpness=10.0), "poem", fast=False, select=Everyone(), rounds=1, compile=True)
+    adapter(stream("cpu", 1)[0])
+    passes = adapter._network._compiled
+    assert passes is not None
+    seen = 0
+    for whole, _ in passes.made.values():
+        assert isinstance(whole, torch.fx.GraphModule)
+        given = [node for node in whole.graph.nodes if node.op == "placeholder"]
+        if len(given) > 2:  # images, theta, branch
+            seen += 1
+            users = {user.target for user in given[2].users}
+            assert users == {f"submod_{compiled.DEEP}"}
+            assert f"submod_{compiled.SHALLOW}" in {user.target for user in given[1].users}
+    assert seen >= 2
+
+
+def test_what_follows_from_the_images_alone_is_computed_once(pieces: list[nn.Module]) -> None:
+    adapter = poem.adapt(make_net("bn", sharpness=10.0), "poem", fast=False, select=Everyone(), rounds=1, compile=True)
+    first, second = stream("cpu", 2)
+    adapter(first)
+    passes = adapter._network._compiled
+    assert passes is not None
+    assert len(passes.early) == 1
+    calls: list[int] = []
+    pieces[0].register_forward_hook(lambda *_: calls.append(1))
+    adapter(second)
+    assert len(calls) == 1, "two looks, one with gradients and one without"
+    adapter(second)
+    assert len(calls) == 2, "a batch that comes again may have been written to"
+
+
+def test_batch_norm_in_a_traced_pass_there_and_back() -> None:
+    traced = pytest.importorskip("poem._traced")
+    x = (torch.randn(4, 6, 5, 5, generator=torch.Generator().manual_seed(0)) + 3).requires_grad_()
+    affine = [tuple(torch.rand(2, 6).requires_grad_()) for _ in range(2)]
+    flat = [tensor for pair in affine for tensor in pair]
+    ours, theirs = traced.batch_normed(x, affine, 1e-5), plainly(x, affine)
+    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)
+    weights = torch.linspace(-1, 1, ours.numel()).view_as(ours)
+    for one, other in zip(
+        torch.autograd.grad((ours * weights).sum(), [x, *flat]),
+        torch.autograd.grad((theirs * weights).sum(), [x, *flat]),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_in_a_compiled_pass_applying_is_fused_and_collecting_is_not() -> None:
+    from poem import _traced as traced
+
+    affine = [(torch.rand(16), torch.rand(16))]
+
+    def pass_(x: Tensor) -> Tensor:
+        return traced.batch_normed(x, affine, 1e-5).relu()
+
+    x = torch.rand(8, 16, 20, 20).contiguous(memory_format=LAST)
+    quick: Any = torch.compile(pass_, dynamic=False)
+    from torch._inductor.utils import run_and_get_code
+
+    answer, codes = run_and_get_code(quick, x)
+    torch.testing.assert_close(answer, plainly(x, affine).relu(), atol=1e-5, rtol=0)
+    assert "poem.moments" in codes[0]
+    assert "poem.normed" not in codes[0].split("def call")[1]
