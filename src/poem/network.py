@@ -108,6 +108,10 @@ class Network:
         self.model, self.theta, self.branch = model, theta, branch
         self.doubles: bool | None = None  # not yet proven
         self._all = list(modules.values())
+        self._held: list[Mapping[str, Tensor | None]] = []
+        for module in self._all:
+            self._held += [module._parameters, module._buffers]
+        self._inside = [module._modules for module in self._all]
         self._learning = list(model.parameters())
         self._split = modules[split] if split is not None else None
         self._head = modules[head] if head is not None else None
@@ -117,7 +121,6 @@ class Network:
         self._largest = 0 if classes is None else max(classes)
         self._mean = None if mean is None else torch.as_tensor(mean).view(1, -1, 1, 1)
         self._std = None if std is None else torch.as_tensor(std).view(1, -1, 1, 1)
-        self._where = 0  # the model's modules and tensors, as a hash
         self.listened = False  # somebody has hooks on the model, which only the model itself calls
         self.alone: bool | None = None  # whether samples answer alone as they do among others; not yet tried
         self._tracing = False
@@ -159,12 +162,11 @@ class Network:
         Where the model's tensors lie, which modules it has, and torch's switches. Settings of a layer, such as its
         `eps`, are read when it is recorded.
         """
-        held = [each for module in self._all for each in (module._parameters, module._buffers) if each]
-        tensors = [tensor for each in held for tensor in each.values() if tensor is not None]
-        children = [id(child) for module in self._all for child in module._modules.values()]
-        self._where = hash((*children, *_addresses(tensors)))
+        tensors = [tensor for held in self._held for tensor in held.values() if tensor is not None]
+        children = [id(child) for inside in self._inside for child in inside.values()]
+        where = hash((*children, *_addresses(tensors)))
         switches = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-        return self._autocast, *switches, self.doubles, self._where
+        return self._autocast, *switches, self.doubles, where
 
     @contextmanager
     def borrowed(self, device: str) -> Iterator[None]:

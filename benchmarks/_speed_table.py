@@ -1,0 +1,98 @@
+"""What follows from the rows of `benchmarks/speed.py`: shares of the limit, gains, and the table."""
+
+from __future__ import annotations
+
+from _speed_place import Row
+from _speed_rows import MODES
+
+FACTORS = {  # arithmetic of 1 and 2 updates over that of a plain forward, with a doubled deep part
+    "resnet50-bn": {"poem1": 3.6, "poem2": 6.0},
+    "resnet50-gn": {"poem1": 3.6, "poem2": 6.0},
+    "vit-b16": {"poem1": 3.25, "poem2": 5.4},
+}
+
+
+def derive(rows: list[Row]) -> None:
+    """Adds to each row its time against source's, and its share of the limit."""
+    source = {(row["net"], row["batch"], row["mode"]): row["images_per_s"] for row in _good(rows, "source")}
+    limit: dict[tuple[str, int], float] = {}
+    for row in _good(rows, "forward"):
+        if row["mode"].startswith("bf16-compiled"):
+            key = row["net"], row["batch"]
+            limit[key] = max(limit.get(key, 0.0), row["images_per_s"])
+    for row in rows:
+        if row["status"] != "ok":
+            continue
+        mode = "eager" if row["mode"].startswith("plain") else row["mode"]
+        base, top = source.get((row["net"], row["batch"], mode)), limit.get((row["net"], row["batch"]))
+        factor = FACTORS.get(row["net"], {}).get(row["method"])
+        row["ratio_to_source"] = None if base is None else base / row["images_per_s"]
+        row["share_of_limit"] = None if top is None or factor is None else row["images_per_s"] * factor / top
+
+
+def gains(rows: list[Row]) -> list[Row]:
+    """Our best mode, and each mode, against the plain implementation of the same run."""
+    found = []
+    for row in rows:
+        if not row["mode"].startswith("plain") or row["status"] != "ok":
+            continue
+        same = {
+            other["mode"]: other["images_per_s"] / row["images_per_s"]
+            for other in _good(rows, row["method"])
+            if (other["net"], other["batch"], other["select"]) == (row["net"], row["batch"], row["select"])
+            and not other["mode"].startswith("plain")
+            and other["as_asked"]
+        }
+        ours = {mode: gain for mode, gain in same.items() if mode in MODES}
+        best = max(ours, key=lambda mode: ours[mode], default=None)
+        found.append(
+            {
+                "net": row["net"], "batch": row["batch"], "method": row["method"], "over": row["mode"],
+                "best_mode": best, "gain": None if best is None else ours[best], "by_mode": same,
+                "plain_images_per_s": row["images_per_s"],
+            }
+        )  # fmt: skip
+    return found
+
+
+def _good(rows: list[Row], method: str) -> list[Row]:
+    return [row for row in rows if row["method"] == method and row["status"] == "ok"]
+
+
+def table(rows: list[Row], won: list[Row], *, markdown: bool) -> str:
+    """Rows and gains as text."""
+    heads = ("net", "batch", "method", "mode", "select", "images/s", "median ms", "p99 ms", "x source", "of limit",
+             "alloc MiB", "reserved MiB")  # fmt: skip
+    lines = [[*map(str, (row["net"], row["batch"], row["method"], row["mode"], f"{row['select']} %"))] + (
+        [_number(row[key]) for key in ("images_per_s", "median_ms", "p99_ms", "ratio_to_source", "share_of_limit",
+                                            "peak_allocated_mib", "peak_reserved_mib")]
+        if row["status"] == "ok" else [row["status"], *[""] * 6]
+    ) for row in rows]  # fmt: skip
+    for line, row in zip(lines, rows, strict=True):
+        line[3] += "" if row.get("as_asked", True) else " (ran eagerly)"
+    more = [
+        [*map(str, (row["net"], row["batch"], row["method"], row["best_mode"], row["over"])), _number(row["gain"])]
+        for row in won
+    ]
+    parts = [_laid_out(heads, lines, markdown)]
+    if more:
+        parts.append(
+            _laid_out(("net", "batch", "method", "best mode", "over", "x plain implementation"), more, markdown)
+        )
+    return "\n\n".join(parts)
+
+
+def _laid_out(heads: tuple[str, ...], lines: list[list[str]], markdown: bool) -> str:
+    wide = [max(len(line[column]) for line in [list(heads), *lines]) for column in range(len(heads))]
+    rule = ["-" * width for width in wide]
+    rows = [[*heads], rule, *lines]
+    filled = [[cell.ljust(width) for cell, width in zip(row, wide, strict=True)] for row in rows]
+    if markdown:
+        return "\n".join(f"| {' | '.join(row)} |" for row in filled)
+    return "\n".join("  ".join(row).rstrip() for row in filled)
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return ""
+    return str(value) if isinstance(value, int) else f"{value:.0f}" if value >= 1000 else f"{value:.3g}"
