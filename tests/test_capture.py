@@ -526,12 +526,12 @@ def test_looks_do_not_outlive_their_batch() -> None:
     import gc
     import weakref
 
-    from poem.loop import Turn
+    from poem.looking import Looking
 
     seen: list[Any] = []
-    plain = Turn.look
+    plain = Looking.__call__
 
-    def look(self: Turn, *args: Any, **kwargs: Any) -> Look:
+    def look(self: Looking, *args: Any, **kwargs: Any) -> Look:
         made = plain(self, *args, **kwargs)
         seen.append(weakref.ref(made))
         return made
@@ -540,7 +540,7 @@ def test_looks_do_not_outlive_their_batch() -> None:
     gc.disable()
     try:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Turn, "look", look)
+            patch.setattr(Looking, "__call__", look)
             adapter(stream("cpu", 1)[0])
         assert len(seen) > 1
         assert not any(ref() is not None for ref in seen)

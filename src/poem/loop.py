@@ -7,16 +7,16 @@ reads from the device once.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from poem import _checks as checks
 from poem.ledger import Batchwise, FirstLast
+from poem.looking import Looking
 from poem.network import Network
 from poem.parts.base import Batch, Lesson, Look
 from poem.recipes import Recipe
@@ -55,6 +55,10 @@ class Turn:
     target: Tensor | None = None
     sets: list[Tensor] = field(default_factory=list)
     lessons: list[Taught] = field(default_factory=list)
+    look: Looking = field(init=False)  # called: one look, counted
+
+    def __post_init__(self) -> None:
+        self.look = Looking(self.recipe, self.network, self.state, self.batch, self.entry.costs)
 
     def run(self) -> Tensor:
         """Look, choose, update, look again while the set changes; then remember, walk back and answer (B, C)."""
@@ -74,7 +78,7 @@ class Turn:
         self.network.early.hold(images if updates else None)
         self.first = self.last = self.look(self.seen, grad=updates > 0)
         if recipe.teacher and (updates or which == "teacher"):
-            self.target = self.taught()
+            self.target = self.look.teacher()
         if updates:
             self.sets.append(self.choose(self.last))
         for done in range(1, updates + 1):
@@ -104,7 +108,7 @@ class Turn:
         return self.recipe.readout.correct(answer).detach()
 
     def forget(self) -> None:
-        """Let go of the looks. They know the turn, and would keep all activations until the garbage is collected."""
+        """Let go of the looks. They know each other, and would keep all activations until the garbage is collected."""
         self.lessons.clear()
         self.plain = None
         del self.first, self.last
@@ -118,32 +122,6 @@ class Turn:
         )  # fmt: skip
         twin.seen, twin.first, twin.last = self.seen, looks[id(self.first)], looks[id(self.last)]
         return twin
-
-    def look(
-        self,
-        images: Tensor | None = None,
-        *,
-        round: int = 0,
-        grad: bool = True,
-        theta: Tensor | None = None,
-        needed: Tensor | None = None,
-    ) -> Look:
-        """One pass with the present weights, or with those given; counted as needed for everyone, or for some."""
-        weights = (self.state.moving["theta"] if theta is None else theta).detach().requires_grad_(grad)
-        zeta = self.state.moving["branch"].detach().requires_grad_(grad) if "branch" in self.state.moving else None
-
-        def ask(images: Tensor, *, among: Tensor | None = None, grad: bool = False) -> Tensor:
-            self.count(images, None if among is None else among.sum())
-            with torch.set_grad_enabled(grad):
-                return self.predict(images, weights, zeta, among)[0]
-
-        shown = self.batch.images if images is None else images
-        self.count(shown, needed)
-        with torch.set_grad_enabled(grad):
-            logits, heads, run = self.predict(shown, weights, zeta, None)
-        look = Look(logits, heads, self.batch, ask, round, shown, run.features, weights, zeta, run.record)
-        self.state.begin(look)
-        return look
 
     def choose(self, look: Look, among: Tensor | None = None) -> Tensor:
         """Who teaches, of everyone or of those given."""
@@ -239,35 +217,6 @@ class Turn:
         if fires is not None:
             state.restart(fires)
             self.entry.reset_flag = fires
-
-    def taught(self) -> Tensor:
-        """What the teacher says of this batch."""
-        assert self.recipe.teacher is not None
-
-        def says(weights: dict[str, Tensor]) -> Callable[[Tensor], Tensor]:
-            def predict(images: Tensor) -> Tensor:
-                self.count(images, None)
-                with torch.no_grad():
-                    return self.predict(images, weights["theta"], weights.get("branch"), None)[0]
-
-            return predict
-
-        return self.recipe.teacher.target(self.batch, says(self.state.teacher), says(self.state.source))
-
-    def predict(
-        self, images: Tensor, theta: Tensor, zeta: Tensor | None, mask: Tensor | None
-    ) -> tuple[Tensor, tuple[Tensor, ...], Any]:
-        """The logits that answer, each head's, and what the pass recorded."""
-        moving = theta if theta.numel() else None
-        heads, run = self.network.heads(images, moving, zeta, self.recipe.statistics, self.state.memory, mask)
-        branch = self.recipe.branch
-        return branch.together(*heads) if branch is not None and len(heads) == 2 else heads[0], heads, run
-
-    def count(self, images: Tensor, needed: Tensor | None) -> None:
-        """Rows that a pass computes, and those that it was needed for."""
-        twice = self.network.branch is not None and self.network.doubles is False
-        self.entry.costs.forwards_computed += (2 if twice else 1) * len(images)
-        self.entry.costs.forwards = self.entry.costs.forwards + (len(images) if needed is None else needed)
 
     def enter(self) -> None:
         """The batch in the books; many views of one image count as that image."""
