@@ -17,8 +17,9 @@ from toys import images
 
 import poem
 from poem.adapter import Adapter
+from poem.borrowed import Group
 from poem.model import anatomy
-from poem.network import Group, Network
+from poem.network import Network
 from poem.parts import (
     SAM,
     SGD,

@@ -555,7 +555,7 @@ def test_a_failure_gives_the_model_back() -> None:
 
     with pytest.raises(RuntimeError, match="enough"):
         measure(asked, watch=stop)
-    from poem.network import lease
+    from poem.borrowed import lease
 
     assert lease(opening.load_model(asked, Place()).model).borrowers == 0
 

@@ -15,13 +15,14 @@ from torch import Tensor, nn
 
 from poem import _checks as checks
 from poem import _files as files
+from poem.borrowed import Group, lease
 from poem.capture import Fast, Recorder
 from poem.export import exported
 from poem.fisher import fisher
 from poem.ledger import Batchwise, Books, Totals
 from poem.loop import Turn
 from poem.model import Anatomy, anatomy, is_norm
-from poem.network import Group, Network, Precision, lease
+from poem.network import Network, Precision
 from poem.parts.base import Batch
 from poem.recipes import Recipe, Rule
 from poem.state import State

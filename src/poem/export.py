@@ -7,7 +7,8 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from poem.network import HALF, Network
+from poem.borrowed import HALF
+from poem.network import Network
 from poem.parts.base import Look, Memory
 from poem.parts.statistics import FromBatch, RunningMean, Source
 from poem.recipes import Recipe

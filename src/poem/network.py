@@ -6,12 +6,9 @@ put back. Several adapters may therefore borrow one model, each with its own sta
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +17,7 @@ from poem._casts import Casts, Swap, packed
 from poem._early import Early
 from poem._halves import Halves
 from poem._norms import BorrowedNorm, Pass, put_back, swapped
+from poem.borrowed import HALF, Group, lease
 from poem.parts.base import Memory
 from poem.parts.statistics import FromBatch, Source, Statistics
 
@@ -27,62 +25,6 @@ if TYPE_CHECKING:
     from poem.compiled import Compiled
 
 Precision = Literal["fp32", "tf32", "bf16"]
-HALF = (torch.float16, torch.bfloat16)
-
-
-@dataclass
-class Lease:
-    """Who else uses the model: one caller at a time, any number of borrowers."""
-
-    lock: threading.RLock = field(default_factory=threading.RLock)
-    borrowers: int = 0
-
-
-_LEASES: WeakKeyDictionary[nn.Module, Lease] = WeakKeyDictionary()
-
-
-def lease(model: nn.Module) -> Lease:
-    """The one lease of this model in this process."""
-    return _LEASES.setdefault(model, Lease())
-
-
-class Group:
-    """Named parameters of a model, seen as one flat vector."""
-
-    def __init__(self, model: nn.Module, names: Sequence[str]) -> None:
-        parameters = dict(model.named_parameters())
-        self.names = tuple(names)
-        self._any = next(iter(parameters.values()), torch.zeros(0))  # says where the model is
-        self._own = [parameters[name] for name in names]
-        places: dict[int, list[tuple[nn.Module, str]]] = {}
-        for module in model.modules():  # a tied parameter stands in several places
-            for attribute, parameter in module._parameters.items():
-                if parameter is not None:
-                    places.setdefault(id(parameter), []).append((module, attribute))
-        self._places = [places[id(parameter)] for parameter in self._own]
-        self._sizes = [parameter.numel() for parameter in self._own]
-
-    @property
-    def size(self) -> int:
-        """How many numbers may move."""
-        return sum(self._sizes)
-
-    def source(self) -> Tensor:
-        """The model's own values as a new flat vector, in single precision where the model has less."""
-        if not self._own:
-            return torch.zeros(0, device=self._any.device)
-        flat = [p.detach().float() if p.dtype in HALF else p.detach() for p in self._own]
-        return torch.cat([tensor.reshape(-1) for tensor in flat])
-
-    def named(self, flat: Tensor) -> dict[str, Tensor]:
-        """Views of a flat vector, by name and in shape."""
-        pieces = torch.split(flat, self._sizes) if self._sizes else ()
-        return {n: piece.view(p.shape) for n, piece, p in zip(self.names, pieces, self._own, strict=True)}
-
-    def swaps(self, flat: Tensor) -> list[Swap]:
-        """Where each piece of a flat vector goes, in the precision that the model computes in."""
-        pieces = zip(self.named(flat).values(), self._own, self._places, strict=True)
-        return [(module, key, piece.to(p.dtype)) for piece, p, places in pieces for module, key in places]
 
 
 class Network:
@@ -127,11 +69,11 @@ class Network:
         self._copies: dict[tuple[int, torch.device, torch.dtype], Tensor] = {}
         self._current: Pass | None = None
         self._autocast: tuple[bool, torch.dtype] = (False, torch.bfloat16)
-        inside = {id(module) for places in (branch._places if branch else ()) for module, _ in places}
+        inside = {id(module) for places in (branch.places if branch else ()) for module, _ in places}
         groups = [theta, branch] if branch else [theta]
-        moving = {id(parameter) for group in groups for parameter in group._own}
+        moving = {id(parameter) for group in groups for parameter in group.own}
         self._casts = Casts(self._all, moving, torch.bfloat16) if precision == "bf16" else None
-        self.early = Early(self._all, {module for group in groups for places in group._places for module, _ in places})
+        self.early = Early(self._all, {module for group in groups for places in group.places for module, _ in places})
         self._compiled = _compiled(self.early) if compile else None
         deep = list(modules)[list(modules).index(split) :] if branch and split is not None else []
         still = [modules[name] for name in deep if not any(id(p) in moving for p in modules[name].parameters())]
