@@ -548,6 +548,16 @@ def test_looks_do_not_outlive_their_batch() -> None:
         gc.enable()
 
 
+@pytest.mark.parametrize("method", ["tent", "poem"])
+def test_half_precision_is_recorded_as_it_runs(method: str, device: str) -> None:
+    # On a GPU this is batch norm by our own kernels, in the plain loop and in the recording.
+    plain, fast = pair(method, "bn", device, precision="bf16")
+    for batch in stream(device):
+        assert_near([fast(batch)], [plain(batch)], device)
+    assert recorded(fast)
+    assert plain.totals == fast.totals
+
+
 def test_half_precision_casts_frozen_weights_once_and_follows_them() -> None:
     net: Any = make_net("bn", sharpness=10.0)
     adapter = poem.adapt(net, "poem", lr=0.02, precision="bf16", fast=False)

@@ -5,6 +5,7 @@ Without a GPU the kernels run in Triton's interpreter (see conftest.py): the sam
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import pytest
@@ -128,6 +129,20 @@ def test_a_layer_with_a_forward_of_its_own_keeps_it(counted: Counted) -> None:
     net = nn.Sequential(nn.Conv2d(3, 8, 3), Loud(8), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4)).to(DEVICE)
     poem.adapt(net, "tent", precision="bf16")(torch.rand(4, 3, 8, 8, device=DEVICE))
     assert not any(counted.calls.values())
+
+
+def test_where_the_kernels_do_not_run_torch_has_its_own(
+    fused: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def no_compiler(*_: Any) -> None:
+        raise RuntimeError("no C compiler found")
+
+    monkeypatch.setattr(fused, "normed", no_compiler)
+    monkeypatch.setattr(_fused, "work", cache(_fused.work.__wrapped__))
+    net = make_net("bn", sharpness=10.0).to(DEVICE)
+    answer = poem.adapt(net, "tent", precision="bf16", fast=False)(stream(DEVICE, 1)[0])
+    assert answer.isfinite().all()
+    assert [record.message for record in caplog.records if "no C compiler found" in record.message] != []
 
 
 def test_one_value_per_channel_is_left_to_the_layer(counted: Counted) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+log = logging.getLogger("poem")
 DEVICES: tuple[str, ...] = ("cuda",)  # that have kernels
 
 
@@ -21,6 +23,20 @@ def kernels() -> Any:
     return _kernels
 
 
+@cache
+def work(device: torch.device) -> bool:
+    """Whether the kernels run there, tried once: Triton wants a compiler, which not every machine has."""
+    if kernels() is None:
+        return False
+    x = torch.zeros(2, 8, 2, 2, dtype=torch.bfloat16, device=device).contiguous(memory_format=torch.channels_last)
+    try:
+        kernels().normed(x, [(torch.ones(8, device=device), torch.zeros(8, device=device))], 1e-5)
+    except Exception as error:  # whatever it is, torch has kernels of its own
+        log.warning("batch norm as torch has it: %s", (str(error).splitlines() or [type(error).__name__])[0])
+        return False
+    return True
+
+
 def fusable(layer: nn.Module, x: Tensor, groups: int, *, traced: bool) -> bool:
     """Whether our kernels take it.
 
@@ -28,7 +44,7 @@ def fusable(layer: nn.Module, x: Tensor, groups: int, *, traced: bool) -> bool:
     that is to be compiled only where there are many: few values are fused well enough as they are.
     """
     ordinary = type(layer) is nn.BatchNorm2d and layer.affine
-    if not ordinary or x.device.type not in DEVICES or x.dtype != torch.bfloat16 or kernels() is None:
+    if not ordinary or x.device.type not in DEVICES or x.dtype != torch.bfloat16 or not work(x.device):
         return False
     least: int = kernels().SMALL if traced else 1
     many = len(x) % groups == 0 and x.numel() > least * groups * x.shape[1]

@@ -22,6 +22,7 @@ WORKERS = 528  # programs to aim at: four on each multiprocessor of a large GPU
 SMALL = 1024  # rows per group that one program takes at once
 READING = {"high": 64, "wide": 64, "num_warps": 4}  # tiles that were fastest on an H200, for ResNet-50's activations
 WRITING = {"high": 32, "wide": 128, "num_warps": 4}
+ADDING = {"tall": 128, "wide": 16}
 
 
 @triton.jit
@@ -209,11 +210,11 @@ def _small_back(
 def moments(x: Tensor, eps: float, groups: int) -> tuple[Tensor, Tensor]:
     """Mean and inverse deviation of every channel (groups, channels)."""
     rows, channels = _shape(x, groups)
-    (mean, rstd), (parts, span, how) = _pair(x, groups), _stretches(rows, channels, groups, READING)
+    (mean, rstd), (parts, span, how) = _pair(x, groups), _stretches(rows, channels, groups)
     part = torch.empty(groups * parts * 2 * channels, device=x.device)
-    grid = triton.cdiv(channels, how["wide"]), parts, groups
-    _collect[grid](x, part, rows, channels, span, **how)
-    _moments[(triton.cdiv(channels, 16), groups)](part, x, mean, rstd, rows, channels, parts, eps, tall=128, wide=16)
+    with torch.cuda.device_of(x):
+        _collect[_grid(channels, how, parts, groups)](x, part, rows, channels, span, **how)
+        _moments[_grid(channels, ADDING, groups)](part, x, mean, rstd, rows, channels, parts, eps, **ADDING)
     return mean, rstd
 
 
@@ -221,11 +222,11 @@ def sums(dy: Tensor, x: Tensor, mean: Tensor, rstd: Tensor) -> tuple[Tensor, Ten
     """Gradients of shift and scale (groups, channels)."""
     groups = len(mean)
     rows, channels = _shape(x, groups)
-    (total, along), (parts, span, how) = _pair(x, groups), _stretches(rows, channels, groups, READING)
+    (total, along), (parts, span, how) = _pair(x, groups), _stretches(rows, channels, groups)
     part = torch.empty(groups * parts * 2 * channels, device=x.device)
-    grid = triton.cdiv(channels, how["wide"]), parts, groups
-    _collect_back[grid](dy, x, mean, rstd, part, rows, channels, span, **how)
-    _sums[(triton.cdiv(channels, 16), groups)](part, total, along, channels, parts, tall=128, wide=16)
+    with torch.cuda.device_of(x):
+        _collect_back[_grid(channels, how, parts, groups)](dy, x, mean, rstd, part, rows, channels, span, **how)
+        _sums[_grid(channels, ADDING, groups)](part, total, along, channels, parts, **ADDING)
     return total, along
 
 
@@ -235,14 +236,13 @@ def normed(x: Tensor, affine: Affine, eps: float) -> tuple[Tensor, Tensor, Tenso
     rows, channels = _shape(x, groups)
     y, given = torch.empty_like(x), (*affine[0], *affine[-1])
     if rows <= SMALL:
-        mean, rstd = _pair(x, groups)
-        high, wide = _tile(rows)
-        grid: tuple[int, ...] = triton.cdiv(channels, wide), groups
-        _small[grid](x, *given, y, mean, rstd, rows, channels, eps, high=high, wide=wide, num_warps=4)
+        (mean, rstd), how = _pair(x, groups), _whole(rows)
+        with torch.cuda.device_of(x):
+            _small[_grid(channels, how, groups)](x, *given, y, mean, rstd, rows, channels, eps, **how)
         return y, mean, rstd
     mean, rstd = moments(x, eps, groups)
-    grid = triton.cdiv(rows, WRITING["high"]), triton.cdiv(channels, WRITING["wide"]), groups
-    _apply[grid](x, mean, rstd, *given, y, rows, channels, **WRITING)
+    with torch.cuda.device_of(x):
+        _apply[_tiles(rows, channels, groups)](x, mean, rstd, *given, y, rows, channels, **WRITING)
     return y, mean, rstd
 
 
@@ -252,16 +252,15 @@ def back(dy: Tensor, x: Tensor, weights: list[Tensor], mean: Tensor, rstd: Tenso
     rows, channels = _shape(x, groups)
     dx = torch.empty_like(x)
     if rows <= SMALL:
-        total, along = _pair(x, groups)
-        high, wide = _tile(rows)
-        grid: tuple[int, ...] = triton.cdiv(channels, wide), groups
-        _small_back[grid](
-            dy, x, mean, rstd, *given, total, along, dx, rows, channels, high=high, wide=wide, num_warps=4
-        )
+        (total, along), how = _pair(x, groups), _whole(rows)
+        with torch.cuda.device_of(x):
+            _small_back[_grid(channels, how, groups)](
+                dy, x, mean, rstd, *given, total, along, dx, rows, channels, **how
+            )
         return dx, along, total
     total, along = sums(dy, x, mean, rstd)
-    grid = triton.cdiv(rows, WRITING["high"]), triton.cdiv(channels, WRITING["wide"]), groups
-    _back[grid](dy, x, mean, rstd, *given, total, along, dx, rows, channels, **WRITING)
+    with torch.cuda.device_of(x):
+        _back[_tiles(rows, channels, groups)](dy, x, mean, rstd, *given, total, along, dx, rows, channels, **WRITING)
     return dx, along, total
 
 
@@ -276,16 +275,26 @@ def _pair(x: Tensor, groups: int) -> tuple[Tensor, Tensor]:
     return one, torch.empty_like(one)
 
 
-def _stretches(rows: int, channels: int, groups: int, tile: dict[str, int]) -> tuple[int, int, dict[str, Any]]:
+def _grid(channels: int, tile: dict[str, Any], *others: int) -> tuple[int, ...]:
+    """Programs side by side over the channels, times the others."""
+    return triton.cdiv(channels, tile["wide"]), *others
+
+
+def _tiles(rows: int, channels: int, groups: int) -> tuple[int, ...]:
+    """A program for every tile to write."""
+    return triton.cdiv(rows, WRITING["high"]), triton.cdiv(channels, WRITING["wide"]), groups
+
+
+def _stretches(rows: int, channels: int, groups: int) -> tuple[int, int, dict[str, Any]]:
     """Into how many stretches a group's rows are cut, how long one is, and with which tiles they are read."""
-    high, wide = tile["high"], tile["wide"]
+    high, wide = READING["high"], READING["wide"]
     parts = max(1, min(WORKERS // (triton.cdiv(channels, wide) * groups), triton.cdiv(rows, 4 * high)))
     span = triton.cdiv(triton.cdiv(rows, parts), high) * high
     even = rows % high == 0 and channels % wide == 0
-    return triton.cdiv(rows, span), span, {**tile, "even": even}
+    return triton.cdiv(rows, span), span, {**READING, "even": even}
 
 
-def _tile(rows: int) -> tuple[int, int]:
-    """A small group's rows, rounded up, and how many channels go beside them."""
+def _whole(rows: int) -> dict[str, int]:
+    """A tile with all rows of a small group, and as many channels as go beside them."""
     high = triton.next_power_of_2(rows)
-    return high, max(8, min(64, 8192 // high))
+    return {"high": high, "wide": max(8, min(64, 8192 // high)), "num_warps": 4}
