@@ -66,5 +66,5 @@ def profiles(place: Place, out: Path | None, net: str, batches: list[int]) -> No
             for item in row.get("top", [])[:8]:
                 print(f"    {item['share']:6.1%} {item['ms_per_call']:9.3f} ms  {item['name'][:100]}", flush=True)
             if out is not None:
-                path = out.with_name(f"{out.stem}-profile.json")
+                path = out.with_name(f"{out.stem}_profile.json")
                 write_whole(path, json.dumps({"schema": SCHEMA, "profiles": found}, indent=1) + "\n", sync=False)

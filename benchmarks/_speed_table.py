@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from _speed_place import Row
-from _speed_rows import MODES
+from _speed_rows import METHODS, MODES
 
 FACTORS = {  # arithmetic of 1 and 2 updates over that of a plain forward, with a doubled deep part
     "resnet50-bn": {"poem1": 3.6, "poem2": 6.0},
@@ -59,7 +59,7 @@ def _good(rows: list[Row], method: str) -> list[Row]:
     return [row for row in rows if row["method"] == method and row["status"] == "ok"]
 
 
-def table(rows: list[Row], won: list[Row], *, markdown: bool) -> str:
+def table(rows: list[Row], won: list[Row]) -> str:
     """Rows and gains as text."""
     heads = ("net", "batch", "method", "mode", "select", "images/s", "median ms", "p99 ms", "x source", "of limit",
              "alloc MiB", "reserved MiB")  # fmt: skip
@@ -74,21 +74,40 @@ def table(rows: list[Row], won: list[Row], *, markdown: bool) -> str:
         [*map(str, (row["net"], row["batch"], row["method"], row["best_mode"], row["over"])), _number(row["gain"])]
         for row in won
     ]
-    parts = [_laid_out(heads, lines, markdown)]
+    parts = [_laid_out(heads, lines)]
     if more:
-        parts.append(
-            _laid_out(("net", "batch", "method", "best mode", "over", "x plain implementation"), more, markdown)
-        )
+        parts.append(_laid_out(("net", "batch", "method", "best mode", "over", "x plain implementation"), more))
     return "\n\n".join(parts)
 
 
-def _laid_out(heads: tuple[str, ...], lines: list[list[str]], markdown: bool) -> str:
+def page(rows: list[Row]) -> str:
+    """The rows that were measured, as the documentation shows them."""
+    order = ["forward", *METHODS]
+    modes = ["eager", "captured", "bf16", "bf16-compiled", "bf16-compiled-graph", "plain", "plain-separate"]
+    good = [row for row in rows if row["status"] == "ok" and row.get("as_asked", True)]
+    good.sort(key=lambda row: (order.index(row["method"]), -row["select"], modes.index(row["mode"])))
+    good.sort(key=lambda row: (row["net"], -row["batch"]))
+    shares = len({row["select"] for row in good}) > 1
+    heads = ["network", "batch", "method", "mode", *(["teach"] if shares else []),
+             "images/s", "ms", "x source", "of limit", "MiB"]  # fmt: skip
+    lines = [
+        [row["net"], str(row["batch"]), row["method"], row["mode"], *([f"{row['select']} %"] if shares else []),
+         f"{row['images_per_s']:.0f}", f"{row['median_ms']:.2f}", _or_dash(row["ratio_to_source"], ".2f"),
+         _or_dash(row["share_of_limit"], ".0%"), str(row["peak_allocated_mib"])]
+        for row in good
+    ]  # fmt: skip
+    return "\n".join(f"| {' | '.join(line)} |" for line in [heads, ["---"] * len(heads), *lines])
+
+
+def _or_dash(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+def _laid_out(heads: tuple[str, ...], lines: list[list[str]]) -> str:
     wide = [max(len(line[column]) for line in [list(heads), *lines]) for column in range(len(heads))]
     rule = ["-" * width for width in wide]
     rows = [[*heads], rule, *lines]
     filled = [[cell.ljust(width) for cell, width in zip(row, wide, strict=True)] for row in rows]
-    if markdown:
-        return "\n".join(f"| {' | '.join(row)} |" for row in filled)
     return "\n".join("  ".join(row).rstrip() for row in filled)
 
 

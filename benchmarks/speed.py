@@ -32,7 +32,7 @@ from _speed_place import Place, Row, _in_turn  # noqa: E402
 from _speed_profile import profiled, profiles  # noqa: E402
 from _speed_ratio import ALLOCATOR, ratio, ratio_here, verdict  # noqa: E402
 from _speed_rows import METHODS, MODES, SCHEMA, Job, attempted, forwards, made, measured, plan  # noqa: E402
-from _speed_table import derive, gains, table  # noqa: E402
+from _speed_table import derive, gains, page, table  # noqa: E402
 
 from poem._files import write_whole  # noqa: E402
 from poem._version import __version__  # noqa: E402
@@ -199,7 +199,7 @@ def arguments(words: list[str] | None) -> argparse.Namespace:
                         help="the network alone, which shares of the limit are taken of")  # fmt: skip
     parser.add_argument("--curves", action="store_true", help="POEM with one update over batch sizes and depths")
     parser.add_argument("--profile", action="store_true", help="kernels of POEM with one update, in a file beside")
-    parser.add_argument("--markdown", action="store_true", help="the table for the documentation")
+    parser.add_argument("--show", type=Path, default=None, help="a file of rows: print them for the documentation")
     parser.add_argument("--ratio", action=argparse.BooleanOptionalAction, default=None,
                         help="POEM with one update against one forward (default on the CPU)")  # fmt: skip
     parser.add_argument("--ratio-net", default="resnet50-bn")
@@ -236,6 +236,9 @@ def main(words: list[str] | None = None) -> int:
 
 def measure(args: argparse.Namespace) -> int:
     """What was asked for."""
+    if args.show:
+        print(page(json.loads(args.show.read_text())["rows"]))
+        return 0
     if args.threads:
         torch.set_num_threads(args.threads)
     if args.ratio_here:
@@ -252,7 +255,7 @@ def measure(args: argparse.Namespace) -> int:
         print(verdict(found), flush=True)
     bench.write(finished=True)
     if bench.rows:
-        print(f"\n{table(bench.rows, gains(bench.rows), markdown=args.markdown)}")
+        print(f"\n{table(bench.rows, gains(bench.rows))}")
     return 0
 
 

@@ -678,6 +678,7 @@ def test_a_lesson_of_nobody_proves_nothing(device: str) -> None:
     for batch in [torch.zeros(8, 3, 16, 16, device=device)] * 3:
         assert_near([fast(batch)], [plain(batch)], device)
     assert fast.totals.taught == 0
+    assert fast.last.notes[-1].startswith("not captured yet")
     for batch in stream(device):
         torch.testing.assert_close(fast(batch), plain(batch), atol=1e-4, rtol=0)
     assert fast.totals.updates > 0

@@ -217,10 +217,10 @@ class Recorder:
             self._ways.move_to_end(key)
             return found, None
         self._seen[key] += 1
-        untried = learn and self._recipe.learns and self._network.halves.untried
-        waits = not begun or untried or (self._fast == "auto" and self._seen[key] <= PATIENCE)
-        if waits or key in self._refused:
+        if not begun or key in self._refused or (self._fast == "auto" and self._seen[key] <= PATIENCE):
             return None, self._refused.get(key)
+        if learn and self._recipe.learns and self._network.halves.untried:
+            return None, "not captured yet: the branch's way back is tried on the first lesson, and nobody has taught"
         return self._recorded(key, images, lr, size, learn)
 
     def forget(self) -> None:
