@@ -91,6 +91,10 @@ class TapeStudio:
     def playing(self) -> Iterator[None]:
         yield
 
+    @contextmanager
+    def still(self) -> Iterator[None]:
+        yield
+
 
 @contextmanager
 def installed() -> Iterator[TapeStudio]:

@@ -38,6 +38,10 @@ class Studio(Protocol):
         """A context around replays that belong together: one batch at a time, whichever thread and stream it has."""
         ...
 
+    def still(self) -> Any:
+        """A context in which nobody records or replays: a graph that goes meanwhile would break a recording."""
+        ...
+
 
 class CudaStudio:
     """Records CUDA graphs. All of them share one pool of memory, since they never run at the same time."""
@@ -102,6 +106,12 @@ class CudaStudio:
                 yield
             finally:
                 self._played.record()
+
+    @contextmanager
+    def still(self) -> Iterator[None]:
+        """Everybody else waits."""
+        with self._lock:
+            yield
 
 
 @cache

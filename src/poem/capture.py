@@ -129,6 +129,11 @@ class Way:
         self._state.place(state)
         return answer, entry
 
+    def drop(self) -> None:
+        """Give the memory back."""
+        with self._studio.still():
+            self._segments = []
+
     def _fill(self) -> None:
         """The state to where the recordings look for it; what did not change since last time is there already."""
         for place, tensor in self._state.tensors().items():
@@ -225,7 +230,8 @@ class Recorder:
 
     def forget(self) -> None:
         """Give the memory of all recordings back."""
-        self._ways.clear()
+        while self._ways:
+            self._ways.popitem()[1].drop()
 
     def _recorded(
         self, key: tuple[Any, ...], images: Tensor, lr: float, size: int, learn: bool
@@ -245,10 +251,10 @@ class Recorder:
                 self._refused[key] = reason
             return None, reason
         for old in [old for old in self._ways if old[-1] != key[-1]]:  # of a model that is elsewhere by now
-            del self._ways[old]
+            self._ways.pop(old).drop()
         self._ways[key] = way
         if len(self._ways) > SHAPES:
-            self._ways.popitem(last=False)
+            self._ways.popitem(last=False)[1].drop()
         return way, None
 
     def _why_not(self, images: Tensor) -> str | None:
