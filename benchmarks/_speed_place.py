@@ -61,7 +61,7 @@ class Place:
 
     def timed(self, call: Call, images: list[Tensor], warming: Call | None = None) -> Row:
         """Warm-up, with a call of its own where one is given, then latencies, then a run without stops."""
-        turns = _in_turn(images)
+        turns = in_turn(images)
         warm = self.warmed(warming or call, turns)
         least = 10 if self.device == "cuda" else 3
         times: list[float] = []
@@ -98,6 +98,6 @@ class Place:
         return times
 
 
-def _in_turn(images: list[Tensor]) -> Iterator[Tensor]:
+def in_turn(images: list[Tensor]) -> Iterator[Tensor]:
     while True:
         yield from images

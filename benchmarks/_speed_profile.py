@@ -8,7 +8,7 @@ import statistics
 from pathlib import Path
 
 import torch
-from _speed_place import Call, Place, Row, _in_turn
+from _speed_place import Call, Place, Row, in_turn
 from _speed_rows import SCHEMA, Job, attempted, made
 from torch import Tensor
 
@@ -20,7 +20,7 @@ def profiled(place: Place, call: Call, images: list[Tensor], calls: int = 5) -> 
     from torch.profiler import ProfilerActivity, profile
 
     on_cuda = place.device == "cuda"
-    warm = place.warmed(call, _in_turn(images)) if on_cuda else [place.once(call, images[0])]
+    warm = place.warmed(call, in_turn(images)) if on_cuda else [place.once(call, images[0])]
     clock = [place.once(call, images[turn % 8]) for turn in range(calls)]
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_cuda else [])]
     with profile(activities=activities, acc_events=True) as seen:

@@ -28,7 +28,7 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "benchmarks")]
 
 import torch  # noqa: E402
 from _speed_nets import NETS, Forced, NotAvailableError, wording  # noqa: E402
-from _speed_place import Place, Row, _in_turn  # noqa: E402
+from _speed_place import Place, Row, in_turn  # noqa: E402
 from _speed_profile import profiled, profiles  # noqa: E402
 from _speed_ratio import ALLOCATOR, ratio, ratio_here, verdict  # noqa: E402
 from _speed_rows import METHODS, MODES, SCHEMA, Job, attempted, forwards, made, measured, plan  # noqa: E402
@@ -45,9 +45,9 @@ __all__ = [
     "Forced",
     "Job",
     "Place",
-    "_in_turn",
     "derive",
     "gains",
+    "in_turn",
     "made",
     "main",
     "plan",

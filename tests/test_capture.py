@@ -585,6 +585,53 @@ def test_half_precision_casts_frozen_weights_once_and_follows_them() -> None:
     assert set(seen) == {torch.bfloat16}
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda layer: setattr(layer, "weight", nn.Parameter(torch.rand_like(layer.weight))),
+        lambda layer: setattr(layer.weight, "data", layer.weight.data.t()),  # same place, same shape
+    ],
+    ids=["another weight", "another way to read it"],
+)
+def test_copies_of_weights_follow_what_stands_in_the_layer(change: Any) -> None:
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+                        nn.Linear(8, 8), nn.Linear(8, 5)).eval()  # fmt: skip
+    adapter = poem.adapt(net, "bn", precision="bf16", fast=False)
+    batch = stream("cpu", 1)[0]
+    before = adapter(batch)
+    change(net[4])
+    fresh = poem.adapt(copy.deepcopy(net), "bn", precision="bf16", fast=False)
+    assert torch.equal(adapter(batch), fresh(batch))
+    assert not torch.equal(adapter(batch), before)
+
+
+def test_unloading_lets_go_of_copied_weights() -> None:
+    adapter = poem.adapt(make_net("bn"), "tent", precision="bf16")
+    adapter(stream("cpu", 1)[0])
+    casts = adapter._network._casts
+    assert casts is not None
+    assert casts.swaps
+    adapter.unload()
+    assert not any((casts.swaps, casts._own, casts._copies))
+
+
+def test_a_recording_knows_what_stands_where(device: str) -> None:
+    # A tensor that moves to a place where there was none, or is read otherwise at the same address, is another model.
+    net: Any = make_net("bn").to(device)
+    adapter = poem.adapt(net, "tent", fast=True)
+    known = {adapter._network.depends()}
+    net.register_buffer("one", torch.rand(4, 4, device=device))
+    net.register_buffer("two", None)
+    known.add(adapter._network.depends())
+    net.one, net.two = None, net.one
+    known.add(adapter._network.depends())
+    net.two.data = net.two.data.t()
+    known.add(adapter._network.depends())
+    net._buffers = dict(net._buffers, two=torch.rand(4, 4, device=device))
+    known.add(adapter._network.depends())
+    assert len(known) == 5
+
+
 def test_weights_that_move_are_not_cast() -> None:
     adapter = poem.adapt(make_net("ln"), "memo", precision="bf16", mean=(0, 0, 0), std=(1, 1, 1))
     assert adapter._network._casts is not None

@@ -5,7 +5,8 @@ Without a GPU the kernels run in Triton's interpreter (see conftest.py): the sam
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -14,12 +15,14 @@ from nets import make_net
 from test_capture import stream
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils import prune
 
 import poem
 from poem import _fused
-from poem.parts import Everyone, Source
+from poem.parts import Everyone, FromBatch, PLPDAbove, Source
+from poem.parts.base import Look, Memory
+from poem.parts.selection import Select
 
-pytest.importorskip("triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 LAST = torch.channels_last
 
@@ -27,6 +30,7 @@ LAST = torch.channels_last
 @pytest.fixture
 def fused(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The kernels, which the library takes on whatever device there is."""
+    pytest.importorskip("triton")
     monkeypatch.setattr(_fused, "DEVICES", ("cuda", "cpu"))
     return _fused.kernels()
 
@@ -93,7 +97,7 @@ def test_an_adapter_on_kernels_is_as_near_to_full_precision(counted: Counted, mo
         for precision in ("fp32", "bf16", "bf16")
     )  # fmt: skip
     far = torch.zeros(2)
-    for batch in stream(DEVICE, 4):
+    for batch in stream(DEVICE, 3, size=4):
         wanted = exact(batch)
         mine = ours(batch)
         with monkeypatch.context() as patch:
@@ -106,6 +110,8 @@ def test_an_adapter_on_kernels_is_as_near_to_full_precision(counted: Counted, mo
         torch.cat([each.flatten() for each in adapter._state.moving.values()]) for adapter in (exact, layers, ours)
     ]
     assert (moved[2] - moved[0]).norm() < 1.5 * (moved[1] - moved[0]).norm()
+    assert ours._network.doubles, "both halves at once"
+    assert ours._network.halves.right, "the branch's lesson through its own half"
 
 
 @pytest.mark.parametrize(
@@ -115,6 +121,99 @@ def test_other_statistics_and_precisions_are_the_layers_own(changes: dict[str, A
     net = make_net("bn", sharpness=10.0).to(DEVICE)
     poem.adapt(net, "poem", **{"precision": "bf16", "select": Everyone(), **changes})(stream(DEVICE, 1)[0])
     assert not any(counted.calls.values())
+
+
+def both(
+    net: nn.Module, monkeypatch: pytest.MonkeyPatch, mask: Tensor | None = None, method: str = "poem", **settings: Any
+) -> tuple[Tensor, Tensor]:
+    """All heads of a net in half precision, with our kernels and with the layers' own."""
+    batch = stream(DEVICE, 1)[0]
+    adapter = poem.adapt(net.to(DEVICE), method, fast=False, precision="bf16", select=Everyone(), **settings)
+    network, state = adapter._network, adapter._state
+
+    def heads() -> Tensor:
+        with network.borrowed(DEVICE), torch.no_grad():
+            theta, zeta = state.moving["theta"], state.moving.get("branch")
+            return torch.cat(network.heads(batch, theta, zeta, FromBatch(), {}, mask)[0])
+
+    ours = heads()
+    with monkeypatch.context() as patch:
+        patch.setattr(_fused, "DEVICES", ())
+        return ours, heads()
+
+
+def assert_near(ours: Tensor, theirs: Tensor) -> None:
+    """As half precision allows."""
+    assert (ours - theirs).norm() < 0.03 * theirs.norm()
+
+
+def norms(net: nn.Module) -> list[nn.BatchNorm2d]:
+    """The batch-norm layers of a net."""
+    return [module for module in net.modules() if isinstance(module, nn.BatchNorm2d)]
+
+
+def test_a_masked_pass_is_the_pass_over_those_kept(fused: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    net = make_net("bn", sharpness=10.0)
+    mask = torch.arange(8, device=DEVICE) < 3
+    masked, whole = both(net, monkeypatch, mask)[0], both(net, monkeypatch)[0]
+    assert_near(*both(net, monkeypatch, mask))
+    assert (masked - whole).norm() > 0.1 * whole.norm()
+
+
+ODD: dict[str, Callable[[Any], Any]] = {
+    "eps": lambda layer: setattr(layer, "eps", 0.5),
+    "stride": lambda layer: setattr(layer, "weight", nn.Parameter(torch.rand(2 * layer.num_features)[::2])),
+    "no bias": lambda layer: layer.register_parameter("bias", None),
+    "pruned": lambda layer: prune.l1_unstructured(layer, "weight", 0.3),
+}
+
+
+@pytest.mark.parametrize("odd", list(ODD))
+def test_layers_as_odd_as_they_come(odd: str, fused: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    net = make_net("bn", sharpness=10.0)
+    for layer in norms(net):
+        ODD[odd](layer)
+    assert_near(*both(net, monkeypatch, method="poem" if odd in ("eps", "stride") else "tent"))
+
+
+def test_a_forward_put_into_the_class_is_kept(counted: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = nn.BatchNorm2d.forward
+    monkeypatch.setattr(nn.BatchNorm2d, "forward", lambda self, x: 2 * plain(self, x))
+    poem.adapt(make_net("bn").to(DEVICE), "tent", precision="bf16")(stream(DEVICE, 1)[0])
+    assert not any(counted.calls.values())
+
+
+def test_moments_are_single_precision_whatever_torch_is_told(fused: Any) -> None:
+    x = (20 + 0.5 * torch.randn(2, 8, 32, 32, generator=torch.Generator().manual_seed(0))).to(DEVICE, torch.bfloat16)
+    x = x.contiguous(memory_format=LAST)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        mean, rstd = fused.moments(x, 1e-5, 1)
+    finally:
+        torch.set_default_dtype(before)
+    wanted = x.float().var((0, 2, 3), correction=0)
+    torch.testing.assert_close(rstd[0].float(), (wanted + 1e-5).rsqrt(), atol=0, rtol=1e-4)
+    assert mean.dtype == torch.float32
+
+
+@pytest.mark.parametrize("small", [0, 1024])
+def test_what_is_not_finite_spoils_its_channel(small: int, fused: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused, "SMALL", small)
+    x = torch.rand(2, 8, 8, 8, device=DEVICE).to(torch.bfloat16).contiguous(memory_format=LAST)
+    x[1, 3, 2, 2] = torch.inf
+    one = torch.ones(8, device=DEVICE)
+    y = fused.normed(x, [(one, one)], 1e-5)[0]
+    assert y[:, 3].isnan().all()
+    assert y[:, [0, 1, 2, 4, 5, 6, 7]].isfinite().all()
+
+
+def test_there_is_no_second_way_back(fused: Any) -> None:
+    x = torch.rand(2, 8, 4, 4, device=DEVICE).contiguous(memory_format=LAST).requires_grad_()
+    one = torch.ones(8, device=DEVICE)
+    (gradient,) = torch.autograd.grad(_fused.Normed.apply(x, 1e-5, one, one).square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.square().sum().backward()
 
 
 class Loud(nn.BatchNorm2d):
@@ -138,7 +237,7 @@ def test_where_the_kernels_do_not_run_torch_has_its_own(
         raise RuntimeError("no C compiler found")
 
     monkeypatch.setattr(fused, "normed", no_compiler)
-    monkeypatch.setattr(_fused, "work", cache(_fused.work.__wrapped__))
+    monkeypatch.setattr(_fused, "_works", {})
     net = make_net("bn", sharpness=10.0).to(DEVICE)
     answer = poem.adapt(net, "tent", precision="bf16", fast=False)(stream(DEVICE, 1)[0])
     assert answer.isfinite().all()
@@ -186,7 +285,7 @@ def test_the_branch_enters_beyond_the_split(pieces: list[nn.Module]) -> None:
 
     adapter = poem.adapt(make_net("bn", sharpness=10.0), "poem", fast=False, select=Everyone(), rounds=1, compile=True)
     adapter(stream("cpu", 1)[0])
-    passes = adapter._network._compiled
+    passes = adapter._network._passes
     assert passes is not None
     seen = 0
     for whole, _ in passes.made.values():
@@ -204,9 +303,9 @@ def test_what_follows_from_the_images_alone_is_computed_once(pieces: list[nn.Mod
     adapter = poem.adapt(make_net("bn", sharpness=10.0), "poem", fast=False, select=Everyone(), rounds=1, compile=True)
     first, second = stream("cpu", 2)
     adapter(first)
-    passes = adapter._network._compiled
+    passes = adapter._network._passes
     assert passes is not None
-    assert len(passes.early) == 1
+    assert len(passes.beginnings) == 1
     calls: list[int] = []
     pieces[0].register_forward_hook(lambda *_: calls.append(1))
     adapter(second)
@@ -215,8 +314,70 @@ def test_what_follows_from_the_images_alone_is_computed_once(pieces: list[nn.Mod
     assert len(calls) == 2, "a batch that comes again may have been written to"
 
 
+@dataclass(frozen=True, repr=False)
+class FirstHalf(Select):
+    """Whoever comes first, whatever rounding says."""
+
+    def __call__(self, look: Look, among: Tensor, memory: Memory) -> Tensor:
+        """Half of them."""
+        return among & (torch.arange(len(among), device=among.device) < len(among) // 2)
+
+
+@pytest.mark.parametrize(("method", "doubles"), [("deyo+poem", None), ("poem", False), ("tent", None)])
+def test_a_cut_pass_with_our_kernels_is_the_pass(
+    method: str, doubles: bool | None, pieces: list[nn.Module], fused: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # DeYO asks about other images of the same shape, some of them: its passes begin otherwise.
+    monkeypatch.setattr(fused, "SMALL", 0)
+    select = FirstHalf() & PLPDAbove(-2.0) if "deyo" in method else FirstHalf()
+    plain, cut = (
+        poem.adapt(make_net("bn", sharpness=3.0).to(DEVICE), method, lr=0.02, fast=False, select=select,
+                   precision="bf16", compile=compile)
+        for compile in (False, True)
+    )  # fmt: skip
+    plain._network.doubles = cut._network.doubles = doubles
+    for batch in stream(DEVICE, 2, size=4):
+        assert_near(cut(batch), plain(batch))
+    assert plain.totals.taught == cut.totals.taught > 0
+    code = "".join(str(getattr(piece, "code", "")) for piece in pieces)
+    assert "poem.moments" in code
+    passes = cut._network._passes
+    assert passes is not None
+    assert len(passes.beginnings) == (2 if "deyo" in method else 1), "and the kernels were tried before"
+
+
+class Writer(nn.Module):
+    """Writes into a tensor that came from nowhere, and into what it computed from the images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.second = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.Conv2d(8, 8, 3)
+        self.last, self.head = nn.BatchNorm2d(8), nn.Linear(8, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Halves change places."""
+        early = self.first(x)
+        hidden = self.norm(early.clone())
+        turned = torch.zeros(hidden.shape, device=x.device)
+        turned[:, :4], turned[:, 4:] = hidden[:, 4:], hidden[:, :4]
+        early += turned
+        answer: Tensor = self.head(self.last(self.second(early)).relu_().mean((2, 3)))
+        return 10 * answer
+
+
+def test_a_pass_that_writes_in_place_is_cut_right(pieces: list[nn.Module]) -> None:
+    torch.manual_seed(0)
+    net = Writer().eval()
+    plain, cut = (poem.adapt(net, "tent", lr=0.02, fast=False, compile=compile) for compile in (False, True))
+    for batch in stream("cpu", 3):
+        torch.testing.assert_close(cut(batch), plain(batch), atol=1e-5, rtol=0)
+        with plain.frozen(), cut.frozen():
+            torch.testing.assert_close(cut(batch), plain(batch), atol=1e-5, rtol=0)
+
+
 def test_batch_norm_in_a_traced_pass_there_and_back() -> None:
-    traced = pytest.importorskip("poem._traced")
+    from poem import _traced as traced
+
     x = (torch.randn(4, 6, 5, 5, generator=torch.Generator().manual_seed(0)) + 3).requires_grad_()
     affine = [tuple(torch.rand(2, 6).requires_grad_()) for _ in range(2)]
     flat = [tensor for pair in affine for tensor in pair]

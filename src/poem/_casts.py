@@ -7,6 +7,7 @@ bit for bit; images and convolutions keep channels last, which is how tensor cor
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,31 +30,43 @@ class Casts:
         self._places, self._dtype = places, dtype
         self._copies: dict[tuple[int, torch.device, torch.Size], Tensor] = {}
         self._own: list[Tensor] = []
-        self._where: list[tuple[int, torch.Size]] = []
+        self._where: list[Any] = []
         self.swaps: list[Swap] = []
 
     def refresh(self) -> None:
         """Copy the weights as they are now. Nothing less will do: who writes through `.data` leaves no trace."""
-        weights = [module._parameters[key] for module, key in self._places]
-        where = [(weight.data_ptr(), weight.shape) for weight in weights if weight is not None]
-        if where != self._where or len(where) < len(weights):
+        weights = [module._parameters.get(key) for module, key in self._places]
+        where = [None if weight is None else _where(weight) for weight in weights]
+        if where != self._where:
             self._find(weights)
             self._where = where
         if self._own:
             with torch.no_grad():
                 torch._foreach_copy_([copy for _, _, copy in self.swaps], self._own)
 
+    def forget(self) -> None:
+        """Let go of weights and copies."""
+        self.swaps, self._own, self._where = [], [], []
+        self._copies.clear()
+
     def _find(self, weights: list[nn.Parameter | None]) -> None:
         """The weights to copy, and where to; what is held here keeps its address from being used again."""
         self.swaps, self._own = [], []
         for index, ((module, key), weight) in enumerate(zip(self._places, weights, strict=True)):
-            if weight is None or weight.dtype != torch.float32:
+            if weight is None or weight.dtype != torch.float32 or weight.layout != torch.strided:
                 continue
             place = index, weight.device, weight.shape
             if place not in self._copies:
                 self._copies[place] = packed(torch.empty_like(weight, dtype=self._dtype, requires_grad=False))
             self.swaps.append((module, key, self._copies[place]))
             self._own.append(weight.detach())
+
+
+def _where(weight: Tensor) -> tuple[Any, ...] | None:
+    """Where a weight lies, and how it is read there; a sparse one has no single place."""
+    if weight.layout != torch.strided:
+        return None
+    return weight.data_ptr(), weight.dtype, weight.shape, weight.stride()
 
 
 def packed(images: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 class Early:
-    """Modules that run before anything moves, and what they said of the images in hand."""
+    """Modules, or pieces of a compiled pass, that run before anything moves; and what they said of images in hand."""
 
     def __init__(self, modules: Sequence[nn.Module], moving: Iterable[nn.Module]) -> None:
         self._all, self._moving = list(modules), set(moving)

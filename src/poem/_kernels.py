@@ -37,7 +37,7 @@ def _own(first, second, group, columns, inside):
 
 @triton.jit
 def _collect(x_ptr, part_ptr, rows, channels, span, even: tl.constexpr, high: tl.constexpr, wide: tl.constexpr):
-    """Sums of a stretch of rows, and of their squares, both about the group's first row."""
+    """Sums of a stretch of rows, and of their squares, both about the group's first row, which is one of them."""
     group, stretch, columns = tl.program_id(2), tl.program_id(1), tl.program_id(0) * wide + tl.arange(0, wide)
     x_ptr += group.to(tl.int64) * rows * channels
     inside = columns < channels
@@ -81,7 +81,8 @@ def _moments(part_ptr, x_ptr, mean_ptr, rstd_ptr, rows, channels, parts, eps, ta
     total, square = _summed(part_ptr, group, columns, inside, channels, parts, tall, wide)
     shift = tl.load(x_ptr + group.to(tl.int64) * rows * channels + columns, inside, 0.0).to(tl.float32)
     mean = total / rows
-    var = tl.maximum(square / rows - mean * mean, 0.0)
+    var = square / rows - mean * mean
+    var = tl.where(var < 0, 0.0, var)  # not maximum, which would take 0 for not-a-number
     tl.store(mean_ptr + group * channels + columns, mean + shift, inside)
     tl.store(rstd_ptr + group * channels + columns, tl.rsqrt(var + eps), inside)
 
@@ -199,7 +200,7 @@ def _small_back(
     mean, rstd = tl.load(mean_ptr + own, inside, 0.0), tl.load(rstd_ptr + own, inside, 0.0)
     dy = tl.load(dy_ptr + place, there, 0.0).to(tl.float32)
     x = (tl.load(x_ptr + place, there, 0.0).to(tl.float32) - mean[None, :]) * rstd[None, :]
-    total, along = tl.sum(dy, 0), tl.sum(dy * tl.where(there, x, 0.0), 0)
+    total, along = tl.sum(dy, 0), tl.sum(dy * x, 0)
     scale = rstd * _own(weight_ptr, weight2_ptr, group, columns, inside)
     dx = (dy - total[None, :] / rows - x * (along / rows)[None, :]) * scale[None, :]
     tl.store(dx_ptr + place, dx.to(dx_ptr.dtype.element_ty), there)
@@ -211,7 +212,7 @@ def moments(x: Tensor, eps: float, groups: int) -> tuple[Tensor, Tensor]:
     """Mean and inverse deviation of every channel (groups, channels)."""
     rows, channels = _shape(x, groups)
     (mean, rstd), (parts, span, how) = _pair(x, groups), _stretches(rows, channels, groups)
-    part = torch.empty(groups * parts * 2 * channels, device=x.device)
+    part = torch.empty(groups * parts * 2 * channels, dtype=torch.float32, device=x.device)
     with torch.cuda.device_of(x):
         _collect[_grid(channels, how, parts, groups)](x, part, rows, channels, span, **how)
         _moments[_grid(channels, ADDING, groups)](part, x, mean, rstd, rows, channels, parts, eps, **ADDING)
@@ -223,7 +224,7 @@ def sums(dy: Tensor, x: Tensor, mean: Tensor, rstd: Tensor) -> tuple[Tensor, Ten
     groups = len(mean)
     rows, channels = _shape(x, groups)
     (total, along), (parts, span, how) = _pair(x, groups), _stretches(rows, channels, groups)
-    part = torch.empty(groups * parts * 2 * channels, device=x.device)
+    part = torch.empty(groups * parts * 2 * channels, dtype=torch.float32, device=x.device)
     with torch.cuda.device_of(x):
         _collect_back[_grid(channels, how, parts, groups)](dy, x, mean, rstd, part, rows, channels, span, **how)
         _sums[_grid(channels, ADDING, groups)](part, total, along, channels, parts, **ADDING)
@@ -271,7 +272,7 @@ def _shape(x: Tensor, groups: int) -> tuple[int, int]:
 
 def _pair(x: Tensor, groups: int) -> tuple[Tensor, Tensor]:
     """Room for two numbers per group and channel."""
-    one = torch.empty(groups, x.shape[1], device=x.device)
+    one = torch.empty(groups, x.shape[1], dtype=torch.float32, device=x.device)
     return one, torch.empty_like(one)
 
 

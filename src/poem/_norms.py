@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from poem._casts import Swap
-from poem._fused import Normed, fusable
+from poem._fused import FORWARD, Normed, fusable
 from poem.parts.base import Memory
 from poem.parts.statistics import FromBatch, Statistics
 
@@ -88,16 +88,13 @@ class BorrowedNorm:
     def _fuses(self, x: Tensor, run: Pass, *, groups: int) -> bool:
         """Whether the batch's own statistics are asked for, of a layer that our kernels know."""
         asked = self.batch and type(run.statistics) is FromBatch and run.mask is None
-        own = getattr(self.own, "__func__", None) is nn.BatchNorm2d.forward
+        own = getattr(self.own, "__func__", None) is FORWARD
         return asked and own and fusable(self.layer, x, groups, traced=run.traced)
 
     def _affine(self) -> tuple[Tensor, Tensor]:
-        """Scale and shift that stand in the layer now."""
-        own = self.layer._parameters
-        weight, bias = own["weight"], own["bias"]
-        assert weight is not None
-        assert bias is not None
-        return weight, bias
+        """Scale and shift that stand in the layer now, number beside number."""
+        layer: Any = self.layer
+        return layer.weight.contiguous(), layer.bias.contiguous()
 
     def _normed(self, x: Tensor, run: Pass, *affine: tuple[Tensor, Tensor]) -> Tensor:
         """Normalised by our kernels, with a scale and a shift for each group of rows."""

@@ -147,6 +147,7 @@ class Adapter:
         checks.still_here(self._unloaded)
         self._unloaded = True
         self._recorder.forget()
+        self._network.forget()
         held = lease(self._network.model)
         held.borrowers -= 1
         if held.borrowers:

@@ -19,7 +19,13 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.passes.split_module import split_module
 
 Run = Callable[..., tuple[list[Tensor], Any]]
+Once = Callable[[Any, Tensor, Callable[[], Any]], Any]
 EARLY, SHALLOW, DEEP = range(3)
+
+
+def _copied(into: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+    """What stands where something was copied to; torch has no way back through it."""
+    return source.to(into.dtype).expand(into.shape)
 
 
 @torch.library.custom_op("poem::split_here", mutates_args=())
@@ -31,9 +37,6 @@ def split_here(x: Tensor) -> Tensor:
 @split_here.register_fake
 def _(x: Tensor) -> Tensor:
     return torch.empty_like(x)
-
-
-Once = Callable[[Any, Tensor, Callable[[], Any]], Any]
 
 
 class FromImages(nn.Module):
@@ -58,7 +61,7 @@ class Compiled:
 
     once: Once
     made: dict[Any, tuple[nn.Module, Any]] = field(default_factory=dict)
-    early: dict[tuple[torch.Size, str], FromImages] = field(default_factory=dict)
+    beginnings: dict[tuple[torch.Size, str], FromImages] = field(default_factory=dict)
     mark: Callable[[Tensor], Tensor] = field(default=split_here)
 
     def __call__(self, kind: Any, run: Run, inputs: Mapping[str, Tensor]) -> tuple[tuple[Tensor, ...], Any]:
@@ -66,39 +69,49 @@ class Compiled:
         tensors = list(inputs.values())
         key = kind, torch.is_grad_enabled(), *((x.shape, x.dtype, x.device, x.requires_grad) for x in tensors)
         if key not in self.made:
-            self.made[key] = self._compiled(run, inputs)
+            traced, rest = _traced(run, tensors)
+            whole = self._compiled(_cut(traced, list(inputs)), tensors[0].shape)
+            with torch._functorch.config.patch(donated_buffer=False):  # a lesson may keep the graph for the next one
+                whole(*tensors)  # compiled on first use: now
+            self.made[key] = whole, rest
         pieces, rest = self.made[key]
         return pieces(*tensors), rest
 
-    def _compiled(self, run: Run, inputs: Mapping[str, Tensor]) -> tuple[nn.Module, Any]:
-        """Trace, cut, compile."""
-        rest: Any = None
+    def forget(self) -> None:
+        """Let go of everything compiled."""
+        self.made.clear()
+        self.beginnings.clear()
 
-        def plain(*tensors: Tensor) -> tuple[Tensor, ...]:
-            nonlocal rest
-            outputs, rest = run(*tensors)
-            return tuple(outputs)
-
-        tensors = list(inputs.values())
-        with torch.autocast(tensors[0].device.type, enabled=False):
-            traced = make_fx(plain)(*[x.detach().requires_grad_(x.requires_grad) for x in tensors])
-        pieces = cut(traced, list(inputs))
-        traced_images = next(iter(traced.graph.nodes)).name, tensors[0].shape
+    def _compiled(self, pieces: GraphModule, shape: torch.Size) -> GraphModule:
+        """Each piece compiled; the first is the same for every kind of pass that begins with it."""
+        images = next(iter(pieces.graph.nodes)).name
         for name, piece in pieces.named_children():
             assert isinstance(piece, GraphModule)
-            early = name == f"submod_{EARLY}"
-            setattr(pieces, name, self._early(piece, *traced_images) if early else _quick(piece))
-        with torch._functorch.config.patch(donated_buffer=False):  # a lesson may keep the graph for the next one
-            pieces(*tensors)  # compiled on first use: now
-        return pieces, rest
+            if name != f"submod_{EARLY}":
+                setattr(pieces, name, _quick(piece))
+                continue
+            place = [node.name for node in piece.graph.find_nodes(op="placeholder")].index(images)
+            key = shape, piece.code  # weights are handed in
+            if key not in self.beginnings:
+                self.beginnings[key] = FromImages(_quick(piece), place, self.once)
+            setattr(pieces, name, self.beginnings[key])
+        return pieces
 
-    def _early(self, piece: GraphModule, images: str, shape: torch.Size) -> FromImages:
-        """The first piece, the same for every kind of pass that begins with it; weights are handed in."""
-        place = [node.name for node in piece.graph.find_nodes(op="placeholder")].index(images)
-        key = shape, piece.code
-        if key not in self.early:
-            self.early[key] = FromImages(_quick(piece), place, self.once)
-        return self.early[key]
+
+def _traced(run: Run, tensors: list[Tensor]) -> tuple[GraphModule, Any]:
+    """All that a pass does, as operations that write nowhere: only then may they be cut by what depends on what."""
+    rest: Any = None
+
+    def plain(*tensors: Tensor) -> tuple[Tensor, ...]:
+        nonlocal rest
+        outputs, rest = run(*tensors)
+        return tuple(outputs)
+
+    given = [x.detach().requires_grad_(x.requires_grad) for x in tensors]
+    with torch.autocast(tensors[0].device.type, enabled=False):
+        trace = make_fx(torch.func.functionalize(plain), decomposition_table={torch.ops.aten.copy.default: _copied})
+        traced = trace(*given)
+    return traced, rest
 
 
 def _quick(piece: nn.Module) -> nn.Module:
@@ -106,7 +119,7 @@ def _quick(piece: nn.Module) -> nn.Module:
     return quick  # type: ignore[no-any-return]
 
 
-def cut(traced: GraphModule, inputs: list[str]) -> GraphModule:
+def _cut(traced: GraphModule, inputs: list[str]) -> GraphModule:
     """Up to three modules in a row: what follows from the images alone, what leads to the split, and the rest.
 
     The branch's numbers belong to the rest, wherever they are first touched: its lesson must not pass through what

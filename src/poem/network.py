@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from poem._casts import Casts, Swap, packed
 from poem._early import Early
+from poem._fused import work
 from poem._halves import Halves
 from poem._norms import BorrowedNorm, Pass, put_back, swapped
 from poem.borrowed import HALF, Group, lease
@@ -50,10 +51,6 @@ class Network:
         self.model, self.theta, self.branch = model, theta, branch
         self.doubles: bool | None = None  # not yet proven
         self._all = list(modules.values())
-        self._held: list[Mapping[str, Tensor | None]] = []
-        for module in self._all:
-            self._held += [module._parameters, module._buffers]
-        self._inside = [module._modules for module in self._all]
         self._learning = list(model.parameters())
         self._split = modules[split] if split is not None else None
         self._head = modules[head] if head is not None else None
@@ -74,7 +71,7 @@ class Network:
         moving = {id(parameter) for group in groups for parameter in group.own}
         self._casts = Casts(self._all, moving, torch.bfloat16) if precision == "bf16" else None
         self.early = Early(self._all, {module for group in groups for places in group.places for module, _ in places})
-        self._compiled = _compiled(self.early) if compile else None
+        self._passes = _compiler(self.early) if compile else None
         deep = list(modules)[list(modules).index(split) :] if branch and split is not None else []
         still = [modules[name] for name in deep if not any(id(p) in moving for p in modules[name].parameters())]
         self.halves = Halves(still, lambda: self._current is not None and self._current.doubled)
@@ -104,9 +101,9 @@ class Network:
         Where the model's tensors lie, which modules it has, and torch's switches. Settings of a layer, such as its
         `eps`, are read when it is recorded.
         """
-        tensors = [tensor for held in self._held for tensor in held.values() if tensor is not None]
-        children = [id(child) for inside in self._inside for child in inside.values()]
-        where = hash((*children, *_addresses(tensors)))
+        held = [each for module in self._all for each in (module._parameters, module._buffers) if each]
+        children = [id(child) for module in self._all if module._modules for child in module._modules.values()]
+        where = hash((*children, *_where([tensor for each in held for tensor in each.values()])))
         switches = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
         return self._autocast, *switches, self.doubles, where
 
@@ -156,7 +153,7 @@ class Network:
     ) -> tuple[tuple[Tensor, ...], Pass]:
         """Logits of each head, and what the pass recorded. `theta=None` runs the source's own tensors."""
         run = Pass(statistics, memory, mask, traced=self._tracing)
-        if self._compiled is not None and not self._tracing and doubled is None and not self.listened:
+        if self._passes is not None and not self._tracing and doubled is None and not self.listened:
             return self._heads_compiled(images, theta, branch, run), run
         if branch is None or self.branch is None:
             return (self._once(images, theta, run),), run
@@ -180,7 +177,7 @@ class Network:
         self, images: Tensor, theta: Tensor | None, branch: Tensor | None, run: Pass
     ) -> tuple[Tensor, ...]:
         """The same, compiled once for each kind of pass; what it recorded is put into `run`."""
-        assert self._compiled is not None
+        assert self._passes is not None
         known = {key: value for key, value in run.memory.items() if "statistics." in key}
         given = {"images": images, "theta": theta, "branch": branch, "mask": run.mask, **known}
         inputs = {key: value for key, value in given.items() if value is not None}
@@ -198,11 +195,19 @@ class Network:
             more = [] if traced.features is None else [traced.features]
             return [*heads, *more, *traced.record.values()], (len(heads), bool(more), list(traced.record))
 
+        work(images.device)  # tried before anything is written down
         kind = run.statistics, *inputs, *self.depends()
-        outputs, (count, features, record) = self._compiled(kind, plainly, inputs)
+        outputs, (count, features, record) = self._passes(kind, plainly, inputs)
         run.features = outputs[count] if features else None
         run.record = dict(zip(record, outputs[count + features :], strict=True))
         return outputs[:count]
+
+    def forget(self) -> None:
+        """Let go of copied weights and compiled passes."""
+        if self._casts is not None:
+            self._casts.forget()
+        if self._passes is not None:
+            self._passes.forget()
 
     def source(self) -> Memory:
         """The model's own values for each group, flat."""
@@ -218,7 +223,7 @@ class Network:
         mixing = [norm for norm in self.norms if norm.batch]
         if isinstance(statistics, Source):
             mixing = [norm for norm in mixing if norm.source_mean is None]
-        return self._compiled is None and not mixing and self.alone is not False
+        return self._passes is None and not mixing and self.alone is not False
 
     def prove(self, images: Tensor, statistics: Statistics, memory: Memory) -> float:
         """How far the doubled pass is from two plain ones, each half with its own tensors; decides `doubles`.
@@ -306,8 +311,8 @@ class Network:
 
         def twice(value: Any) -> Any:
             along = isinstance(value, Tensor) and value.dim() > 1 and len(value) == run.rows
-            if along and self._tracing and self._compiled is not None:
-                value = self._compiled.mark(value)
+            if along and self._tracing and self._passes is not None:
+                value = self._passes.mark(value)
             return torch.cat([value, value]) if along else value
 
         return tuple(twice(value) for value in args), {key: twice(value) for key, value in kwargs.items()}
@@ -318,7 +323,7 @@ class Network:
             self._current.features = args[0].flatten(1)
 
 
-def _compiled(early: Early) -> Compiled:
+def _compiler(early: Early) -> Compiled:
     """Only for those who compile: what it imports takes a while."""
     from poem.compiled import Compiled
 
@@ -349,12 +354,12 @@ def _tf32() -> Iterator[None]:
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
 
 
-def _addresses(tensors: list[Tensor]) -> list[int]:
-    """Where tensors lie; a sparse one has no single place."""
+def _where(tensors: list[Tensor | None]) -> list[Any]:
+    """Where tensors lie and how they are read there; a sparse one has no single place."""
     try:
-        return [tensor.data_ptr() for tensor in tensors]
+        return [0 if tensor is None else (tensor.data_ptr(), tensor.shape, tensor.stride()) for tensor in tensors]
     except RuntimeError:
-        return [tensor.data_ptr() if tensor.layout == torch.strided else id(tensor) for tensor in tensors]
+        return [id(tensor) for tensor in tensors]
 
 
 def _listen(module: nn.Module, args: Any) -> None:
