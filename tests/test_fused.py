@@ -19,6 +19,7 @@ from torch.nn.utils import prune
 
 import poem
 from poem import _fused
+from poem._early import Early
 from poem.parts import Everyone, FromBatch, PLPDAbove, Source
 from poem.parts.base import Look, Memory
 from poem.parts.selection import Select
@@ -373,6 +374,30 @@ def test_a_pass_that_writes_in_place_is_cut_right(pieces: list[nn.Module]) -> No
         torch.testing.assert_close(cut(batch), plain(batch), atol=1e-5, rtol=0)
         with plain.frozen(), cut.frozen():
             torch.testing.assert_close(cut(batch), plain(batch), atol=1e-5, rtol=0)
+
+
+def test_what_was_computed_is_kept_for_the_images_in_hand_and_as_long_as_it_stands() -> None:
+    early = Early([], [])
+    one, other, made = torch.rand(2), torch.rand(2), []
+
+    def compute() -> tuple[Tensor]:
+        made.append(torch.zeros(1))
+        return (made[-1],)
+
+    early.once("piece", one, compute)
+    assert len(made) == 1
+    early.hold(one)
+    for images, times in ((one, 2), (one, 2), (other, 3), (one, 3)):
+        early.once("piece", images, compute)
+        assert len(made) == times
+    made[1].add_(1)
+    early.once("piece", one, compute)
+    assert len(made) == 4, "somebody wrote into it"
+    early.once("another piece", one, compute)
+    assert len(made) == 5
+    early.hold(None)
+    early.once("piece", one, compute)
+    assert len(made) == 6
 
 
 def test_batch_norm_in_a_traced_pass_there_and_back() -> None:
