@@ -16,6 +16,7 @@ from poem.parts.selection import Select
 
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 NETS = ("resnet50-bn", "vit-b16", "resnet50-gn", "effnet-lite0")
+KNOWN = (*NETS, "resnet18-bn", "resnet18-gn", "resnet152-bn", "resnet152-gn", "tiny-bn")
 
 
 class NotAvailableError(Exception):
@@ -90,7 +91,7 @@ def _built(name: str) -> tuple[nn.Module, str]:
             return zoo.load("effnet-lite0", "random")[0], "poem.zoo effnet-lite0"
         except ImportError as error:
             raise NotAvailableError(f"effnet-lite0 needs timm: {error}") from error
-    raise NotAvailableError(f"expected a net out of {', '.join(NETS)}, resnet18-bn, resnet152-bn, tiny-bn; got {name}")
+    raise NotAvailableError(f"expected a net out of {', '.join(KNOWN)}; got {name}")
 
 
 def convolutional(name: str) -> bool:

@@ -46,7 +46,7 @@ def profiled(place: Place, call: Call, images: list[Tensor], calls: int = 5) -> 
     }  # fmt: skip
 
 
-def profiles(place: Place, out: Path | None, net: str, batches: list[int]) -> None:
+def profiles(place: Place, out: Path | None, about: Row, net: str, batches: list[int]) -> None:
     """POEM with one update, captured and compiled, at each batch size: a file beside `out`."""
     found: list[Row] = []
     for mode in ("bf16", "bf16-compiled") if place.device == "cuda" else ("eager",):
@@ -67,4 +67,6 @@ def profiles(place: Place, out: Path | None, net: str, batches: list[int]) -> No
                 print(f"    {item['share']:6.1%} {item['ms_per_call']:9.3f} ms  {item['name'][:100]}", flush=True)
             if out is not None:
                 path = out.with_name(f"{out.stem}_profile.json")
-                write_whole(path, json.dumps({"schema": SCHEMA, "profiles": found}, indent=1) + "\n", sync=False)
+                write_whole(
+                    path, json.dumps({"schema": SCHEMA, **about, "profiles": found}, indent=1) + "\n", sync=False
+                )

@@ -93,7 +93,7 @@ def page(rows: list[Row]) -> str:
     lines = [
         [row["net"], str(row["batch"]), row["method"], row["mode"], *([f"{row['select']} %"] if shares else []),
          f"{row['images_per_s']:.0f}", f"{row['median_ms']:.2f}", _or_dash(row["ratio_to_source"], ".2f"),
-         _or_dash(row["share_of_limit"], ".0%"), str(row["peak_allocated_mib"])]
+         _or_dash(row["share_of_limit"], ".0%"), _or_dash(row["peak_allocated_mib"], "d")]
         for row in good
     ]  # fmt: skip
     return "\n".join(f"| {' | '.join(line)} |" for line in [heads, ["---"] * len(heads), *lines])

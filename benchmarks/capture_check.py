@@ -26,6 +26,7 @@ from torch import Tensor, nn  # noqa: E402
 
 import poem  # noqa: E402
 from poem._files import write_whole  # noqa: E402
+from poem._origins import provenance  # noqa: E402
 from poem.parts import EntropyBelow, NotRedundant, PLPDAbove  # noqa: E402
 
 METHODS = (
@@ -122,20 +123,22 @@ def main() -> None:
     rng = torch.Generator().manual_seed(0)
     batches = [torch.rand(args.size, 3, 224, 224, generator=rng).cuda() for _ in range(args.batches)]
     words = ["python", "benchmarks/capture_check.py", *(Path(word).name for word in sys.argv[1:])]
-    facts = {
-        "command": " ".join(words), "device": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": [],
-    }  # fmt: skip
-    for name in args.nets.split(","):
-        for method in args.methods.split(","):
-            try:
-                row = compared(method, name, batches)
-            except Exception as error:  # one failure must not cost the others
-                row = {"network": name, "method": method, "error": f"{type(error).__name__}: {error}"[:500]}
-                torch.cuda.set_sync_debug_mode("default")
-            print(row, flush=True)
-            facts["rows"].append(row)
-            args.out.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(args.out, json.dumps(facts, indent=1).encode())
+    facts: dict[str, Any] = {"command": " ".join(words), "device": torch.cuda.get_device_name(), **provenance()}
+    jobs = [(name, method) for name in args.nets.split(",") for method in args.methods.split(",")]
+    rows: list[dict[str, Any]] = []
+    for done, (name, method) in enumerate(jobs, 1):
+        try:
+            row = compared(method, name, batches)
+        except Exception as error:  # one failure must not cost the others
+            row = {"network": name, "method": method, "error": f"{type(error).__name__}: {error}"[:500]}
+            torch.cuda.set_sync_debug_mode("default")
+        print(row, flush=True)
+        rows.append(row)
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        left = [" ".join(job) for job in jobs[done:]]
+        write_whole(
+            args.out, json.dumps({**facts, "finished": not left, "left": left, "rows": rows}, indent=1).encode()
+        )
 
 
 if __name__ == "__main__":

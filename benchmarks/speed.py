@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "benchmarks")]
 
 import torch  # noqa: E402
-from _speed_nets import NETS, Forced, NotAvailableError, wording  # noqa: E402
+from _speed_nets import KNOWN, NETS, Forced, NotAvailableError, wording  # noqa: E402
 from _speed_place import Place, Row, in_turn  # noqa: E402
 from _speed_profile import profiled, profiles  # noqa: E402
 from _speed_ratio import ALLOCATOR, ratio, ratio_here, verdict  # noqa: E402
@@ -35,7 +35,7 @@ from _speed_rows import METHODS, MODES, SCHEMA, Job, attempted, forwards, made, 
 from _speed_table import derive, gains, page, table  # noqa: E402
 
 from poem._files import write_whole  # noqa: E402
-from poem._version import __version__  # noqa: E402
+from poem._origins import provenance  # noqa: E402
 from poem.commands._quiet import quiet  # noqa: E402
 
 __all__ = [
@@ -83,7 +83,7 @@ class Bench:
     def __init__(self, place: Place, out: Path | None, budget: float, about: Row) -> None:
         self.place, self.out, self.budget, self.about = place, out, budget, about
         self.rows: list[Row] = []
-        self.skipped: list[str] = []
+        self.left: list[str] = []
         self.extra: Row = {}
         self.begun = time.perf_counter()
 
@@ -93,15 +93,16 @@ class Bench:
         return time.perf_counter() - self.begun
 
     def run(self, jobs: list[Job]) -> None:
-        """One after the other; when the time is up, or the device is broken, the rest is listed."""
+        """One after the other, until the time is up or the device is broken; what is left is listed at any time."""
         for index, job in enumerate(jobs):
+            self.left = [str(each) for each in jobs[index:]]
             broken = not _sound(self.place)
             if broken or self.spent > self.budget:
-                self.skipped += [str(each) for each in jobs[index:]]
                 why = "the device answers no more" if broken else f"{self.budget:g} s are over"
-                print(f"{why}: {len(jobs) - index} rows skipped", flush=True)
+                print(f"{why}: {len(self.left)} rows skipped", flush=True)
                 break
             self.one(job)
+            del self.left[0]
         self.write()
 
     def one(self, job: Job) -> None:
@@ -127,12 +128,12 @@ class Bench:
         print(f"{self.spent:6.1f} s  {job}: {_said(found)}", flush=True)
         self.write()
 
-    def write(self, finished: bool = False) -> None:
-        """The whole file as far as it goes."""
+    def write(self, ended: bool = False) -> None:
+        """The whole file as far as it goes; finished if everything that was asked for is there."""
         derive(self.rows)
         content = {
-            "schema": SCHEMA, **self.about, "seconds": round(self.spent, 1), "finished": finished, "notes": NOTES,
-            "gains": gains(self.rows), "rows": self.rows, "skipped": self.skipped, **self.extra,
+            "schema": SCHEMA, **self.about, "seconds": round(self.spent, 1), "finished": ended and not self.left,
+            "notes": NOTES, "gains": gains(self.rows), "rows": self.rows, "skipped": self.left, **self.extra,
         }  # fmt: skip
         if self.out is not None:
             write_whole(self.out, json.dumps(content, indent=1) + "\n", sync=False)
@@ -167,7 +168,7 @@ def about(args: argparse.Namespace) -> Row:
     return {
         "command": " ".join(["python", "benchmarks/speed.py", *map(_named, sys.argv[1:])]),
         "host": {
-            "poem": __version__, "torch": torch.__version__, "python": platform.python_version(),
+            **provenance(),
             "device": torch.cuda.get_device_name(0) if args.device == "cuda" else platform.processor() or "cpu",
             "cuda": torch.version.cuda, "cudnn": backends.cudnn.version() if args.device == "cuda" else None,
             "threads": torch.get_num_threads(), "cores": os.cpu_count(),
@@ -186,11 +187,16 @@ def arguments(words: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=("cuda", "cpu"))
     parser.add_argument("--out", type=Path, default=None, help="JSON, written after every row")
-    parser.add_argument("--nets", type=_names, default=None, help=f"default on CUDA: {','.join(NETS)}; on the CPU none")
-    parser.add_argument("--batches", type=_counts, default=[64, 1, 16])
-    parser.add_argument("--methods", type=_names, default=list(METHODS), help=",".join(METHODS))
-    parser.add_argument("--modes", type=_names, default=list(MODES), help=",".join(MODES))
-    parser.add_argument("--select", type=_counts, default=[100], help="shares of the batch that teach, in percent")
+    parser.add_argument(
+        "--nets",
+        type=names,
+        default=None,
+        help=f"some of {','.join(KNOWN)}; default on CUDA the first four, on the CPU none",
+    )
+    parser.add_argument("--batches", type=numbers, default=[64, 1, 16])
+    parser.add_argument("--methods", type=names, default=list(METHODS), help=",".join(METHODS))
+    parser.add_argument("--modes", type=names, default=list(MODES), help=",".join(MODES))
+    parser.add_argument("--select", type=numbers, default=[100], help="shares of the batch that teach, in percent")
     parser.add_argument("--seconds", type=float, default=1.0, help="per row, once for latency and once for throughput")
     parser.add_argument("--budget", type=float, default=300.0, help="seconds after which no row is begun")
     parser.add_argument("--size", type=int, default=224, help="height and width of the images")
@@ -207,10 +213,10 @@ def arguments(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--pairs", type=int, default=5, help="of a forward and a POEM call")
     parser.add_argument("--ratio-here", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args(words)
-    for given, known in ((args.methods, METHODS), (args.modes, MODES)):
-        strange = [name for name in given if name not in known]
+    for given, there in ((args.methods, METHODS), (args.modes, MODES), (args.nets or (), KNOWN)):
+        strange = [name for name in given if name not in there]
         if strange:
-            parser.error(f"expected some of {', '.join(known)}, got {', '.join(strange)}")
+            parser.error(f"expected some of {', '.join(there)}, got {', '.join(strange)}")
     if args.device == "cuda" and not torch.cuda.is_available():
         parser.error("expected a CUDA device, found none; use --device cpu")
     if args.nets is None:
@@ -220,12 +226,12 @@ def arguments(words: list[str] | None) -> argparse.Namespace:
     return args
 
 
-def _names(text: str) -> list[str]:
+def names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
-def _counts(text: str) -> list[int]:
-    return [int(name) for name in _names(text)]
+def numbers(text: str) -> list[int]:
+    return [int(name) for name in names(text)]
 
 
 def main(words: list[str] | None = None) -> int:
@@ -234,10 +240,20 @@ def main(words: list[str] | None = None) -> int:
         return measure(arguments(words))
 
 
+def shown(path: Path) -> str:
+    """What a file of this benchmark holds."""
+    try:
+        content = json.loads(path.read_text())
+        rows, ratio = content["rows"], content.get("ratio")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise SystemExit(f"expected a file that --out wrote, {path} is none: {error!r}") from error
+    return "\n\n".join([*([page(rows)] if rows else []), *([verdict(ratio)] if ratio else [])])
+
+
 def measure(args: argparse.Namespace) -> int:
     """What was asked for."""
     if args.show:
-        print(page(json.loads(args.show.read_text())["rows"]))
+        print(shown(args.show))
         return 0
     if args.threads:
         torch.set_num_threads(args.threads)
@@ -249,11 +265,11 @@ def measure(args: argparse.Namespace) -> int:
     asked = args.nets, args.batches, args.methods, args.modes, args.select
     bench.run(plan(*asked, forward=args.forward, curves=args.curves))
     if args.profile and args.nets:
-        profiles(place, args.out, args.nets[0], [batch for batch in (64, 1) if batch in args.batches])
+        profiles(place, args.out, bench.about, args.nets[0], [batch for batch in (64, 1) if batch in args.batches])
     if args.ratio:
         found = bench.extra["ratio"] = ratio(args)
         print(verdict(found), flush=True)
-    bench.write(finished=True)
+    bench.write(ended=True)
     if bench.rows:
         print(f"\n{table(bench.rows, gains(bench.rows))}")
     return 0

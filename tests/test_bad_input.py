@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import pickle
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -175,6 +176,22 @@ def test_a_model_with_nothing_to_adapt_says_what_to_try() -> None:
     assert adapter.totals.updates == 1
 
 
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("presicion", "Did you mean precision?"),
+        ("Fast", "Did you mean fast?"),
+        ("batchsize", "Did you mean batch_size?"),
+        ("device", "move the model, model.to"),
+        ("threshhold", "Did you mean threshold?"),
+    ],
+)
+def test_a_misspelt_argument_is_told_the_nearest(word: str, said: str) -> None:
+    changes: dict[str, Any] = {word: 1}
+    with pytest.raises(TypeError, match=re.escape(said)):
+        poem.adapt(make_net("bn"), "tent", **changes)
+
+
 def test_half_precision_on_the_cpu_is_refused() -> None:
     with pytest.raises(ValueError, match=r"float32 or bfloat16 on the CPU, got float16 in .*; call model.float\(\)"):
         poem.adapt(sharp().half(), "tent")
@@ -295,6 +312,8 @@ def test_a_field_of_the_wrong_kind_is_refused(changes: dict[str, Any], words: st
         ("tent", {"preset": "mnist"}, "expected preset imagenet, cifar or cifar100, got 'mnist'"),
         ("tent", {"precision": "fp8"}, "expected precision fp32, tf32 or bf16, got 'fp8'"),
         ("tent", {"fast": "yes"}, "expected fast 'auto', True or False, got 'yes'"),
+        ("tent", {"fast": 1}, "expected fast 'auto', True or False, got 1"),
+        ("tent", {"compile": "no"}, "expected compile True or False, got 'no'"),
         ("tent", {"mean": (0.5, 0.5, 0.5)}, "expected mean and std together, got one of them; pass both, or neither"),
         ("tent", {"std": (0.5, 0.5, 0.5)}, "expected mean and std together"),
         ("roid", {}, r"roid augments images in \[0, 1\].*mean=\(0, 0, 0\), std=\(1, 1, 1\)"),
@@ -314,6 +333,8 @@ def test_a_field_of_the_wrong_kind_is_refused(changes: dict[str, Any], words: st
         "preset",
         "precision",
         "fast",
+        "fast 1",
+        "compile",
         "mean alone",
         "std alone",
         "roid bare",

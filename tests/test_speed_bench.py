@@ -120,7 +120,7 @@ def test_a_run_on_the_cpu_leaves_its_file(
     speed: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "speed.json"
-    words = "--device cpu --nets tiny-bn,nothing --batches 2 --size 64 --seconds 0 --methods source,poem1 --no-ratio"
+    words = "--device cpu --nets tiny-bn --batches 2 --size 64 --seconds 0 --methods source,poem1 --no-ratio"
     assert speed.main([*words.split(), "--modes", "eager,bf16-compiled,plain", "--out", str(out)]) == 0
     told = json.loads(out.read_text())
     assert {"schema", "command", "host", "switches", "settings", "notes", "rows", "gains", "skipped"} <= told.keys()
@@ -134,11 +134,26 @@ def test_a_run_on_the_cpu_leaves_its_file(
     assert row["ratio_to_source"] > 1
     assert rows["tiny-bn", "poem1", "plain"]["updates"] == 1
     assert rows["tiny-bn", "forward", "eager"]["status"] == "ok"
-    assert rows["nothing", "source", "eager"]["status"] == "not available"
-    assert "got nothing" in rows["nothing", "source", "eager"]["reason"]
     (gain,) = told["gains"]
     assert gain["by_mode"]["eager"] == row["images_per_s"] / gain["plain_images_per_s"]
     assert "x plain implementation" in capsys.readouterr().out
+    assert speed.main(["--show", str(out)]) == 0
+    assert "| tiny-bn | 2 | poem1 | eager |" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--nets resnet51", "expected some of resnet50-bn"),
+        ("--show README.md", "expected a file that --out wrote"),
+        ("--show nothing.json", "expected a file that --out wrote"),
+        ("--batches four", "invalid numbers value"),
+    ],
+)
+def test_words_it_does_not_know(words: str, said: str, speed: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        speed.main([*words.split(), "--device", "cpu", "--no-ratio"])
+    assert said in capsys.readouterr().err + str(stopped.value)
 
 
 def test_what_the_budget_leaves_out_is_listed(speed: ModuleType, tmp_path: Path) -> None:
@@ -147,6 +162,7 @@ def test_what_the_budget_leaves_out_is_listed(speed: ModuleType, tmp_path: Path)
     speed.main([*words.split(), "--out", str(out)])
     told = json.loads(out.read_text())
     assert told["rows"] == []
+    assert not told["finished"]
     assert told["skipped"] == ["tiny-bn batch 2 source eager 100 %", "tiny-bn batch 2 forward limit 100 %"]
 
 

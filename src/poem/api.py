@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
+import inspect
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +15,7 @@ from poem.adapter import Adapter
 from poem.capture import Fast
 from poem.method import Preset, recipe
 from poem.network import Precision
-from poem.recipes import Recipe
+from poem.recipes import ALIASES, FIELDS, Recipe
 
 log = logging.getLogger("poem")
 
@@ -67,10 +69,14 @@ def adapt(
     Returns:
         The adapter; call it with images.
     """
-    if fast not in ("auto", True, False):
+    if not (isinstance(fast, bool) or fast == "auto"):
         raise ValueError(f"expected fast 'auto', True or False, got {fast!r}")
-    if precision not in ("fp32", "tf32", "bf16"):
+    if not isinstance(compile, bool):
+        raise ValueError(f"expected compile True or False, got {compile!r}")
+    if precision not in get_args(Precision):
         raise ValueError(f"expected precision fp32, tf32 or bf16, got {precision!r}")
+    for word in changes:
+        _own_word(word)
     name = method if isinstance(method, str) else "custom"
     chosen = recipe(method, preset) if isinstance(method, str) else method
     if not isinstance(chosen, Recipe):
@@ -94,3 +100,13 @@ def adapt(
             with adapter.frozen():
                 adapter(example)
     return adapter
+
+
+def _own_word(word: str) -> None:
+    """Refuses what is no field of a recipe but nearly an argument of `adapt`."""
+    if word == "device":
+        raise TypeError("adapt has no device: move the model, model.to(...), and hand in images on the same device")
+    own = [name for name in inspect.signature(adapt).parameters if name != "changes"]
+    near = difflib.get_close_matches(word.lower(), own, n=1, cutoff=0.75)
+    if near and word not in FIELDS + ALIASES:
+        raise TypeError(f"adapt has no argument {word!r}. Did you mean {near[0]}?")

@@ -1,0 +1,8 @@
+"""`python -m poem` is the command `poem`."""
+
+import sys
+
+from poem.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())
