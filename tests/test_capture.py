@@ -629,7 +629,12 @@ def test_a_recording_knows_what_stands_where(device: str) -> None:
     known.add(adapter._network.depends())
     net._buffers = dict(net._buffers, two=torch.rand(4, 4, device=device))
     known.add(adapter._network.depends())
-    assert len(known) == 5
+    net.register_buffer("graph", torch.eye(3, device=device).to_sparse())
+    known.add(adapter._network.depends())
+    kept, net.fc.weight.data = net.fc.weight.data, net.fc.weight.data.clone()  # seen beside a sparse one too
+    known.add(adapter._network.depends())
+    assert len(known) == 7
+    assert kept is not None
 
 
 def test_weights_that_move_are_not_cast() -> None:

@@ -6,7 +6,7 @@ bit for bit; images and convolutions keep channels last, which is how tensor cor
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -36,7 +36,7 @@ class Casts:
     def refresh(self) -> None:
         """Copy the weights as they are now. Nothing less will do: who writes through `.data` leaves no trace."""
         weights = [module._parameters.get(key) for module, key in self._places]
-        where = [None if weight is None else _where(weight) for weight in weights]
+        where = whereabouts(weights)
         if where != self._where:
             self._find(weights)
             self._where = where
@@ -62,11 +62,17 @@ class Casts:
             self._own.append(weight.detach())
 
 
-def _where(weight: Tensor) -> tuple[Any, ...] | None:
-    """Where a weight lies, and how it is read there; a sparse one has no single place."""
-    if weight.layout != torch.strided:
-        return None
-    return weight.data_ptr(), weight.dtype, weight.shape, weight.stride()
+def whereabouts(tensors: Sequence[Tensor | None]) -> list[Any]:
+    """Where tensors lie and how they are read there; a sparse one has no single place."""
+    try:  # most models have none, and this is asked at every call
+        return [None if each is None else (each.data_ptr(), each.dtype, each.shape, each.stride()) for each in tensors]
+    except RuntimeError:
+        return [
+            (each.data_ptr(), each.dtype, each.shape, each.stride())
+            if each is not None and each.layout == torch.strided
+            else id(each)
+            for each in tensors
+        ]
 
 
 def packed(images: Tensor) -> Tensor:

@@ -47,7 +47,10 @@ class Pass:
 
 
 class BorrowedNorm:
-    """Stands in for a norm layer's forward while a call lasts; every verb ends in the layer's own forward."""
+    """Stands in for a norm layer's forward while a call lasts.
+
+    Every verb ends in the layer's own forward, or in kernels of ours where that is torch's and they say the same.
+    """
 
     def __init__(self, name: str, layer: nn.Module, current: Callable[[], Pass], *, swappable: bool) -> None:
         self.name, self.layer, self._current, self.swappable = name, layer, current, swappable

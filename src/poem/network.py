@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from poem._casts import Casts, Swap, packed
+from poem._casts import Casts, Swap, packed, whereabouts
 from poem._early import Early
 from poem._fused import work
 from poem._halves import Halves
@@ -103,7 +103,7 @@ class Network:
         """
         held = [each for module in self._all for each in (module._parameters, module._buffers) if each]
         children = [id(child) for module in self._all if module._modules for child in module._modules.values()]
-        where = hash((*children, *_where([tensor for each in held for tensor in each.values()])))
+        where = hash((*children, *whereabouts([tensor for each in held for tensor in each.values()])))
         switches = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
         return self._autocast, *switches, self.doubles, where
 
@@ -352,14 +352,6 @@ def _tf32() -> Iterator[None]:
         yield
     finally:
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
-
-
-def _where(tensors: list[Tensor | None]) -> list[Any]:
-    """Where tensors lie and how they are read there; a sparse one has no single place."""
-    try:
-        return [0 if tensor is None else (tensor.data_ptr(), tensor.shape, tensor.stride()) for tensor in tensors]
-    except RuntimeError:
-        return [id(tensor) for tensor in tensors]
 
 
 def _listen(module: nn.Module, args: Any) -> None:
