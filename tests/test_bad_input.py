@@ -438,6 +438,13 @@ def without(key: str) -> Callable[[dict[str, Any]], None]:
     return drop
 
 
+def with_memory(name: str, tensor: Tensor) -> Callable[[dict[str, Any]], None]:
+    def put(state: dict[str, Any]) -> None:
+        state["tensors"][f"memory/{name}"] = tensor
+
+    return put
+
+
 def spoil_shape(state: dict[str, Any]) -> None:
     state["tensors"]["moved/norm1.weight"] = torch.zeros(3)
 
@@ -449,7 +456,7 @@ def spoil_shape(state: dict[str, Any]) -> None:
             lambda state: state.update(recipe="Recipe()", method="sar"),
             "expected recipe .*; make the adapter with method 'sar'",
         ),
-        (lambda state: state.update(schema=99), "expected schema 1, got 99; save it again with this version"),
+        (lambda state: state.update(schema=99), "expected schema 2, got 99; this version reads only its own"),
         (
             lambda state: state.update(source="another"),
             "expected source .*; load the same weights into the model first",
@@ -459,11 +466,21 @@ def spoil_shape(state: dict[str, Any]) -> None:
         (without("memory/redundancy.mean"), r"expected tensors \['memory/redundancy.mean'\] in the state"),
         (lambda state: state.pop("rng"), "rng"),
         (lambda state: state.pop("calls"), "calls"),
-        (spoil_shape, r"expected moved/norm1.weight of shape \(8,\), got \(3,\)"),
+        (spoil_shape, r"expected moved/norm1.weight of shape \(8,\) .*, got \(3,\)"),
+        (lambda state: state.update(mean=[0.5]), "expected mean None, got .*; pass the same mean="),
+        (lambda state: state.update(std=[0.5]), "expected std None, got .*; pass the same std="),
+        (lambda state: state.update(mask=[1, 2]), "expected mask None, got .*; pass the same classes="),
+        (lambda state: state.update(calls=-1), "expected calls to be an integer of at least 0, got -1"),
+        (lambda state: state.update(batch_size="8"), "expected batch_size to be an integer of at least 1, got '8'"),
+        (lambda state: state.update(notes=1), r"got \['notes'\] besides"),
+        (with_memory("prior.mean", torch.zeros(10)), r"only tensors that .* keeps, got \['memory/prior.mean'\]"),
+        (with_memory("redundancy.mean", torch.full((10,), torch.nan)), "expected finite numbers in memory/redund"),
+        (with_memory("redundancy.mean", torch.zeros(7)), r"expected memory/redundancy.mean of shape \(10,\)"),
         (lambda state: state.clear(), r"expected a state from adapter.state_dict\(\)"),
     ],
-    ids=["recipe", "schema", "source", "moved", "step", "memory", "rng", "calls", "shape", "empty"],
-)
+    ids=["recipe", "schema", "source", "moved", "step", "memory", "rng", "calls", "shape", "mean", "std", "mask", "count",
+         "size", "besides", "foreign", "nan", "memory-shape", "empty"],
+)  # fmt: skip
 def test_a_state_that_does_not_fit_is_refused_whole(spoil: Callable[[dict[str, Any]], None], words: str) -> None:
     giver, taker = begun(), begun()
     taker(batch(seed=4))

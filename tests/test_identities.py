@@ -17,7 +17,6 @@ from toys import images
 
 import poem
 from poem.adapter import Adapter
-from poem.borrowed import Group
 from poem.model import anatomy
 from poem.network import Network
 from poem.parts import (
@@ -372,7 +371,7 @@ def test_a_masked_pass_is_the_pass_over_the_kept_alone(statistics: Statistics, b
         mask[:2] = True
     model = net("bn")
     facts = anatomy(model)
-    network = Network(model, theta=Group(model, NormAffine()(model, facts)), norms=facts.norms)
+    network = Network(model, theta=NormAffine()(model, facts), norms=facts.norms)
     x, found = images(8, seed=bits).double(), []
     memory = {k: v for norm in network.norms for k, v in statistics.start(norm.key, norm).items()}
     for shown, keep in ((x, mask), (x[mask], None)):
@@ -470,7 +469,7 @@ def test_no_gradient_flows_through_mixed_statistics() -> None:
     """The first layer's output scaled by c is normalised by constants: a gradient sees the scale."""
     model = net("bn")
     facts = anatomy(model)
-    network = Network(model, theta=Group(model, ["conv1.weight"]), norms=facts.norms)
+    network = Network(model, theta=["conv1.weight"], norms=facts.norms)
     x = images(6, seed=3).double()
     slopes = {}
     for statistics in (FromBatch(), Mixed(1.0)):

@@ -82,7 +82,10 @@ def test_parts_know_parts_and_the_anatomy_of_a_model(name: str) -> None:
         ("poem.model", set()),
         ("poem.ledger", set()),
         ("poem.recipes", {"parts"}),
-        ("poem.network", {"parts", "_casts", "_early", "_fused", "_halves", "_norms", "borrowed", "compiled"}),
+        (
+            "poem.network",
+            {"parts", "model", "_casts", "_early", "_fused", "_halves", "_norms", "_twin", "borrowed", "compiled"},
+        ),
         ("poem.capture", {"_studio", "loop", "ledger", "network", "parts", "recipes", "state"}),
         ("poem.method", {"recipes", "parts"}),
         ("poem.api", {"adapter", "capture", "method", "recipes", "network"}),

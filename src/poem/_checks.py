@@ -29,7 +29,15 @@ def model(module: nn.Module) -> nn.Module:
     if isinstance(inner, nn.Module):
         log.info("adapting the module inside torch.compile's wrapper")
         module = inner
+    for name, child in module.named_modules():
+        if isinstance(child, torch.jit.ScriptModule):
+            raise TypeError(
+                f"expected modules whose layers can be reached, but {name!r} is a ScriptModule; put the module it was "
+                "made from in its place"
+            )
     for name, parameter in module.named_parameters():
+        if isinstance(parameter, nn.parameter.UninitializedParameter):
+            raise ValueError(f"{name} has no shape yet; run one batch through the model, then adapt it")
         if parameter.dtype == torch.float16 and parameter.device.type == "cpu":
             raise ValueError(f"expected float32 or bfloat16 on the CPU, got float16 in {name}; call model.float()")
         if parameter.is_inference():
@@ -88,8 +96,8 @@ def still_here(unloaded: bool) -> None:
         raise RuntimeError("this adapter was unloaded; make a new one with poem.adapt(model, ...)")
 
 
-def images(batch: Tensor, module: nn.Module, channels: int | None) -> Tensor:
-    """A batch of images that the network can take, free of inference mode."""
+def images(batch: Tensor, module: nn.Module, channels: int | None, spatial: int | None = 2) -> Tensor:
+    """A batch that the network can take, free of inference mode; of images unless its convolutions say otherwise."""
     if not isinstance(batch, Tensor):
         remedy = "use torch.from_numpy" if type(batch).__name__ == "ndarray" else "adapter.stream(loader) takes loaders"
         raise TypeError(f"expected a tensor of images, got {type(batch).__name__}; {remedy}")
@@ -97,14 +105,21 @@ def images(batch: Tensor, module: nn.Module, channels: int | None) -> Tensor:
         raise ValueError(f"expected floating-point images, got {batch.dtype}; divide by 255: x.float() / 255")
     if channels is not None and channels > 16:  # the network folds pixels into channels before its first convolution
         channels = None
-    if channels is not None and batch.dim() != 4:
+    if channels is not None and spatial is not None and spatial != 2 and batch.dim() != 2 + spatial:
+        shape = tuple(batch.shape)
+        raise ValueError(f"expected a batch of {2 + spatial} dimensions, (batch, {channels}, ...), got shape {shape}")
+    if channels is not None and spatial == 2 and batch.dim() != 4:
         remedy = "; for one image use x.unsqueeze(0)" if batch.dim() == 3 else ""
         shape = tuple(batch.shape)
         raise ValueError(f"expected images of shape (batch, {channels}, height, width), got {shape}{remedy}")
     if channels is not None and batch.shape[1] != channels:
-        last = batch.shape[-1] == channels
+        last = batch.shape[-1] == channels and batch.dim() == 4
         remedy = (
-            "; use x.permute(0, 3, 1, 2)" if last else "; use x.expand(-1, 3, -1, -1)" if batch.shape[1] == 1 else ""
+            "; use x.permute(0, 3, 1, 2)"
+            if last
+            else "; use x.expand(-1, 3, -1, -1)"
+            if batch.shape[1] == 1 and batch.dim() == 4
+            else ""
         )
         raise ValueError(f"expected {channels} channels, got {batch.shape[1]} in shape {tuple(batch.shape)}{remedy}")
     if batch.dim() < 2 or len(batch) == 0:
@@ -117,6 +132,15 @@ def images(batch: Tensor, module: nn.Module, channels: int | None) -> Tensor:
             f"expected images on {first.device}, where the model is, got {batch.device}; use images.to(...)"
         )
     return batch.clone() if batch.is_inference() else batch.detach()
+
+
+def pictures(batch: Tensor, part: object, name: str) -> None:
+    """Images, for methods that shuffle, cover or augment them."""
+    if batch.dim() != 4:
+        raise ValueError(
+            f"{name} needs images (batch, channels, height, width) for {part!r}, got shape {tuple(batch.shape)}; use a "
+            "method that does not edit its input, such as 'tent', 'eata', 'sar' or 'poem'"
+        )
 
 
 def finite(batch: Tensor) -> None:
@@ -174,28 +198,47 @@ def state(new: Any, mine: dict[str, Any]) -> None:
     if not isinstance(new, dict) or "schema" not in new:
         raise ValueError("expected a state from adapter.state_dict(), got something else")
     for key, remedy in (
-        ("schema", "save it again with this version"),
+        ("schema", "this version reads only its own; run the stream again to make a new one"),
         ("recipe", f"make the adapter with method {new.get('method')!r}"),
         ("source", "load the same weights into the model first"),
+        ("mean", "pass the same mean="),
+        ("std", "pass the same std="),
+        ("mask", "pass the same classes="),
         ("fisher", "pass the same source_data="),
     ):
-        if new.get(key) != mine[key]:
+        if key not in new or new[key] != mine[key]:
             raise ValueError(f"{_difference(key, mine[key], new.get(key))}; {remedy}")
-    for key in ("calls", "batch_size", "classes", "rng", "tensors"):
+    strange = sorted(set(new) - set(mine))
+    if strange:
+        raise ValueError(f"expected a state with {sorted(mine)}, got {strange[:3]} besides")
+    for key in mine:
         if key not in new:
             raise ValueError(f"expected {key!r} in the state, which lacks it; was it cut short?")
+    for key, least in (("calls", 0), ("batch_size", 1), ("classes", 1)):
+        value, optional = new[key], key != "calls"
+        if not (value is None and optional) and (
+            isinstance(value, bool) or not isinstance(value, int) or value < least
+        ):
+            raise ValueError(f"expected {key} to be an integer of at least {least}, got {value!r}")
     rng = new["rng"]
     if not isinstance(rng, Tensor) or rng.dtype != mine["rng"].dtype or rng.shape != mine["rng"].shape:
         raise ValueError("expected the random state of a torch.Generator in the state, got something else")
-    strange = [key for key in new["tensors"] if key not in mine["tensors"] and not key.startswith("memory/")]
+    if not isinstance(new["tensors"], dict) or not all(isinstance(each, Tensor) for each in new["tensors"].values()):
+        raise ValueError("expected tensors by name in the state, got something else")
+
+
+def state_tensors(new: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    """Exactly the tensors that the recipe keeps, in their shapes, and all finite."""
+    strange = sorted(set(new) - set(expected))
     if strange:
-        raise ValueError(f"expected only tensors that this recipe moves, got {strange[:3]} besides")
-    both = new["classes"] is not None and mine["classes"] is not None  # what parts remember is known to both
-    required = {key for key in mine["tensors"] if both or not key.startswith("memory/")}
-    missing = sorted(required - set(new["tensors"]))
+        raise ValueError(f"expected only tensors that this recipe keeps, got {strange[:3]} besides")
+    missing = sorted(set(expected) - set(new))
     if missing:
         raise ValueError(f"expected tensors {missing[:3]} in the state, which it lacks; was it cut short?")
-    for key, tensor in mine["tensors"].items():
-        other = new["tensors"].get(key)
-        if other is not None and (other.shape != tensor.shape or other.dtype != tensor.dtype):
-            raise ValueError(f"expected {key} of shape {tuple(tensor.shape)}, got {tuple(other.shape)} ({other.dtype})")
+    for key, tensor in expected.items():
+        other = new[key]
+        if other.shape != tensor.shape or other.is_floating_point() != tensor.is_floating_point():
+            came = f"{tuple(other.shape)} ({other.dtype})"
+            raise ValueError(f"expected {key} of shape {tuple(tensor.shape)} ({tensor.dtype}), got {came}")
+        if not bool(other.isfinite().all()):
+            raise ValueError(f"expected finite numbers in {key}, got NaN or Inf; the state is broken")

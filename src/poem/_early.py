@@ -1,4 +1,8 @@
-"""What the first look found below the lowest layer that moves: later looks at the same images take it as it is."""
+"""Outputs of layers below every adapted layer, cached for the images in hand.
+
+A batch is forwarded several times with the same images. What a layer computes before the first adapted one is the same
+each time: its output is kept, keyed by the layer's input, and reused while neither has been written to.
+"""
 
 from __future__ import annotations
 
@@ -6,26 +10,35 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+
+PLAIN = (type(None), bool, int, float, str)  # arguments beside tensors that a key may hold
 
 
 class Early:
-    """Modules, or pieces of a compiled pass, that run before anything moves; and what they said of images in hand."""
+    """The layers that run before anything adapted, and the cached outputs of these and of compiled pieces."""
 
     def __init__(self, modules: Sequence[nn.Module], moving: Iterable[nn.Module]) -> None:
         self._all, self._moving = list(modules), set(moving)
         self._modules: list[nn.Module] | None = None  # not yet known
         self._images: Tensor | None = None
-        self._said: dict[nn.Module, tuple[Tensor, int]] = {}
+        self._compare = True  # inputs on the CPU may be compared by value
+        self._outputs: dict[Any, list[_Kept]] = {}
         self._computed: dict[Any, tuple[Any, list[int]]] = {}
         self._open = False
 
     def hold(self, images: Tensor | None) -> None:
-        """From now on these images are the ones in hand; None forgets."""
-        self._images, self._said, self._computed = images, {}, {}
+        """Cache from now on for these images; None drops the cache."""
+        self._images, self._outputs, self._computed, self._open = images, {}, {}, False
+
+    def forget(self) -> None:
+        """As before the first batch: drop the cache, and which layers it is for."""
+        self.hold(None)
+        self._modules = None
 
     def once(self, key: Any, images: Tensor, compute: Callable[[], Any]) -> Any:
-        """What is computed from the images alone: once for the images in hand, unless somebody wrote into it."""
+        """What is computed from the images alone: once for the images in hand, again where it has been written to."""
         if images is not self._images:
             return compute()
         said, versions = self._computed.get(key, (None, None))
@@ -36,56 +49,60 @@ class Early:
 
     @contextmanager
     def passing(self, images: Tensor, *, plain: bool) -> Iterator[None]:
-        """A pass over images; `plain` if nothing else than images and moving tensors decides what layers say."""
+        """A forward pass; `plain` if layers depend on nothing but their input and the adapted tensors."""
         self._open = plain and images is self._images
         hooks, found = self._watch() if self._open and self._modules is None else ([], list)
         try:
             yield
-            self._modules = found() if hooks else self._modules
+            if hooks:
+                self._modules = found()
         finally:
             self._open = False
             for hook in hooks:
                 hook.remove()
+        if hooks:
+            self.patch()
 
     @contextmanager
-    def listening(self) -> Iterator[None]:
-        """While a call lasts, early modules answer from what they said, where that is still true."""
-        modules = [module for module in self._modules or [] if "forward" not in module.__dict__]
-        for module in modules:
-            module.__dict__["forward"] = _Remembering(module, module.forward, self)
+    def recording(self) -> Iterator[None]:
+        """Inside, no value is read: inputs are the same if they are the same memory."""
+        self._compare = False
         try:
             yield
         finally:
-            for module in modules:
-                del module.__dict__["forward"]
-            self.hold(None)
+            self._compare = True
+
+    def patch(self) -> None:
+        """Put the cache in front of the forward of each layer that it is for, unless that is patched already."""
+        for module in self._modules or []:
+            if "forward" not in module.__dict__:
+                module.__dict__["forward"] = _Cached(module, module.forward, self)
 
     def ask(self, module: nn.Module, own: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """What the module says of the images in hand, computed once."""
-        if not self._open:
+        """The layer's output for this input, from the cache where it is still valid."""
+        given = (*args, *kwargs.values())
+        tensors = [each for each in given if isinstance(each, Tensor)]
+        known_kinds = all(isinstance(each, (Tensor, *PLAIN)) for each in given)
+        if not (self._open and tensors and known_kinds) or any(each.requires_grad for each in tensors):
             return own(*args, **kwargs)
-        if module in self._said:
-            said, version = self._said[module]
-            if said._version == version:
-                return said
-            self._modules = []  # somebody writes into it: never again
-            self._open = False
-            return own(*args, **kwargs)
-        said = own(*args, **kwargs)
-        if isinstance(said, Tensor) and not said.requires_grad:
-            self._said[module] = said, said._version
-        return said
+        key = module, len(args), *kwargs, *(_form(each) if isinstance(each, Tensor) else each for each in given)
+        known = self._outputs.setdefault(key, [])
+        known[:] = [each for each in known if each.valid]
+        output = next((each.output for each in known if each.is_of(tensors, compare=self._compare)), None)
+        if output is None:
+            output = own(*args, **kwargs)
+            if isinstance(output, Tensor) and not output.requires_grad:
+                known.append(_Kept(output, tensors))
+        return output
 
     def _watch(self) -> tuple[list[Any], Callable[[], list[nn.Module]]]:
-        """Hooks on every module, and how to read from them which ran, once and whole, before anything moved."""
+        """Hooks on every module, and how to read from them which ran whole before anything adapted."""
         order: list[nn.Module] = []
-        calls: dict[nn.Module, int] = {}
         moved = False
 
         def enter(module: nn.Module, args: Any) -> None:
             nonlocal moved
             moved = moved or module in self._moving
-            calls[module] = calls.get(module, 0) + 1
 
         def leave(module: nn.Module, args: Any, output: Any) -> None:
             if not moved and isinstance(output, Tensor):
@@ -94,22 +111,46 @@ class Early:
                 order.append(module)
 
         def read() -> list[nn.Module]:
-            weighty = (each for each in order if any(True for _ in each.parameters()))
-            return [each for each in weighty if calls[each] == 1 and "forward" not in each.__dict__]
+            return [each for each in order if any(True for _ in each.parameters())]
 
         hooks = [module.register_forward_pre_hook(enter) for module in self._all]
         hooks += [module.register_forward_hook(leave) for module in self._all]
         return hooks, read
 
 
-class _Remembering:
-    """Stands in for an early module's forward."""
+class _Cached:
+    """Takes the place of a layer's forward."""
 
     def __init__(self, module: nn.Module, own: Callable[..., Any], early: Early) -> None:
         self._module, self._own, self._early = module, own, early
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._early.ask(self._module, self._own, args, kwargs)
+
+
+class _Kept:
+    """An output and the inputs it is of, which stay alive so that no other tensor can lie at their addresses."""
+
+    def __init__(self, output: Tensor, inputs: list[Tensor]) -> None:
+        self.output, self._inputs = output, inputs
+        self._written = _versions([output, *inputs])
+
+    @property
+    def valid(self) -> bool:
+        """Whether nobody has written to the output or to an input."""
+        return self._written == _versions([self.output, *self._inputs])
+
+    def is_of(self, tensors: list[Tensor], *, compare: bool) -> bool:
+        """Whether these are the same memory, or, where values may be read, hold the same numbers."""
+        pairs = list(zip(self._inputs, tensors, strict=True))
+        if all(one.data_ptr() == other.data_ptr() for one, other in pairs):
+            return True
+        return compare and all(other.device.type == "cpu" and torch.equal(one, other) for one, other in pairs)
+
+
+def _form(tensor: Tensor) -> tuple[Any, ...]:
+    """All that tells two tensors apart beside their numbers."""
+    return tensor.dtype, tensor.device, tensor.shape, tensor.stride()
 
 
 def _versions(said: Any) -> list[int]:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 def write_whole(path: Path, content: str | bytes, *, beside: Path | None = None, sync: bool = True) -> None:

@@ -6,8 +6,7 @@ does not know that its gradient is zero there; these layers do.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -55,17 +54,11 @@ class Halves:
         finally:
             self.branch_alone = False
 
-    @contextmanager
-    def listening(self) -> Iterator[None]:
-        """While a call lasts, the layers are ours."""
-        mine = [each for each in self.layers if "forward" not in each.layer.__dict__]
-        for each in mine:
-            each.layer.__dict__["forward"] = each
-        try:
-            yield
-        finally:
-            for each in mine:
-                del each.layer.__dict__["forward"]
+    def patch(self) -> None:
+        """Replace the layers' forwards, except where the user or another part of ours did."""
+        for each in self.layers:
+            if "forward" not in each.layer.__dict__:
+                each.layer.__dict__["forward"] = each
 
 
 def _simple(layer: nn.Module) -> bool:

@@ -1,4 +1,4 @@
-"""Norm layers of a borrowed model: while a call lasts their forward is ours, with statistics of our choosing."""
+"""Norm layers of the twin: their forward is replaced by one with statistics of the recipe's choosing."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Pass:
 
 
 class BorrowedNorm:
-    """Stands in for a norm layer's forward while a call lasts.
+    """Takes the place of a norm layer's forward.
 
     Every verb ends in the layer's own forward, or in kernels of ours where that is torch's and they say the same.
     """
@@ -56,6 +56,13 @@ class BorrowedNorm:
         self.name, self.layer, self._current, self.swappable = name, layer, current, swappable
         self.batch = isinstance(layer, nn.modules.batchnorm._BatchNorm)
         self.own: Callable[..., Tensor] = layer.forward
+
+    def patch(self) -> None:
+        """Replace the layer's forward, which is called from here."""
+        # A hook also keeps torch's fused transformer layers from reading the weights without calling the forward.
+        self.layer.register_forward_pre_hook(_do_nothing)
+        self.own = self.layer.forward
+        self.layer.__dict__["forward"] = self
 
     def __call__(self, *args: Any, **named: Any) -> Tensor:
         """The layer with the source's tensors, the branch's, or each on its half."""
@@ -161,8 +168,5 @@ def _set(module: nn.Module, **flags: bool) -> Iterator[None]:
         module.__dict__.update(before)
 
 
-def put_back(module: nn.Module, forward: Any) -> None:
-    """The forward that the module had, on the class or on itself."""
-    del module.__dict__["forward"]
-    if forward is not None:
-        module.forward = forward
+def _do_nothing(module: nn.Module, args: Any) -> None:
+    """A hook that only has to be there."""

@@ -5,8 +5,11 @@ from __future__ import annotations
 import copy
 import logging
 import math
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -15,7 +18,7 @@ from torch import Tensor, nn
 
 from poem import _checks as checks
 from poem import _files as files
-from poem.borrowed import Group, lease
+from poem.borrowed import lease
 from poem.capture import Fast, Recorder
 from poem.export import exported
 from poem.fisher import fisher
@@ -25,16 +28,51 @@ from poem.model import Anatomy, anatomy, is_norm
 from poem.network import Network, Precision
 from poem.parts.base import Batch
 from poem.recipes import Recipe, Rule
-from poem.state import State
+from poem.state import Snapshot, State
 
 log = logging.getLogger("poem")
 IDLE = 10  # batches in a row that teach nobody, before we say so
 
 
+_FROZEN: ContextVar[tuple[int, ...]] = ContextVar("frozen", default=())
+"""Adapters that learn nothing, by identity, in this thread or task."""
+
+
+@dataclass(frozen=True)
+class Between:
+    """What an adapter holds between two batches: one value, replaced when a batch is over."""
+
+    state: Snapshot
+    last: Batchwise = field(default_factory=Batchwise)
+    books: Books = field(default_factory=Books)
+    idle: int = 0  # batches in a row that taught nobody
+    short: bool = False  # the last batch was smaller than the batch size
+
+
+class ThreadFlags:
+    """Torch's switches of this thread, to be set back where a signal broke into the block that should have."""
+
+    def __init__(self) -> None:
+        self._grad = torch.is_grad_enabled()
+        kinds = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+        self._autocast = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds]
+        self._cache = torch.is_autocast_cache_enabled()
+
+    def restore(self) -> None:
+        """As they were."""
+        torch.set_grad_enabled(self._grad)
+        for kind, enabled, dtype in self._autocast:
+            torch.set_autocast_enabled(kind, enabled)
+            torch.set_autocast_dtype(kind, dtype)
+        torch.set_autocast_cache_enabled(self._cache)
+
+
 class Adapter:
     """Borrows a model, runs the loop for each batch, and owns what moves. A plain object, not an `nn.Module`.
 
-    Made by `poem.adapt`, which explains the arguments. Between calls the model is exactly as it came.
+    Made by `poem.adapt`, which explains the arguments. The model's modules are never patched, and its tensors are only
+    read: it may be called plainly, from any thread, while the adapter runs. Calls of an adapter from several threads
+    take turns; what others see of it (`state_dict`, `last`, `totals`) is always between two batches.
     """
 
     def __init__(
@@ -64,42 +102,51 @@ class Adapter:
         }  # fmt: skip
         names, branch, split = _groups(model, recipe, self.facts, split)
         self._network = Network(
-            model, theta=Group(model, names), branch=Group(model, branch) if recipe.branch else None, split=split,
+            model, theta=names, branch=branch if recipe.branch else None, split=split,
             norms=self.facts.norms, head=self.facts.head if recipe.readout.correct.features else None,
             classes=indices, mean=mean, std=std, logits=logits, precision=precision, compile=compile,
         )  # fmt: skip
         self._state = State(recipe, self._network, seed, batch_size)
         self._recorder = Recorder(recipe, self._network, self._state, fast)
-        self._books, self.last = Books(), Batchwise()
-        self._frozen = self._unloaded = self._short = False
-        self._idle = 0
+        self._unloaded = False
+        self._warned: set[str] = set()  # kinds of alarms that were logged
+        self._unread: Batchwise | None = None  # on a GPU: the batch whose alarms are read at the next call
+        self._between = Between(self._state.snapshot())
         self.preparation = {"forwards": 0, "backwards": 0}
         """Images spent on source data before the stream began, apart from `totals`."""
-        lease(model).borrowers += 1
+        with lease(model).lock:
+            lease(model).borrowers += 1
 
     def __call__(self, images: Tensor) -> Tensor:
         """Predict and learn: logits (B, C), or the log of the combined probability where a branch answers too."""
         checks.still_here(self._unloaded)
-        entry, learn = Batchwise(), not self._frozen
-        with torch.inference_mode(False), torch.enable_grad():
-            images = checks.images(images, self._network.model, self.facts.channels)
-            with lease(self._network.model).lock:
-                self._state.follow(images.device)
-                with self._state.trying(keep=learn):
-                    answer = self._answer(images, entry, learn)
+        entry, learn = Batchwise(), id(self) not in _FROZEN.get()
+        flags = ThreadFlags()
+        try:
+            with self._lock, torch.inference_mode(False), torch.enable_grad():
+                self._settle()
+                images = self._taken(images)
+                if self._state.follow(images.device):
+                    self._between = replace(self._between, state=self._state.snapshot())
+                self._state.entered = True
+                answer = self._answer(images, entry, learn)
                 if learn:
-                    self._say(entry, len(images))
-                    self.last = entry
-                    self._state.calls += 1
-                    self._books.close(entry, len(images))
+                    self._close(entry, len(images))
+                self._settle()
+                self._warn(entry if images.device.type == "cpu" else None)
+        except BaseException:
+            flags.restore()
+            raise
         return answer
 
     def prepare(self, source_data: Iterable[Any] | Tensor) -> None:
         """Measure on source images how much each number matters, for recipes with a Fisher anchor."""
         checks.still_here(self._unloaded)
-        device, size = self._state.source["theta"].device.type, self._state.size or 64
-        with torch.inference_mode(False), torch.enable_grad(), self._network.borrowed(device):
-            self._state.fisher, images = fisher(self._network, self.recipe.statistics, source_data, size)
+        with self._lock, torch.inference_mode(False), torch.enable_grad():
+            self._settle()
+            device, size = self._state.source["theta"].device.type, self._state.size or 64
+            with self._network.borrowed(device):
+                self._state.fisher, images = fisher(self._network, self.recipe.statistics, source_data, size)
         self.preparation = {"forwards": images, "backwards": images}
 
     def stream(self, loader: Iterable[Any]) -> Iterator[Tensor]:
@@ -110,12 +157,15 @@ class Adapter:
 
     @contextmanager
     def frozen(self) -> Iterator[Adapter]:
-        """Inside, the adapter predicts with what it has learnt, learns nothing, and leaves every state untouched."""
-        before, self._frozen = self._frozen, True
+        """Inside, calls of this thread (or task) predict with what was learnt, learn nothing and leave the state alone.
+
+        Other threads that call the adapter meanwhile learn as ever.
+        """
+        token = _FROZEN.set((*_FROZEN.get(), id(self)))
         try:
             yield self
         finally:
-            self._frozen = before
+            _FROZEN.reset(token)
 
     def gradient_norms(self, images: Tensor) -> Tensor:
         """(B,) norm, over the recipe's own group, of each sample's entropy gradient at a first look; learns nothing.
@@ -124,32 +174,36 @@ class Adapter:
         """
         checks.still_here(self._unloaded)
         network, state = self._network, self._state
-        with torch.inference_mode(False), torch.enable_grad():
-            images = checks.images(images, network.model, self.facts.channels)
+        with self._lock, torch.inference_mode(False), torch.enable_grad():
+            self._settle()
+            images = self._taken(images)
             checks.finite(images)
-            with network.borrowed(images.device.type):
+            with state.trying(), network.borrowed(images.device.type), self._proven(images):
                 state.follow(images.device)
-                with state.trying(keep=False), self._proven(images):
-                    batch = Batch(images, state.rng, len(images))
-                    look = Turn(self.recipe, network, state, batch, Batchwise(), self.lr, learn=False).look()
-                    norms = [gradient.norm() for gradient in _each_gradient(look.entropy, look.theta)]
+                batch = Batch(images, state.rng, len(images))
+                look = Turn(self.recipe, network, state, batch, Batchwise(), self.lr, learn=False).look()
+                norms = [gradient.norm() for gradient in _each_gradient(look.entropy, look.theta)]
         return torch.stack(norms).detach()
 
     def reset(self) -> None:
-        """Bit for bit a fresh adapter: tensors, optimisers, memory, random state, counts."""
+        """Bit for bit a fresh adapter: tensors, optimisers, memory, random state, counts, what was tried on a batch."""
         checks.still_here(self._unloaded)
-        self._state.reset()
-        self._books, self.last = Books(), Batchwise()
-        self._short, self._idle = False, 0
+        with self._lock:
+            self._state.entered = True
+            self._state.reset()
+            self._between = Between(self._state.snapshot())
+            self._state.entered = False
+            self._warned.clear()
 
     def unload(self) -> nn.Module:
         """Give back the very model that came in; the adapter is spent."""
         checks.still_here(self._unloaded)
-        self._unloaded = True
-        self._recorder.forget()
-        self._network.forget()
-        held = lease(self._network.model)
-        held.borrowers -= 1
+        with self._lock:
+            self._unloaded = True
+            self._recorder.forget()
+            self._network.forget()
+            held = lease(self._network.model)
+            held.borrowers -= 1
         if held.borrowers:
             log.info("%d other adapters still borrow this model", held.borrowers)
         return self._given
@@ -161,7 +215,8 @@ class Adapter:
         adapt branch makes two whole networks, side by side: its keys begin with `heads.0.` and `heads.1.`.
         """
         checks.still_here(self._unloaded)
-        with lease(self._network.model).lock:
+        with self._lock:
+            self._settle()
             return exported(self._network, self.recipe, self._state)
 
     def as_module(self) -> nn.Module:
@@ -169,14 +224,21 @@ class Adapter:
         return AsModule(self)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that moved and what is needed to go on elsewhere."""
+        """Everything that moved and what is needed to go on elsewhere, as it is between two batches."""
         checks.still_here(self._unloaded)
-        return self._state.as_dict(self.name)
+        with self._lock:
+            self._settle()
+            return self._state.as_dict(self.name)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where a state of the same recipe on the same model left off; any other is refused."""
         checks.still_here(self._unloaded)
-        self._state.take(state, self.name)
+        with self._lock:
+            self._settle()
+            self._state.entered = True
+            self._state.take(state, self.name)
+            self._between = replace(self._between, state=self._state.snapshot())
+            self._state.entered = False
 
     def save(self, path: str | Path) -> None:
         """Write the state to a file, whole or not at all. The format is safetensors, whatever the file is called."""
@@ -197,15 +259,60 @@ class Adapter:
         return list(self._state.named())
 
     @property
+    def last(self) -> Batchwise:
+        """What happened to the batch that was answered last, and learnt from."""
+        return self._between.last
+
+    @property
     def totals(self) -> Totals:
         """Counts since the last reset by hand."""
-        return self._books.read()
+        return self._between.books.read()
 
     @property
     def lr(self) -> float:
         """The learning rate in force; a rule needs the batch size, which the first batch fixes (64 until then)."""
         rate = self.recipe.lr
         return rate(self.facts.family, self._state.size or 64) if isinstance(rate, Rule) else float(rate)
+
+    @property
+    def _lock(self) -> threading.RLock:
+        """Of the model: one call at a time. A call from inside a call, by a hook or a part, is an error."""
+        lock = lease(self._network.model).lock
+        if lock._is_owned():  # type: ignore[attr-defined]
+            raise RuntimeError("expected the adapter to be called between batches, got a call from inside its own call")
+        return lock
+
+    def _taken(self, images: Tensor) -> Tensor:
+        """The batch, if the network and the recipe can take it."""
+        images = checks.images(images, self._network.model, self.facts.channels, self.facts.spatial)
+        editor = self.recipe.edits_images
+        if editor is not None:
+            checks.pictures(images, editor, self.name)
+        return images
+
+    def _settle(self) -> None:
+        """The state between two batches; of a call that broke off, or was not to be kept, nothing is left."""
+        if self._state.entered:
+            self._state.restore(self._between.state)
+            self._state.entered = False
+
+    def _close(self, entry: Batchwise, count: int) -> None:
+        """Keep what the batch left behind: one assignment, so that an interrupt finds all of it or nothing."""
+        idle = self._between.idle + 1 if entry.nothing else 0
+        self._say(entry, count, idle)
+        self._state.calls += 1
+        books = copy.copy(self._between.books)
+        books.close(entry, count)
+        short = count < (self._state.size or count)
+        self._between = Between(self._state.snapshot(), entry, books, idle, short)
+
+    def _warn(self, entry: Batchwise | None) -> None:
+        """Once per kind: what went wrong without an error. On a GPU of the batch before, which costs no waiting."""
+        entry, self._unread = (entry, None) if entry is not None else (self._unread, self._between.last)
+        for kind, text in ({} if entry is None else entry.alarms).items():
+            if kind not in self._warned:
+                self._warned.add(kind)
+                log.warning("%s on %s: %s", self.name, type(self._network.model).__name__, text)
 
     def _answer(self, images: Tensor, entry: Batchwise, learn: bool) -> Tensor:
         """A reset if one is due, the proof of the branch if it is the first time, then the loop."""
@@ -223,7 +330,7 @@ class Adapter:
             checks.not_bytes(images)
         way, why = self._recorder.way(images, self.lr, state.size or len(images), learn)
         if why is not None:
-            entry.notes.append(why)
+            entry.remarks.append(why)
         if way is not None:
             answer, found = way(images)
             entry.costs, parts = found.costs, [found]
@@ -232,8 +339,8 @@ class Adapter:
                 if unproven:
                     self._prove(images, entry)
                 answers, parts = self._eagerly(images, entry, learn)
-                if self._settings["compile"] and self._network.listened:
-                    entry.notes.append("not compiled: the model has hooks, which a compiled pass would not call")
+                if self._settings["compile"] and self._network.hooked:
+                    entry.remarks.append("not compiled: the model has hooks, which a compiled pass would not call")
             answer = torch.cat(answers)
         if not (learn and self.recipe.learns):
             checks.finite(images)
@@ -257,8 +364,8 @@ class Adapter:
         with torch.no_grad():
             far = self._network.prove(images, self.recipe.statistics, self._state.memory)
         if not self._network.doubles:
-            entry.notes.append(f"the doubled pass is off by {far:.2g}: the branch runs as a second pass")
-            log.warning("%s: %s", type(self._network.model).__name__, entry.notes[-1])
+            entry.remarks.append(f"the doubled pass is off by {far:.2g}: the branch runs as a second pass")
+            log.warning("%s: %s", type(self._network.model).__name__, entry.remarks[-1])
 
     @contextmanager
     def _proven(self, images: Tensor) -> Iterator[None]:
@@ -275,28 +382,26 @@ class Adapter:
     def _fix_size(self, count: int, learn: bool) -> None:
         """The first batch fixes the batch size. Another size later is worth a word, unless it is a short last one."""
         size = self._state.size = self._state.size or count
-        if learn and (count > size or self._short):
+        if learn and (count > size or self._between.short):
             log.warning("batches of %d and of other sizes; the learning rate stays %g, as for %d", size, self.lr, size)
-        self._short = count < size if learn else self._short
 
-    def _say(self, entry: Batchwise, count: int) -> None:
+    def _say(self, entry: Batchwise, count: int, idle: int) -> None:
         """Once: that nobody teaches, or that a batch of one has no statistics worth the name."""
-        self._idle = self._idle + 1 if entry.nothing else 0
-        if self._idle == IDLE:
+        if idle == IDLE:
             low, top = float(entry.first_entropy.min()), math.log(max(entry.first_logits.shape[1], 2))
             log.warning(
                 "%d batches in a row taught nobody: %r; lowest entropy now %.2f ln C. Try threshold= or preset=",
                 IDLE, self.recipe.select, low / top,
             )  # fmt: skip
         if count == 1 and self._state.calls == 0 and self._network.batch_normalised(self.recipe.statistics):
-            entry.notes.append(
+            entry.remarks.append(
                 "one image at a time through batch norm: its statistics are noise; see statistics=Source()"
             )
-            log.warning(entry.notes[-1])
+            log.warning(entry.remarks[-1])
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Adapter:
         """A new adapter with the same state, on a copy of the model."""
-        with lease(self._network.model).lock:
+        with self._lock:
             twin = Adapter(copy.deepcopy(self._network.model, memo), self.recipe, **self._settings)
         twin._state.fisher, twin.preparation = self._state.fisher, dict(self.preparation)
         twin._network.doubles = self._network.doubles

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -17,7 +19,7 @@ HALF = (torch.float16, torch.bfloat16)
 
 @dataclass
 class Lease:
-    """Who else uses the model: one caller at a time, any number of borrowers."""
+    """Who else uses the model: one call at a time, any number of adapters."""
 
     lock: threading.RLock = field(default_factory=threading.RLock)
     borrowers: int = 0
@@ -31,23 +33,37 @@ def lease(model: nn.Module) -> Lease:
     return _LEASES.setdefault(model, Lease())
 
 
-class Group:
-    """Named parameters of a model, seen as one flat vector."""
+def _unlock_all() -> None:
+    """In a forked process: a thread that held a lock in the parent does not exist here."""
+    for each in _LEASES.values():
+        each.lock = threading.RLock()
 
-    def __init__(self, model: nn.Module, names: Sequence[str]) -> None:
-        parameters = dict(model.named_parameters())
-        self.names = tuple(names)
-        self._any = next(iter(parameters.values()), torch.zeros(0))  # says where the model is
-        self.own = [parameters[name] for name in names]
-        """The model's parameters themselves."""
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_unlock_all)
+
+
+class Group:
+    """Named parameters of a module tree, seen as one flat vector."""
+
+    def __init__(self, root: nn.Module, names: Sequence[str]) -> None:
+        parameters = dict(root.named_parameters())
+        self.names, self._root = tuple(names), root
         places: dict[int, list[tuple[nn.Module, str]]] = {}
-        for module in model.modules():  # a tied parameter stands in several places
+        for module in root.modules():  # a tied parameter stands in several places
             for attribute, parameter in module._parameters.items():
                 if parameter is not None:
                     places.setdefault(id(parameter), []).append((module, attribute))
-        self.places = [places[id(parameter)] for parameter in self.own]
-        """Module and attribute of each, for a tied one several."""
+        self.places = [places[id(parameters[name])] for name in names]
+        """Module and attribute of each parameter, for a tied one several."""
+        self.refresh()
         self._sizes = [parameter.numel() for parameter in self.own]
+
+    def refresh(self) -> None:
+        """Read the parameters again where they stand now."""
+        self._any = next(self._root.parameters(), torch.zeros(0))  # says where the model is
+        self.own = [cast(Tensor, places[0][0]._parameters[places[0][1]]) for places in self.places]
+        """The parameters themselves."""
 
     @property
     def size(self) -> int:

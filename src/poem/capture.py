@@ -148,7 +148,7 @@ class Way:
         """
         segments: list[Segment] = []
         chance = self._chance()
-        with self._state.trying(keep=False), self._in_place():
+        with self._state.trying(), self._in_place():
             turn = self._make(self._batch)
             rounds = turn.rounds()
             while not segments or segments[-1].flags is not None:
@@ -180,7 +180,7 @@ class Way:
     def _end(self, turn: Turn) -> Ending:
         """Finish a turn; only what it made is kept."""
         chance = self._chance()
-        with self._state.trying(keep=False):
+        with self._state.trying():
             answer = turn.finish()
             now = self._state.tensors()
             self._still(chance)
@@ -219,6 +219,7 @@ class Recorder:
         begun = self._state.start is not None
         found = self._ways.get(key) if begun else None
         if found is not None and found.fits():
+            self._network.recast()
             self._ways.move_to_end(key)
             return found, None
         self._seen[key] += 1
@@ -242,7 +243,7 @@ class Recorder:
             return Turn(self._recipe, self._network, self._state, batch, Batchwise(), lr, learn)
 
         try:
-            with self._network.borrowed(images.device.type):
+            with self._network.borrowed(images.device.type), self._network.early.recording():
                 way = Way(make, self._state, images, size, studios.studio(images.device))
         except Exception as error:
             reason = f"not captured: {(str(error).splitlines() or [type(error).__name__])[0]}"
@@ -264,7 +265,7 @@ class Recorder:
         part = self._recipe.on_host
         if part is not None:
             return f"not captured: {part} decides on the host as it goes"
-        if self._network.listened:
+        if self._network.hooked:
             return "not captured: the model has hooks, which a replay would not call"
         return None
 

@@ -7,6 +7,7 @@ import copy
 import torch
 from torch import Tensor, nn
 
+from poem._twin import Translation
 from poem.borrowed import HALF
 from poem.network import Network
 from poem.parts.base import Look, Memory
@@ -22,7 +23,8 @@ class Exported(nn.Module):
         super().__init__()
         self.heads = nn.ModuleList(heads)
         self._branch, self._correct = recipe.branch, recipe.readout.correct
-        self._logits = network._logits
+        owns = [dict(zip(network.model.modules(), head.modules(), strict=True)) for head in heads]
+        self._logits = [Translation(own)(network.given_logits) for own in owns]
         for name in ("_mean", "_std", "_classes"):
             self.register_buffer(name, getattr(network, name))
 
@@ -30,9 +32,10 @@ class Exported(nn.Module):
         """What the adapter answers when frozen."""
         mean, std, classes = self._mean, self._std, self._classes
         if isinstance(mean, Tensor) and isinstance(std, Tensor):
-            images = (images - mean) / std
+            shape = (1, -1, *[1] * (images.dim() - 2))
+            images = (images - mean.view(shape)) / std.view(shape)
         images = images.to(next(self.heads.parameters()).dtype)
-        logits = [self._logits(head(images)) for head in self.heads]
+        logits = [logits_of(head(images)) for head, logits_of in zip(self.heads, self._logits, strict=True)]
         logits = [each.float() if each.dtype in HALF else each for each in logits]
         if isinstance(classes, Tensor):
             logits = [each[:, classes] for each in logits]

@@ -56,13 +56,38 @@ class Batchwise:
         """(B,) each, in nats: at the first look and at the last."""
         self.first_logits: Tensor = torch.zeros(0, 0)
         """(B, C) before any update."""
-        self.notes: list[str] = []
-        """What the engine had to say about this batch, such as a fallback."""
+        self.remarks: list[str] = []  # known while the batch runs
+        self.finite_rows: Tensor | None = None  # (B,) whose answer is finite; read when somebody asks
         self.loss_value: Tensor | None = None
         self.reset_flag: bool | Tensor = False
         self.made: list[Tensor] = []
+        self.pulled: list[Tensor] = []  # whether any gradient was other than zero, update by update
         self.some: list[Tensor] = []  # whether anybody was left to teach, update by update
         self.nothing = False
+
+    @property
+    def notes(self) -> list[str]:
+        """What the engine has to say about this batch: a fallback, answers that are not finite, an idle update."""
+        return [*self.remarks, *self.alarms.values()]
+
+    @property
+    def alarms(self) -> dict[str, str]:
+        """What went wrong without an error, by kind; read from the device."""
+        found = {}
+        rows = torch.ones(0) if self.finite_rows is None else self.finite_rows
+        lost = len(rows) - int(rows.sum())
+        if lost:
+            found["not finite"] = (
+                f"{lost} of {len(rows)} answers are NaN or Inf although the images are finite: "
+                "the network has diverged, or was so before; lower lr=, or adapter.reset()"
+            )
+        idle = [bool(made) and not bool(pulled) for made, pulled in zip(self.made, self.pulled, strict=True)]
+        if any(idle):
+            found["moved nothing"] = (
+                "an update moved nothing: every gradient is zero, as for layers that do not use the tensors of "
+                "adapter.adapted (quantised ones), or answers that are already certain"
+            )
+        return found
 
     @property
     def first_entropy(self) -> Tensor:
@@ -140,6 +165,10 @@ class Batchwise:
         self.loss_value = next((part.loss_value for part in reversed(parts) if part.loss_value is not None), None)
         self.made = [applied for part in parts for applied in part.made]
         self.some = [some for part in parts for some in part.some]
+        self.pulled = [pulled for part in parts for pulled in part.pulled]
+        rows = [part.finite_rows for part in parts if part.finite_rows is not None]
+        self.finite_rows = _together(rows) if rows else None
+        self.remarks += [remark for part in parts for remark in part.remarks]
         self.nothing = all(part.nothing for part in parts)
         for part in parts:
             self.reset_flag = part.reset_flag if self.reset_flag is False else self.reset_flag

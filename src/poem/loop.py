@@ -105,7 +105,9 @@ class Turn:
         if self.learn:
             self.remember()
         self.enter()
-        return self.recipe.readout.correct(answer).detach()
+        logits = self.recipe.readout.correct(answer).detach()
+        self.entry.finite_rows = logits.amax(1).isfinite()  # NaN spreads; -inf for one class is an answer
+        return logits
 
     def forget(self) -> None:
         """Let go of the looks. They know each other, and would keep all activations until the garbage is collected."""
@@ -235,6 +237,7 @@ class Turn:
         entry.loss_value = lessons[-1].loss if lessons else None
         entry.made = [taught.made for taught in lessons]
         entry.some = [taught.mask.any() for taught in lessons]
+        entry.pulled = [torch.stack([g.any() for g in t.gradients.values()]).any() for t in lessons]
         entry.nothing = bool(self.sets) and not lessons
 
 

@@ -61,6 +61,7 @@ class Anatomy:
             blocks, and all that come after. Empty where that would be every norm layer.
         head: the linear layer or 1x1 convolution that gives the logits; None if something else does.
         channels: what the first convolution takes in; None without a convolution.
+        spatial: dimensions of the first convolution beside batch and channels: 2 for images; None without one.
         modules: every module, in order.
     """
 
@@ -71,6 +72,7 @@ class Anatomy:
     top: tuple[str, ...]
     head: str | None
     channels: int | None
+    spatial: int | None
     modules: tuple[str, ...] = field(repr=False)
 
     def split(self, depth: int = 1) -> str:
@@ -137,6 +139,7 @@ def anatomy(model: nn.Module) -> Anatomy:
     weights = (name for name, m in reversed(modules.items()) if any(p.dim() > 1 for p in affine(m).values()))
     head = next(weights, None)
     kind, stages = _divide(_children(_trunk(("", model))))
+    first = next((m for m in modules.values() if isinstance(m, _ConvNd)), None)
     facts = Anatomy(
         kind=kind,
         family="transformer" if 2 * layerwise > len(norms) else "convolutional",
@@ -144,7 +147,8 @@ def anatomy(model: nn.Module) -> Anatomy:
         stages=stages,
         top=(),
         head=head if head is not None and _is_linear(modules[head]) else None,
-        channels=next((m.in_channels for m in modules.values() if isinstance(m, _ConvNd)), None),
+        channels=first.in_channels if first is not None else None,
+        spatial=len(first.kernel_size) if first is not None else None,
         modules=tuple(modules),
     )
     if not stages or not (facts.below(stages[-1]) or len(norms) == 1):

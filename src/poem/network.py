@@ -1,11 +1,13 @@
-"""A borrowed model, run with other tensors in place of its own.
+"""A twin of the user's model, run with other tensors in place of its own.
 
-The model is never changed for longer than a call: moving tensors are put in place, the pass is run, and everything is
-put back. Several adapters may therefore borrow one model, each with its own state.
+The user's modules are never patched: forwards are replaced and parameters swapped on a twin that shares their tensors.
+Several adapters may therefore borrow one model, each with its own twin and state, while others call it plainly.
 """
 
 from __future__ import annotations
 
+import logging
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,26 +19,31 @@ from poem._casts import Casts, Swap, packed, whereabouts
 from poem._early import Early
 from poem._fused import work
 from poem._halves import Halves
-from poem._norms import BorrowedNorm, Pass, put_back, swapped
-from poem.borrowed import HALF, Group, lease
+from poem._norms import BorrowedNorm, Pass, swapped
+from poem._twin import Twin
+from poem.borrowed import HALF, Group
+from poem.model import is_norm
 from poem.parts.base import Memory
 from poem.parts.statistics import FromBatch, Source, Statistics
 
 if TYPE_CHECKING:
     from poem.compiled import Compiled
 
+log = logging.getLogger("poem")
+MISFITS = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, AssertionError)
+"""What a model raises that cannot take a batch; not what a signal handler does, such as TimeoutError."""
 Precision = Literal["fp32", "tf32", "bf16"]
 
 
 class Network:
-    """Runs a borrowed model: normalisation before it, class mask after it, one head or two."""
+    """Runs a twin of the user's model: normalisation before it, class mask after it, one head or two."""
 
     def __init__(
         self,
         model: nn.Module,
         *,
-        theta: Group,
-        branch: Group | None = None,
+        theta: Sequence[str],
+        branch: Sequence[str] | None = None,
         split: str | None = None,
         norms: Sequence[str] = (),
         head: str | None = None,
@@ -47,39 +54,56 @@ class Network:
         precision: Precision = "fp32",
         compile: bool = False,
     ) -> None:
-        modules = dict(model.named_modules())
-        self.model, self.theta, self.branch = model, theta, branch
-        self.doubles: bool | None = None  # not yet proven
-        self._all = list(modules.values())
-        self._learning = list(model.parameters())
+        self.model, self.twin = model, Twin(model)
+        root = self.twin.root
+        modules = dict(root.named_modules())
+        self.theta = Group(root, theta)
+        self.branch = None if branch is None else Group(root, branch)
+        self._groups = [self.theta, self.branch] if self.branch else [self.theta]
+        self._own = list(model.modules())  # the user's
+        self._all = list(modules.values())  # ours
         self._split = modules[split] if split is not None else None
         self._head = modules[head] if head is not None else None
-        self._logits = logits or tensor_of
+        self.given_logits = logits or tensor_of
         self._precision = precision
         self._classes = None if classes is None else torch.as_tensor(classes, dtype=torch.long)
         self._largest = 0 if classes is None else max(classes)
-        self._mean = None if mean is None else torch.as_tensor(mean).view(1, -1, 1, 1)
-        self._std = None if std is None else torch.as_tensor(std).view(1, -1, 1, 1)
-        self.listened = False  # somebody has hooks on the model, which only the model itself calls
-        self.alone: bool | None = None  # whether samples answer alone as they do among others; not yet tried
+        self._mean = None if mean is None else torch.as_tensor(mean)
+        self._std = None if std is None else torch.as_tensor(std)
         self._tracing = False
-        self._copies: dict[tuple[int, torch.device, torch.dtype], Tensor] = {}
+        self._copies: dict[tuple[Any, ...], Tensor] = {}
         self._current: Pass | None = None
         self._autocast: tuple[bool, torch.dtype] = (False, torch.bfloat16)
-        inside = {id(module) for places in (branch.places if branch else ()) for module, _ in places}
-        groups = [theta, branch] if branch else [theta]
-        moving = {id(parameter) for group in groups for parameter in group.own}
+        holders = [{module for places in group.places for module, _ in places} for group in self._groups]
+        inside = holders[1] if self.branch else set()
+        moving = {id(parameter) for group in self._groups for parameter in group.own}
         self._casts = Casts(self._all, moving, torch.bfloat16) if precision == "bf16" else None
-        self.early = Early(self._all, {module for group in groups for places in group.places for module, _ in places})
+        self.early = Early(self._all, set().union(*holders))
         self._passes = _compiler(self.early) if compile else None
         deep = list(modules)[list(modules).index(split) :] if branch and split is not None else []
         still = [modules[name] for name in deep if not any(id(p) in moving for p in modules[name].parameters())]
         self.halves = Halves(still, lambda: self._current is not None and self._current.doubled)
         self.norms = [
-            BorrowedNorm(name, modules[name], self._running, swappable=id(modules[name]) in inside)
+            BorrowedNorm(name, modules[name], self._running, swappable=modules[name] in inside)
             for name in norms
-            if isinstance(modules[name], nn.modules.batchnorm._BatchNorm) or id(modules[name]) in inside
+            if isinstance(modules[name], nn.modules.batchnorm._BatchNorm) or modules[name] in inside
         ]
+        names = {module: name for name, module in modules.items()}
+        self._adapted = {each: names[each] for each in [*(norm.layer for norm in self.norms), *set().union(*holders)]}
+        self.forget_proofs()
+        self._dirty = True  # until the twin is patched
+        self._patch()
+
+    def forget_proofs(self) -> None:
+        """What was found out about the model on a batch is to be found out again on the next."""
+        self.doubles: bool | None = None
+        """Whether the doubled batch gives what two passes give; None before the first batch."""
+        self.alone: bool | None = None
+        """Whether samples get the same logits alone as among others; None before it was tried."""
+        self._untracked: bool | None = None  # whether the model writes into its input through `.data`
+        self._reached = False  # whether a pass has shown that the model never calls the user's modules
+        self.halves.right = None
+        self.early.forget()
 
     @property
     def settings(self) -> tuple[Any, ...]:
@@ -88,12 +112,49 @@ class Network:
         values = (None if each is None else tuple(each.flatten().tolist()) for each in held)
         return (*values, self._precision, self._autocast)
 
+    @property
+    def hooked(self) -> bool:
+        """Whether the user has hooks on any layer, which only a plain forward pass calls."""
+        return any(module._forward_hooks or module._forward_pre_hooks for module in self._own)
+
+    def refresh(self) -> None:
+        """Rebuild the twin where the user changed the model since the last call, or a call was interrupted."""
+        if self._dirty or self.twin.changed():
+            self._dirty = True  # until it is whole
+            self.twin.rebuild()
+            for group in self._groups:
+                group.refresh()
+            self._patch()
+
+    def _patch(self) -> None:
+        """Replace forwards on the twin, and register our hooks there."""
+        present = set(self.twin.root.modules())
+        lost = [name for module, name in self._adapted.items() if module not in present]
+        known = set(self._own)
+        lost += [name for name, module in self.model.named_modules() if is_norm(module) and module not in known]
+        if lost:
+            raise RuntimeError(f"the layer {lost[0]!r} was replaced since adapt(); unload the adapter and adapt again")
+        self._logits = self.twin.translated(self.given_logits)
+        for norm in self.norms:
+            norm.patch()
+        self.halves.patch()
+        self.early.patch()
+        if self._split is not None:
+            self._split.register_forward_pre_hook(self._double, with_kwargs=True)
+        if self._head is not None:
+            self._head.register_forward_pre_hook(self._keep)
+        self._dirty = False
+
     def meet(self, device: str) -> None:
-        """Take note of what the call finds: the caller's autocast, the weights as they are, who listens to layers."""
+        """Take note of the caller's autocast, which a pass and its recording depend on."""
         self._autocast = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+
+    def recast(self) -> None:
+        """Copy the frozen weights as they are now to where passes in half precision read them."""
+        if self._dirty:
+            self.refresh()
         if self._casts is not None:
             self._casts.refresh()
-        self.listened = any(module._forward_hooks or module._forward_pre_hooks for module in self._all)
 
     def depends(self) -> tuple[Any, ...]:
         """All that a recorded or compiled pass depends on, beside the tensors that are handed in.
@@ -101,44 +162,32 @@ class Network:
         Where the model's tensors lie, which modules it has, and torch's switches. Settings of a layer, such as its
         `eps`, are read when it is recorded.
         """
-        held = [each for module in self._all for each in (module._parameters, module._buffers) if each]
-        children = [id(child) for module in self._all if module._modules for child in module._modules.values()]
+        held = [each for module in self._own for each in (module._parameters, module._buffers) if each]
+        children = [id(child) for module in self._own if module._modules for child in module._modules.values()]
         where = hash((*children, *whereabouts([tensor for each in held for tensor in each.values()])))
         switches = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
         return self._autocast, *switches, self.doubles, where
 
     @contextmanager
     def borrowed(self, device: str) -> Iterator[None]:
-        """The model is ours until the block ends: in eval mode, its norm layers and its split listening to us.
+        """A call of the adapter: the twin is up to date, and only this thread uses it until the block ends.
 
         Outside the network nothing runs under autocast: entropies, thresholds and updates keep full precision.
         """
-        with lease(self.model).lock, ExitStack() as undo:
+        with ExitStack() as undo:
             self.meet(device)
+            self.refresh()
+            self.recast()
+            self._dirty = True  # until the block ends as it should; an interrupted call may leave the twin half patched
+            self._current, self._tracing, self.halves.branch_alone = None, False, False
             undo.enter_context(torch.autocast(device, enabled=False))
             if self._precision == "tf32":
                 undo.enter_context(_tf32())
-            for module in [module for module in self._all if module.training]:
-                module.training = False
-                undo.callback(setattr, module, "training", True)
-            for parameter in self._learning:  # no gradient of theirs is wanted, nor what it would be made of
-                if parameter.requires_grad:
-                    parameter.requires_grad_(False)
-                    undo.callback(parameter.requires_grad_, True)
-            for norm in self.norms:
-                # A hook also keeps torch's fused transformer layers from reading the weights past the layer's forward.
-                undo.callback(norm.layer.register_forward_pre_hook(_listen).remove)
-                before = norm.layer.__dict__.get("forward")
-                norm.own = norm.layer.forward
-                norm.layer.forward = norm
-                undo.callback(put_back, norm.layer, before)
-            undo.enter_context(self.early.listening())
-            undo.enter_context(self.halves.listening())
-            if self._split is not None:
-                undo.callback(self._split.register_forward_pre_hook(self._double, with_kwargs=True).remove)
-            if self._head is not None:
-                undo.callback(self._head.register_forward_pre_hook(self._keep).remove)
-            yield
+            try:
+                yield
+                self._dirty = False
+            finally:
+                self.early.hold(None)
 
     def heads(
         self,
@@ -153,7 +202,7 @@ class Network:
     ) -> tuple[tuple[Tensor, ...], Pass]:
         """Logits of each head, and what the pass recorded. `theta=None` runs the source's own tensors."""
         run = Pass(statistics, memory, mask, traced=self._tracing)
-        if self._passes is not None and not self._tracing and doubled is None and not self.listened:
+        if self._passes is not None and not self._tracing and doubled is None and not self.hooked:
             return self._heads_compiled(images, theta, branch, run), run
         if branch is None or self.branch is None:
             return (self._once(images, theta, run),), run
@@ -240,7 +289,7 @@ class Network:
         try:
             doubled, _ = self.heads(images, None, moved, statistics, memory, doubled=True)
             far = max(float((a - b).abs().max() / (1 + b.abs().max())) for a, b in zip(doubled, plain, strict=True))
-        except Exception:  # whatever a model does with a batch of another size, two passes are right
+        except MISFITS:  # whatever a model does with a batch of another size, two passes are right
             far = torch.inf
         self.doubles = far < (5e-2 if self.coarse(images) else 1e-3)
         return far
@@ -257,24 +306,29 @@ class Network:
 
     def _once(self, images: Tensor, theta: Tensor | None, run: Pass) -> Tensor:
         """One pass through the model; logits in at least single precision."""
-        x = images
-        if self._mean is not None and self._std is not None:
-            x = (x - self._near(self._mean, x.device, x.dtype)) / self._near(self._std, x.device, x.dtype)
+        x = self._input(images)
         swaps = [] if theta is None else self.theta.swaps(theta)
         if self._casts is not None:
-            x, swaps = packed(x), [*swaps, *self._casts.swaps]
+            swaps = [*swaps, *self._casts.swaps]
         plain = (
             theta is not None
             and not self._tracing
+            and not self._untracked
             and run.mask is None
             and not any("statistics." in key for key in run.memory)
         )
         self._current, run.rows = run, len(images)
         try:
             with swapped(swaps), self._computing(x.device.type), self.early.passing(images, plain=plain):
-                logits = self._logits(self.model(x.to(next(self.model.parameters(), x).dtype)))
+                call = self.twin.root if self._reached or self._tracing else self._checked
+                logits = _logits_of(self._logits(call(x)))
         finally:
             self._current = None
+        if len(logits) != len(images) * (2 if run.doubled else 1):
+            raise ValueError(
+                f"expected logits for {len(images)} images, got {len(logits) // (2 if run.doubled else 1)} rows; "
+                "the model must answer each image of the batch"
+            )
         if logits.dtype in HALF:
             logits = logits.float()
         if self._classes is None:
@@ -282,6 +336,38 @@ class Network:
         if self._largest >= logits.shape[1]:
             raise ValueError(f"expected classes below {logits.shape[1]}, the number of logits, got {self._largest}")
         return logits[:, self._near(self._classes, logits.device, torch.long)]
+
+    def _input(self, images: Tensor) -> Tensor:
+        """What the model is called with: a tensor of our own, which it may write into, once for the images in hand."""
+
+        def prepared() -> Tensor:
+            x = images
+            if self._mean is not None and self._std is not None:
+                shape = (1, -1, *[1] * (images.dim() - 2))
+                mean, std = (self._near(each, x.device, x.dtype).view(shape) for each in (self._mean, self._std))
+                x = (x - mean) / std
+            if self._casts is not None:
+                x = packed(x)
+            x = x.to(next(self.twin.root.parameters(), x).dtype)
+            same = not self._tracing and x.data_ptr() == images.data_ptr()
+            return x.clone() if same else x
+
+        once: Tensor = prepared() if self._untracked else self.early.once("input", images, prepared)
+        return once
+
+    def _checked(self, x: Tensor) -> Any:
+        """The first pass: does the model reach its layers through the twin, and does it write into its input unseen?"""
+        before, version = x.clone(), x._version
+        with self.twin.watched():
+            output = self.twin.root(x)
+        ran = self._running().ran
+        silent = [norm.name for norm in self.norms if norm.batch and norm.name not in ran]
+        if silent:
+            log.warning("%d batch-norm layers did not run and are not adapted, such as %r", len(silent), silent[0])
+        if x._version == version:
+            self._untracked = not bool(((x == before) | x.isnan()).all())
+        self._reached = True
+        return output
 
     def _near(self, constant: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
         """A constant of ours on another device, taken there once: nobody waits for it in every pass."""
@@ -330,29 +416,38 @@ def _compiler(early: Early) -> Compiled:
     return Compiled(early.once)
 
 
-def tensor_of(output: Any) -> Tensor:
-    """The logits in what a model returned: a tensor, `.logits`, or `["logits"]`."""
-    found = output
+def tensor_of(output: Any) -> Any:
+    """The logits in what a model returned: a tensor, `.logits`, or `["logits"]`; anything else is returned as it is."""
+    if isinstance(output, Mapping):
+        return output.get("logits", output)
+    return output if isinstance(output, Tensor) else getattr(output, "logits", output)
+
+
+def _logits_of(found: Any) -> Tensor:
+    """The logits, if they are a tensor (batch, classes)."""
     if not isinstance(found, Tensor):
-        found = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
-    if not isinstance(found, Tensor):
-        kind = type(output).__name__
+        kind = type(found).__name__
         raise TypeError(f"expected logits (a tensor, .logits or ['logits']), got {kind}; pass logits=lambda out: ...")
     if found.dim() != 2:
         raise ValueError(f"expected logits of shape (batch, classes), got {tuple(found.shape)}; pass logits=")
     return found
 
 
+_TF32_LOCK = threading.Lock()
+_TF32: list[tuple[bool, bool]] = []  # the switches as they were, once for each block that is inside
+
+
 @contextmanager
 def _tf32() -> Iterator[None]:
-    """TF32 in products and convolutions, forwards and backwards, until the block ends."""
-    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    """TF32 in products and convolutions, forwards and backwards, until the last such block of any thread ends."""
+    with _TF32_LOCK:
+        now = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+        _TF32.append(_TF32[0] if _TF32 else now)
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     try:
         yield
     finally:
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
-
-
-def _listen(module: nn.Module, args: Any) -> None:
-    """A hook that only has to be there."""
+        with _TF32_LOCK:
+            before = _TF32.pop()
+            if not _TF32:
+                torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before

@@ -96,6 +96,15 @@ class Recipe:
         return own and self.views is None and self.teacher is None and not self.step.climbs
 
     @property
+    def edits_images(self) -> object | None:
+        """The first choice that works on images alone, if there is one."""
+        if self.unit_range:
+            return self.views or self.teacher or self.minimise
+        parts = (getattr(self, item.name) for item in dataclasses.fields(self))
+        inner = (part.edits_images for part in parts if isinstance(part, Part))
+        return next((part for part in inner if part is not None), None)
+
+    @property
     def on_host(self) -> Part | Augment | None:
         """The first choice that cannot be recorded as a CUDA graph, if there is one."""
         parts = [getattr(self, item.name) for item in dataclasses.fields(self)]

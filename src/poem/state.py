@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,6 +25,14 @@ from poem.sentences import written
 log = logging.getLogger("poem")
 
 
+@dataclass(frozen=True)
+class Snapshot:
+    """A state between two batches."""
+
+    values: dict[str, Any]
+    rng: Tensor
+
+
 class State:
     """The one owner of moving tensors, optimiser memory, what parts remember, and chance.
 
@@ -35,10 +44,13 @@ class State:
         self._recipe, self._network, self._seed, self._batch_size = recipe, network, seed, batch_size
         self.fisher: Tensor | None = None  # importance of each number on source data; a fact, which no reset forgets
         self.rng = torch.Generator()
+        self.entered = False  # a batch is under way, or broke off
         self.reset()
 
     def reset(self) -> None:
         """As on the first day: tensors, memory, chance, counts, and what the first batch fixes."""
+        self._network.forget_proofs()
+        self._network.refresh()
         self.source = self._network.source()
         self._print: str | None = None
         self.rng.manual_seed(self._seed)
@@ -66,13 +78,8 @@ class State:
         """The first look fixes the number of classes, and with it what the parts remember."""
         recipe = self._recipe
         if self.start is None:
-            found = {
-                **recipe.select.start(look),
-                **recipe.weigh.start(look),
-                **recipe.recover.start(look.logits.detach()),
-            }
-            self.start = found
-            self.memory = {**found, **self.memory}
+            self.start = self._start(look)
+            self.memory = {**self.start, **self.memory}
             if recipe.select.few(look.classes):
                 log.warning("with %d classes %r selects almost nobody; try preset='cifar'", look.classes, recipe.select)
         checks.classes(look.classes, self.classes)
@@ -99,31 +106,39 @@ class State:
             else:
                 setattr(self, group, {**(getattr(self, group) or {}), **new})
 
-    @contextmanager
-    def trying(self, *, keep: bool) -> Iterator[None]:
-        """A block that leaves no trace if it fails, or if it is not to be kept."""
+    def snapshot(self) -> Snapshot:
+        """All of it at this moment. Tensors are never written into, so copies of the dictionaries are enough."""
+        groups = {name: dict(getattr(self, name)) for name in ("source", "moving", "teacher", "memory")}
         steps = {key: dict(value) for key, value in self.steps.items()}
-        tensors = dict(self.moving), dict(self.teacher), steps, dict(self.memory)
-        rest = self.calls, self.size, self.classes, self.start
-        chance = self.rng.get_state()
-        done = False
+        rest = {name: getattr(self, name) for name in ("calls", "size", "classes", "start")}
+        return Snapshot({**groups, "steps": steps, **rest}, self.rng.get_state())
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """As it was when the snapshot was taken; doing it twice is as good as once."""
+        for name, value in snapshot.values.items():
+            setattr(self, name, dict(value) if isinstance(value, dict) and name != "start" else value)
+        self.steps = {key: dict(value) for key, value in snapshot.values["steps"].items()}
+        self.rng.set_state(snapshot.rng)
+
+    @contextmanager
+    def trying(self) -> Iterator[None]:
+        """A block that leaves no trace."""
+        before = self.snapshot()
         try:
             yield
-            done = True
         finally:
-            if not (done and keep):
-                self.moving, self.teacher, self.steps, self.memory = tensors
-                self.calls, self.size, self.classes, self.start = rest
-                self.rng.set_state(chance)
+            self.restore(before)
 
-    def follow(self, device: torch.device) -> None:
-        """Move to where the model is now."""
+    def follow(self, device: torch.device) -> bool:
+        """Move to where the model is now; says whether it was elsewhere."""
         if self.source["theta"].device == device:
-            return
+            return False
         log.info("the adapter's state follows the model to %s", device)
-        for tensors in (self.source, self.moving, self.teacher, self.memory, *self.steps.values(), self.start or {}):
+        for tensors in (self.source, self.moving, self.teacher, self.memory, *self.steps.values()):
             tensors.update({key: value.to(device) for key, value in tensors.items()})
+        self.start = None if self.start is None else {key: value.to(device) for key, value in self.start.items()}
         self.fisher = None if self.fisher is None else self.fisher.to(device)
+        return True
 
     def named(self) -> dict[str, Tensor]:
         """Moving tensors by name and in shape; the branch's start with `branch.`."""
@@ -139,9 +154,10 @@ class State:
         tensors |= {f"teacher/{key}": tensor for key, tensor in self.teacher.items()}
         tensors |= {f"step/{key}/{name}": tensor for key, step in self.steps.items() for name, tensor in step.items()}
         tensors |= {f"memory/{key}": tensor for key, tensor in self.memory.items()}
+        mean, std, mask = (None if each is None else list(each) for each in self._network.settings[:3])
         return {
             "schema": files.SCHEMA, "method": method, "recipe": written(self._recipe),
-            "source": self._fingerprint(),
+            "source": self._fingerprint(), "mean": mean, "std": std, "mask": mask,
             "fisher": None if self.fisher is None else files.fingerprint(self.fisher),
             "calls": self.calls, "batch_size": self.size, "classes": self.classes,
             "rng": self.rng.get_state(), "tensors": {key: tensor.clone() for key, tensor in tensors.items()},
@@ -149,7 +165,11 @@ class State:
 
     def take(self, state: dict[str, Any], method: str) -> None:
         """Take over a state of the same recipe on the same model; any other is refused and changes nothing."""
-        checks.state(state, self.as_dict(method))
+        mine = self.as_dict(method)
+        checks.state(state, mine)
+        kept = {key: tensor for key, tensor in mine["tensors"].items() if not key.startswith("memory/")}
+        remembered = {f"memory/{key}": tensor for key, tensor in self._expected(state["classes"]).items()}
+        checks.state_tensors(state["tensors"], {**kept, **remembered})
         device = self.source["theta"].device
         parts: dict[str, Memory] = {"moved": {}, "teacher": {}, "step": {}, "memory": {}}
         for key, tensor in state["tensors"].items():
@@ -165,6 +185,18 @@ class State:
         self.moving, self.steps, self.teacher, self.memory = moving, steps, parts["teacher"], parts["memory"]
         self.calls, self.size, self.classes = state["calls"], state["batch_size"], state["classes"]
         self.start = None
+
+    def _expected(self, classes: int | None) -> Memory:
+        """What parts remember with so many classes; before the first batch, what statistics do."""
+        if classes is None:
+            return self._statistics()
+        logits = torch.zeros(1, classes, device=self.source["theta"].device)
+        return {**self._start(Look(logits, (logits,))), **self._statistics()}
+
+    def _start(self, look: Look) -> Memory:
+        """What parts remember before the first batch."""
+        recipe = self._recipe
+        return {**recipe.select.start(look), **recipe.weigh.start(look), **recipe.recover.start(look.logits.detach())}
 
     def _fingerprint(self) -> str:
         """A short hash of all the model's weights: which source a state belongs to. Taken once until a reset."""

@@ -29,6 +29,12 @@ class Part(ABC):  # noqa: B024 - the verbs are abstract in the questions' own cl
         """Whether it, or a part inside, decides or draws on the host, so that it cannot be recorded as a CUDA graph."""
         return any(value.on_host for value in vars(self).values() if isinstance(value, Part))
 
+    @property
+    def edits_images(self) -> Part | None:
+        """It, or a part inside, if it works on images (batch, channels, height, width) alone."""
+        inner = (value.edits_images for value in vars(self).values() if isinstance(value, Part))
+        return next((part for part in inner if part is not None), None)
+
     def __repr__(self) -> str:
         """The class name, with the first setting by position and others only where they differ from the default."""
         words = []

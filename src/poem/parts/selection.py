@@ -183,6 +183,11 @@ class Patches(Part):
 
     grid: int = 4
 
+    @property
+    def edits_images(self) -> Part | None:
+        """It does."""
+        return self
+
     def __call__(self, look: Look) -> Tensor:
         """Shuffled images; the permutations are drawn once per batch."""
         images, grid = look.batch.images, self.grid
@@ -199,6 +204,11 @@ class Patches(Part):
 class Pixels(Part):
     """Shuffles all pixels, in one way for the whole batch."""
 
+    @property
+    def edits_images(self) -> Part | None:
+        """It does."""
+        return self
+
     def __call__(self, look: Look) -> Tensor:
         """Shuffled images."""
         images = look.batch.images
@@ -210,6 +220,11 @@ class Pixels(Part):
 @dataclass(frozen=True, repr=False)
 class Occlusion(Part):
     """Covers the middle of each image (half its height and width) with the image's mean colour."""
+
+    @property
+    def edits_images(self) -> Part | None:
+        """It does."""
+        return self
 
     def __call__(self, look: Look) -> Tensor:
         """Images with a covered middle."""
