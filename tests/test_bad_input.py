@@ -478,8 +478,8 @@ def spoil_shape(state: dict[str, Any]) -> None:
         (with_memory("redundancy.mean", torch.zeros(7)), r"expected memory/redundancy.mean of shape \(10,\)"),
         (lambda state: state.clear(), r"expected a state from adapter.state_dict\(\)"),
     ],
-    ids=["recipe", "schema", "source", "moved", "step", "memory", "rng", "calls", "shape", "mean", "std", "mask", "count",
-         "size", "besides", "foreign", "nan", "memory-shape", "empty"],
+    ids=["recipe", "schema", "source", "moved", "step", "memory", "rng", "calls", "shape", "mean", "std", "mask",
+         "count", "size", "besides", "foreign", "nan", "memory-shape", "empty"],
 )  # fmt: skip
 def test_a_state_that_does_not_fit_is_refused_whole(spoil: Callable[[dict[str, Any]], None], words: str) -> None:
     giver, taker = begun(), begun()

@@ -590,8 +590,9 @@ def test_answers_that_are_not_finite_are_said_once(method: str, caplog: pytest.L
         for batch in stream(3):
             adapter(batch)
     rows = 8 if method == "lame" else 1
-    assert f"{rows} of 8 answers are NaN or Inf" in " ".join(adapter.last.notes)
-    assert sum("answers are NaN or Inf" in each.message for each in caplog.records) == 1
+    assert f"answers for {rows} images are NaN or Inf" in " ".join(adapter.last.notes)
+    assert sum("are NaN or Inf" in each.message for each in caplog.records) == 1
+    assert adapter.totals.not_finite == 3 * rows
 
 
 def test_a_class_that_the_model_rules_out_is_no_alarm() -> None:

@@ -22,7 +22,7 @@ from poem.borrowed import lease
 from poem.capture import Fast, Recorder
 from poem.export import exported
 from poem.fisher import fisher
-from poem.ledger import Batchwise, Books, Totals
+from poem.ledger import Batchwise, Books, Totals, alarms
 from poem.loop import Turn
 from poem.model import Anatomy, anatomy, is_norm
 from poem.network import Network, Precision
@@ -108,9 +108,8 @@ class Adapter:
         )  # fmt: skip
         self._state = State(recipe, self._network, seed, batch_size)
         self._recorder = Recorder(recipe, self._network, self._state, fast)
-        self._unloaded = False
+        self._unloaded, self._editor = False, recipe.edits_images
         self._warned: set[str] = set()  # kinds of alarms that were logged
-        self._unread: Batchwise | None = None  # on a GPU: the batch whose alarms are read at the next call
         self._between = Between(self._state.snapshot())
         self.preparation = {"forwards": 0, "backwards": 0}
         """Images spent on source data before the stream began, apart from `totals`."""
@@ -133,7 +132,8 @@ class Adapter:
                 if learn:
                     self._close(entry, len(images))
                 self._settle()
-                self._warn(entry if images.device.type == "cpu" else None)
+                if learn:
+                    self._warn(images.device.type == "cpu")
         except BaseException:
             flags.restore()
             raise
@@ -285,9 +285,8 @@ class Adapter:
     def _taken(self, images: Tensor) -> Tensor:
         """The batch, if the network and the recipe can take it."""
         images = checks.images(images, self._network.model, self.facts.channels, self.facts.spatial)
-        editor = self.recipe.edits_images
-        if editor is not None:
-            checks.pictures(images, editor, self.name)
+        if self._editor is not None:
+            checks.pictures(images, self._editor, self.name)
         return images
 
     def _settle(self) -> None:
@@ -306,10 +305,11 @@ class Adapter:
         short = count < (self._state.size or count)
         self._between = Between(self._state.snapshot(), entry, books, idle, short)
 
-    def _warn(self, entry: Batchwise | None) -> None:
-        """Once per kind: what went wrong without an error. On a GPU of the batch before, which costs no waiting."""
-        entry, self._unread = (entry, None) if entry is not None else (self._unread, self._between.last)
-        for kind, text in ({} if entry is None else entry.alarms).items():
+    def _warn(self, always: bool) -> None:
+        """Once per kind: what went wrong without an error. On a GPU, where reading waits, at every 256th batch."""
+        if not always and self._state.calls > 1 and self._state.calls % 256:
+            return
+        for kind, text in alarms(self._between.books.odd).items():
             if kind not in self._warned:
                 self._warned.add(kind)
                 log.warning("%s on %s: %s", self.name, type(self._network.model).__name__, text)

@@ -57,37 +57,17 @@ class Batchwise:
         self.first_logits: Tensor = torch.zeros(0, 0)
         """(B, C) before any update."""
         self.remarks: list[str] = []  # known while the batch runs
-        self.finite_rows: Tensor | None = None  # (B,) whose answer is finite; read when somebody asks
+        self.odd: Tensor | None = None  # (2,) answers that are not finite, updates that moved nothing; read when asked
         self.loss_value: Tensor | None = None
         self.reset_flag: bool | Tensor = False
         self.made: list[Tensor] = []
-        self.pulled: list[Tensor] = []  # whether any gradient was other than zero, update by update
         self.some: list[Tensor] = []  # whether anybody was left to teach, update by update
         self.nothing = False
 
     @property
     def notes(self) -> list[str]:
         """What the engine has to say about this batch: a fallback, answers that are not finite, an idle update."""
-        return [*self.remarks, *self.alarms.values()]
-
-    @property
-    def alarms(self) -> dict[str, str]:
-        """What went wrong without an error, by kind; read from the device."""
-        found = {}
-        rows = torch.ones(0) if self.finite_rows is None else self.finite_rows
-        lost = len(rows) - int(rows.sum())
-        if lost:
-            found["not finite"] = (
-                f"{lost} of {len(rows)} answers are NaN or Inf although the images are finite: "
-                "the network has diverged, or was so before; lower lr=, or adapter.reset()"
-            )
-        idle = [bool(made) and not bool(pulled) for made, pulled in zip(self.made, self.pulled, strict=True)]
-        if any(idle):
-            found["moved nothing"] = (
-                "an update moved nothing: every gradient is zero, as for layers that do not use the tensors of "
-                "adapter.adapted (quantised ones), or answers that are already certain"
-            )
-        return found
+        return [*self.remarks, *alarms(self.odd).values()]
 
     @property
     def first_entropy(self) -> Tensor:
@@ -165,9 +145,8 @@ class Batchwise:
         self.loss_value = next((part.loss_value for part in reversed(parts) if part.loss_value is not None), None)
         self.made = [applied for part in parts for applied in part.made]
         self.some = [some for part in parts for some in part.some]
-        self.pulled = [pulled for part in parts for pulled in part.pulled]
-        rows = [part.finite_rows for part in parts if part.finite_rows is not None]
-        self.finite_rows = _together(rows) if rows else None
+        counts = [part.odd for part in parts if part.odd is not None]
+        self.odd = counts[0] if len(counts) == 1 else torch.stack(counts).sum(0) if counts else None
         self.remarks += [remark for part in parts for remark in part.remarks]
         self.nothing = all(part.nothing for part in parts)
         for part in parts:
@@ -176,6 +155,23 @@ class Batchwise:
     def __repr__(self) -> str:
         words = f"taught={self.taught}, rounds={self.rounds}, updates={self.updates}, forwards={self.forwards}"
         return f"Batchwise({words}, backwards={self.backwards}, loss={self.loss}, skipped={self.skipped!r})"
+
+
+def alarms(odd: Tensor | None) -> dict[str, str]:
+    """What went wrong without an error, by kind, from the counts of odd answers and updates; reads them."""
+    not_finite, idle = (0, 0) if odd is None else odd.tolist()
+    found = {}
+    if not_finite:
+        found["not finite"] = (
+            f"answers for {not_finite} images are NaN or Inf although the images are finite: the network has diverged, "
+            "or gives such answers unadapted; lower lr=, or adapter.reset()"
+        )
+    if idle:
+        found["idle"] = (
+            "an update moved nothing: every gradient is zero, as for layers that do not use the tensors of "
+            "adapter.adapted (quantised ones), or answers that are already certain"
+        )
+    return found
 
 
 def _together(tensors: list[Tensor]) -> Tensor:
@@ -201,6 +197,8 @@ class Totals:
     no_longer_reliable: int
     resets: int
     skips: int
+    not_finite: int
+    idle: int
 
 
 @dataclass
@@ -214,6 +212,7 @@ class Books(Costs):
     no_longer_reliable: Count = 0
     resets: Count = 0
     skips: Count = 0
+    odd: Tensor | None = None  # (2,) answers that are not finite, updates that moved nothing
 
     def close(self, entry: Batchwise, images: int) -> None:
         """Adds a finished batch."""
@@ -230,7 +229,10 @@ class Books(Costs):
         if entry.made and not entry.nothing:
             missed = 1 - torch.stack(entry.made).any().long()
         self.skips = self.skips + missed
+        self.odd = entry.odd if self.odd is None or entry.odd is None else self.odd + entry.odd
 
     def read(self) -> Totals:
         """All sums as plain numbers."""
-        return Totals(**{item.name: int(getattr(self, item.name)) for item in fields(self)})
+        counts = {item.name: int(getattr(self, item.name)) for item in fields(self) if item.name != "odd"}
+        not_finite, idle = (0, 0) if self.odd is None else self.odd.tolist()
+        return Totals(**counts, not_finite=not_finite, idle=idle)

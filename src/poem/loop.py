@@ -106,8 +106,14 @@ class Turn:
             self.remember()
         self.enter()
         logits = self.recipe.readout.correct(answer).detach()
-        self.entry.finite_rows = logits.amax(1).isfinite()  # NaN spreads; -inf for one class is an answer
+        self.entry.odd = self.odd(logits)
         return logits
+
+    def odd(self, logits: Tensor) -> Tensor:
+        """How many answers are not finite, and how many updates were made with a gradient of zeros."""
+        finite = logits.amax(1).isfinite()  # NaN spreads; -inf for one class is an answer
+        idle = [t.made & ~torch.stack([g.any() for g in t.gradients.values()]).any() for t in self.lessons]
+        return torch.stack([(~finite).sum(), torch.stack(idle).sum() if idle else torch.zeros_like(finite[0]).long()])
 
     def forget(self) -> None:
         """Let go of the looks. They know each other, and would keep all activations until the garbage is collected."""
@@ -237,7 +243,6 @@ class Turn:
         entry.loss_value = lessons[-1].loss if lessons else None
         entry.made = [taught.made for taught in lessons]
         entry.some = [taught.mask.any() for taught in lessons]
-        entry.pulled = [torch.stack([g.any() for g in t.gradients.values()]).any() for t in lessons]
         entry.nothing = bool(self.sets) and not lessons
 
 
