@@ -36,6 +36,7 @@ def rows(tree: Path, words: list[str]) -> dict[str, float]:
 
 
 def main() -> None:
+    """Read the command line, run, and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("old", type=Path)
     parser.add_argument("new", type=Path)

@@ -199,6 +199,7 @@ def markdown(before: dict[str, str] | None, after: dict[str, str]) -> str:
 
 
 def main() -> int:
+    """Read the command line, run, and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="*", default=["signals", "threads", "inputs"])
     parser.add_argument("--signals", type=int, default=500)

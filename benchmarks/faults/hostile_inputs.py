@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import io
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -104,9 +103,11 @@ class Around(nn.Module):
         self.inner = net(kind)
 
     def before(self, x: Tensor) -> Tensor:
+        """What is done to the images first."""
         return x
 
     def forward(self, x: Tensor) -> Tensor:
+        """The logits."""
         out: Tensor = self.inner(self.before(x))
         return out
 
@@ -223,6 +224,7 @@ class Fewer(Around):
     """Answers fewer images than it gets."""
 
     def forward(self, x: Tensor) -> Tensor:
+        """The logits."""
         out: Tensor = self.inner(x)[:-1]
         return out
 
@@ -245,6 +247,7 @@ class Line(nn.Module):
         self.head = nn.Linear(16, 5)
 
     def forward(self, x: Tensor) -> Tensor:
+        """The logits."""
         out: Tensor = self.head(self.stages(x).flatten(2).mean(2))
         return out
 
@@ -286,6 +289,7 @@ class Broken(Around):
     """One answer of the batch is not a number."""
 
     def forward(self, x: Tensor) -> Tensor:
+        """The logits."""
         out: Tensor = self.inner(x) + torch.where(torch.arange(len(x)) == 1, torch.nan, 0.0)[:, None]
         return out
 
@@ -417,8 +421,8 @@ def _() -> None:
     data = images(32)
     heads = [lambda out: out, lambda out: out.flip(1) * torch.linspace(1, 5, 10)]
     found = [poem.adapt(model, "eata", source_data=data, logits=head)._state.fisher for head in heads]
-    assert found[0] is not None and found[1] is not None
-    assert not torch.equal(found[0], found[1]), "the first head's"
+    assert all(each is not None for each in found)
+    assert not torch.equal(*found), "the first head's"  # type: ignore[arg-type]
 
 
 @right("importance weights of a loader whose data changed")
@@ -429,7 +433,8 @@ def _() -> None:
     first = poem.adapt(model, "eata", source_data=loader)._state.fisher
     data.tensors = (images(32, seed=7),)
     second = poem.adapt(model, "eata", source_data=loader)._state.fisher
-    assert first is not None and second is not None
+    assert first is not None
+    assert second is not None
     assert not torch.equal(first, second), "those of the old data"
 
 
@@ -528,8 +533,3 @@ def _no_fifo() -> None:
 
 
 refused("write_whole onto a pipe", _no_fifo)
-
-
-def _copies(model: nn.Module) -> Iterator[nn.Module]:
-    yield model
-    yield copy.deepcopy(model)
