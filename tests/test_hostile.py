@@ -684,6 +684,23 @@ def test_a_lazy_layer_is_refused_by_name() -> None:
         poem.adapt(net, "tent")
 
 
+def test_reset_forgets_what_the_forward_kept_on_its_modules() -> None:
+    class Counting(Wrapped):
+        passes = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.passes += 1
+            return super().forward(x / self.passes)
+
+    net = Counting()
+    adapter = poem.adapt(net, "tent")
+    first = adapter(images(8, 0))
+    assert not torch.equal(adapter(images(8, 0)), first)
+    adapter.reset()
+    same([adapter(images(8, 0))], [first])
+    assert net.passes == 0, "the user's module was never run"
+
+
 def test_reset_forgets_what_was_tried_on_a_batch() -> None:
     """A proof that failed on one batch is not the verdict on the next stream."""
     adapter = poem.adapt(make_net("bn", sharpness=10.0), "poem", **RICH)

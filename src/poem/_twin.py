@@ -131,16 +131,16 @@ class Twin:
     def _copy(self, own: nn.Module, twin: nn.Module) -> None:
         """All attributes of one module, with twins in place of modules."""
         compiled = isinstance(twin, Uncompiled)
-        given = {key: value for key, value in own.__dict__.items() if key not in OWN and not compiled}
-        held = {key: self.translated(value) for key, value in given.items()}
-        parameters = own._parameters.items()
-        held["_parameters"] = {key: None if each is None else self._aliases[id(each)] for key, each in parameters}
+        # Copied at once: another thread may call the model plainly, and its forward may set attributes.
+        given, parameters, modules = dict(own.__dict__), dict(own._parameters), dict(own._modules)
+        held = {key: self.translated(value) for key, value in given.items() if key not in OWN and not compiled}
+        held["_parameters"] = {key: None if p is None else self._aliases[id(p)] for key, p in parameters.items()}
         held["_buffers"] = dict(own._buffers)
-        held["_modules"] = {key: self._twins[each] if each is not None else None for key, each in own._modules.items()}
+        held["_modules"] = {key: None if each is None else self._twins[each] for key, each in modules.items()}
         held["_compiled_call_impl"] = None
         held["training"] = False
         for kind in HOOKS:
-            held[kind] = OrderedDict((key, self._bound(hook)) for key, hook in own.__dict__.get(kind, {}).items())
+            held[kind] = OrderedDict((key, self._bound(hook)) for key, hook in dict(given.get(kind, {})).items())
         if compiled:
             held = {**nn.Module().__dict__, **held}
         twin.__dict__.clear()

@@ -91,7 +91,6 @@ class Network:
         names = {module: name for name, module in modules.items()}
         self._adapted = {each: names[each] for each in [*(norm.layer for norm in self.norms), *set().union(*holders)]}
         self.forget_proofs()
-        self._dirty = True  # until the twin is patched
         self._patch()
 
     def forget_proofs(self) -> None:
@@ -104,6 +103,7 @@ class Network:
         self._reached = False  # whether a pass has shown that the model never calls the user's modules
         self.halves.right = None
         self.early.forget()
+        self._dirty = True  # attributes that the model's forward set go too, with the twin that has them
 
     @property
     def settings(self) -> tuple[Any, ...]:
