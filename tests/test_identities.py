@@ -195,7 +195,7 @@ def test_a_way_back_that_is_never_taken_is_none(recover: Any, kind: str) -> None
     assert_alike(adapted(kind, "tent", recover=recover), adapted(kind, "tent"))
 
 
-@pytest.mark.parametrize("recover", [AverageWithSource(0.0), StochasticRestore(1.1)], ids=repr)
+@pytest.mark.parametrize("recover", [AverageWithSource(0.0), StochasticRestore(1.0)], ids=repr)
 def test_all_the_way_back_leaves_the_source(recover: Any) -> None:
     mine, plain = adapted("bn", "tent", recover=recover), adapted("bn", "bn")
     for batch in stream():

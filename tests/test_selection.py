@@ -234,7 +234,7 @@ def test_a_uniform_prediction_is_not_below_the_whole_of_ln_c() -> None:
 
 @pytest.mark.parametrize("value", [40.0, 11, -0.1, math.nan, math.inf])
 def test_nats_and_percent_are_no_fractions_of_ln_c(value: float) -> None:
-    with pytest.raises(ValueError, match=r"expected a fraction of ln C.*got .*EntropyBelow\(0\.4\)"):
+    with pytest.raises(ValueError, match=r"expected fraction to be .*got .*fraction of ln C.*EntropyBelow\(0\.4\)"):
         EntropyBelow(value)
     with pytest.raises(ValueError, match="fraction of ln C"):
         EntropyBelow(0.4, first=value)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,6 +12,7 @@ from poem.parts.augment import Augment
 from poem.parts.base import Part
 from poem.parts.branch import AdaptBranch
 from poem.parts.exploration import Exploration, Explore, Once
+from poem.parts.fields import Checked, NotNegative
 from poem.parts.objective import Entropy, Objective
 from poem.parts.parameters import NormAffine, Nothing, Parameters
 from poem.parts.readout import Readout
@@ -24,7 +24,7 @@ from poem.parts.teacher import MeanTeacher
 
 
 @dataclass(frozen=True)
-class Rule:
+class Rule(Checked):
     """The learning rate by network family and batch size, as EATA, SAR, DeYO and POEM set it.
 
     Convolutional: 0.00025 from 32 images on, below that 0.0005 / 64 per image. Transformer: 0.001 / 64 per image.
@@ -32,8 +32,8 @@ class Rule:
     """
 
     double_one: bool = False
-    convolutional: float = 0.00025
-    transformer: float = 0.001
+    convolutional: NotNegative = 0.00025
+    transformer: NotNegative = 0.001
 
     def __str__(self) -> str:
         twice = "; twice that rule's for single images" if self.double_one else ""
@@ -50,7 +50,7 @@ class Rule:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
+class Recipe(Checked):
     """What a method decides. The defaults are Tent's."""
 
     parameters: Parameters = field(default_factory=NormAffine)
@@ -61,7 +61,7 @@ class Recipe:
     weigh: Weigh = field(default_factory=Equal)
     minimise: Objective = field(default_factory=Entropy)
     step: Step = field(default_factory=SGD)
-    lr: float | Rule = field(default_factory=Rule)
+    lr: NotNegative | Rule = field(default_factory=Rule)
     recover: Recovery = field(default_factory=Never)
     explore: Exploration = field(default_factory=Once)
     branch: AdaptBranch | None = None
@@ -69,11 +69,7 @@ class Recipe:
 
     def __post_init__(self) -> None:
         """Refuses sentences that contradict themselves."""
-        for item in dataclasses.fields(self):
-            _expect(item.name, getattr(self, item.name))
-        rate = self.lr
-        if not isinstance(rate, Rule) and (isinstance(rate, bool) or not 0 <= rate < math.inf):
-            raise ValueError(f"expected a learning rate of 0 or more, got {rate}")
+        super().__post_init__()
         if self.readout.look == "teacher" and self.readout.correct.features:
             raise ValueError(f"{self.readout.correct!r} reads features, which a teacher's answer has not")
         if self.readout.look == "teacher" and self.teacher is None:
@@ -155,21 +151,6 @@ class Recipe:
 
 FIELDS = tuple(item.name for item in dataclasses.fields(Recipe))
 ALIASES = ("threshold", "rounds", "alpha", "depth")
-_KINDS: dict[str, tuple[type, ...]] = {
-    "parameters": (Parameters,),
-    "statistics": (Statistics,),
-    "views": (Callable, type(None)),  # type: ignore[dict-item]
-    "teacher": (MeanTeacher, type(None)),
-    "select": (Select,),
-    "weigh": (Weigh,),
-    "minimise": (Objective,),
-    "step": (Step,),
-    "lr": (float, int, Rule),
-    "recover": (Recovery,),
-    "explore": (Exploration,),
-    "branch": (AdaptBranch, type(None)),
-    "readout": (Readout,),
-}
 
 
 def field_name(name: str) -> str:
@@ -183,13 +164,6 @@ def field_name(name: str) -> str:
     return name
 
 
-def _expect(name: str, value: object) -> None:
-    """Refuses a value of the wrong kind, such as a class where an instance is meant."""
-    if not isinstance(value, _KINDS[name]):
-        kinds = " or ".join("None" if kind is type(None) else kind.__name__ for kind in _KINDS[name])
-        raise TypeError(f"expected {name} to be a {kinds}, got {value!r}")
-
-
 def _words(part: Select) -> Iterator[Select]:
     """A selection, and those that it is made of."""
     yield part
@@ -201,6 +175,6 @@ def _words(part: Select) -> Iterator[Select]:
 
 def _rounds(explore: Exploration, updates: int) -> Exploration:
     """The same way of looking again, with another number of updates; Once becomes Explore where more are asked for."""
-    if isinstance(explore, Once) and updates > 1:
+    if isinstance(explore, Once) and updates != 1:
         return Explore(updates)
     return replace(explore, updates=updates)

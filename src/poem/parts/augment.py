@@ -10,15 +10,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Annotated, Literal, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
+from poem.parts.fields import Checked, Count, NotNegative, Positive, Range, Share
+
 __all__ = ["AugMix", "Augment", "Jitter"]
 
-Range = tuple[float, float]
+Hue = Annotated[float, Range(at_least=-1, at_most=1, hint="it is a part of the colour circle")]
+Factors = tuple[NotNegative, NotNegative]
+Scales = tuple[Positive, Positive]
 _HAIR = 1e-3  # put on top before 8-bit levels are cut to integers, so that float error decides no tie
 
 
@@ -31,7 +35,7 @@ class Augment(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Jitter:
+class Jitter(Checked):
     """Colour jitter, small rotation, shift and zoom, and a coin for a flip: one draw shared by the whole batch.
 
     Chain: clip to [0, 1]; brightness, contrast, saturation, hue, gamma in random order; pad by half the image; affine
@@ -50,22 +54,18 @@ class Jitter:
         pixel's edge, without a blended seam.
     """
 
-    brightness: Range = (0.6, 1.4)
-    contrast: Range = (0.7, 1.3)
-    saturation: Range = (0.5, 1.5)
-    hue: Range = (-0.06, 0.06)
-    gamma: Range = (0.7, 1.3)
-    degrees: float = 15.0
-    translate: float = 1 / 16
-    scale: Range = (0.9, 1.1)
+    brightness: Factors = (0.6, 1.4)
+    contrast: Factors = (0.7, 1.3)
+    saturation: Factors = (0.5, 1.5)
+    hue: tuple[Hue, Hue] = (-0.06, 0.06)
+    gamma: Scales = (0.7, 1.3)
+    degrees: NotNegative = 15.0
+    translate: Share = 1 / 16
+    scale: Scales = (0.9, 1.1)
     padding: Literal["reflect", "edge"] = "reflect"
-    blur: Range | None = None
-    noise: float = 0.0
-    flip: float = 0.5
-
-    def __post_init__(self) -> None:
-        if self.padding not in _PADDING or (self.blur is not None and self.blur[0] <= 0):
-            raise ValueError(f"expected padding 'reflect' or 'edge', and blur None or above 0, got {self}")
+    blur: Scales | None = None
+    noise: NotNegative = 0.0
+    flip: Share = 0.5
 
     @classmethod
     def cotta(cls) -> Jitter:
@@ -94,7 +94,7 @@ class Jitter:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AugMix:
+class AugMix(Checked):
     """Turn one image (1, C, H, W) into `views` images (V, C, H, W): each a random mixture of lightly edited crops.
 
     Per view: crop (`pre`) and flip, then `width` chains of one to three ops on that crop, mixed with weights from
@@ -117,13 +117,9 @@ class AugMix:
         integer 128, which Pillow reads as dark red in RGB images).
     """
 
-    views: int = 64
-    width: int = 3
+    views: Count = 64
+    width: Count = 3
     pre: Literal["resized-crop", "crop"] = "resized-crop"
-
-    def __post_init__(self) -> None:
-        if self.views < 1 or self.width < 1 or self.pre not in ("resized-crop", "crop"):
-            raise ValueError(f"expected views >= 1, width >= 1 and pre 'resized-crop' or 'crop', got {self}")
 
     def __call__(self, images: Tensor, rng: Generator) -> Tensor:
         """Return the views (V, C, H, W) of the one image in `images` (1, C, H, W)."""
@@ -161,7 +157,7 @@ def _computable(images: Tensor) -> Tensor:
     return images if images.dtype in (torch.float32, torch.float64) else images.float()
 
 
-def _between(low_high: Range, at: float) -> float:
+def _between(low_high: tuple[float, float], at: float) -> float:
     return low_high[0] + (low_high[1] - low_high[0]) * at
 
 

@@ -16,13 +16,15 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
+from poem.parts.fields import Checked
+
 Memory = dict[str, Tensor]
 """Named tensors that a part finds again at the next batch. Reset, save and load treat them all alike."""
 
 
 @dataclass(frozen=True)
-class Part(ABC):  # noqa: B024 - the verbs are abstract in the questions' own classes
-    """A frozen choice whose `repr` reads like the word in the sentence."""
+class Part(Checked, ABC):
+    """A frozen choice whose `repr` reads like the word in the sentence, and whose fields are checked."""
 
     @property
     def on_host(self) -> bool:

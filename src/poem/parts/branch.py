@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
 from poem.parts.base import Part
+from poem.parts.fields import Count, Range
 from poem.parts.objective import CrossEntropy, Objective
 
 
@@ -25,15 +26,10 @@ class AdaptBranch(Part):
     two halves with its own scale and shift.
     """
 
-    depth: int = 1
-    alpha: float = 0.5
+    depth: Count = 1
+    alpha: Annotated[float, Range(at_least=0, at_most=1, hint="it is the source's share of the answer")] = 0.5
     combine: Literal["probabilities", "logits"] = "probabilities"
     teach: Objective = field(default_factory=CrossEntropy)
-
-    def __post_init__(self) -> None:
-        """Refuses shares outside [0, 1]."""
-        if not 0 <= self.alpha <= 1:
-            raise ValueError(f"expected alpha in [0, 1], the source's share of the answer, got {self.alpha}")
 
     def together(self, source: Tensor, branch: Tensor) -> Tensor:
         """Both heads as one answer (B, C): the log of the combined probability, or the mean logits."""

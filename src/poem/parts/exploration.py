@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from poem.parts.base import Part
+from poem.parts.fields import Range
+
+Updates = Annotated[int, Range(at_least=1, hint="use the method 'source' to learn nothing")]
 
 
 @dataclass(frozen=True, repr=False)
 class Exploration(Part):
     """At most `updates` updates per batch; with `reselect` the set is picked anew before each until it stands still."""
 
-    updates: int = 1
-
-    def __post_init__(self) -> None:
-        """Refuses a count that means nothing."""
-        if self.updates < 1:
-            raise ValueError(
-                f"expected at least 1 update, got {self.updates}; use the method 'source' to learn nothing"
-            )
+    updates: Updates = 1
 
     @property
     def reselect(self) -> bool:
@@ -30,12 +27,14 @@ class Exploration(Part):
 class Once(Exploration):
     """One update, as everyone did before."""
 
+    updates: Annotated[int, Range(at_least=1, at_most=1, hint="Explore(2) and Repeat(2) make more updates")] = 1
+
 
 @dataclass(frozen=True, repr=False)
 class Repeat(Exploration):
     """The same samples again: the set of the first look teaches every update (the baselines marked * in the paper)."""
 
-    updates: int = 2
+    updates: Updates = 2
 
 
 @dataclass(frozen=True, repr=False)
@@ -47,7 +46,7 @@ class Explore(Exploration):
     compared, not their sizes; an empty set ends the batch.
     """
 
-    updates: int = 2
+    updates: Updates = 2
 
     @property
     def reselect(self) -> bool:

@@ -8,12 +8,13 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 from torch import Tensor
 
 from poem.parts.augment import Augment, Jitter
 from poem.parts.base import Lesson, Part, entropy
+from poem.parts.fields import NotNegative, Positive, Range
 
 
 @dataclass(frozen=True, repr=False)
@@ -122,7 +123,7 @@ class FisherAnchor(Objective):
     Paper: EATA (Niu et al., ICML 2022).
     """
 
-    weight: float = 2000.0
+    weight: NotNegative = 2000.0
 
     @property
     def anchored(self) -> bool:
@@ -148,8 +149,8 @@ class SoftLikelihoodRatio(Objective):
     Paper: ROID (Marsden et al., WACV 2024). The sum is divided by the configured batch size.
     """
 
-    clip: float = 0.99
-    eps: float = 1e-5
+    clip: Annotated[float, Range(above=0, at_most=1)] = 0.99
+    eps: Positive = 1e-5
 
     @property
     def apart(self) -> bool:

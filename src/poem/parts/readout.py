@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from poem.parts.base import Look, Part
+from poem.parts.fields import Count
 
 Which = Literal["first", "before-last", "last", "teacher"]
 
@@ -65,9 +66,9 @@ class Laplacian(Correction):
     Differs: answers log-probabilities, and never asks for more neighbours than there are.
     """
 
-    neighbours: int = 5
+    neighbours: Count = 5
     affinity: Literal["rbf", "knn", "linear"] = "rbf"
-    steps: int = 100
+    steps: Count = 100
 
     @property
     def on_host(self) -> bool:
@@ -117,8 +118,3 @@ class Readout(Part):
 
     look: Which = "first"
     correct: Correction = Uncorrected()
-
-    def __post_init__(self) -> None:
-        """Refuses a look that does not exist."""
-        if self.look not in ("first", "before-last", "last", "teacher"):
-            raise ValueError(f"expected readout first, before-last, last or teacher, got {self.look!r}")

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from poem.parts.base import Memory, Part
+from poem.parts.fields import Count, Share
 
 
 @dataclass(frozen=True, repr=False)
@@ -58,7 +59,7 @@ class LossAverageBelow(Recovery):
     """
 
     limit: float = 0.2
-    momentum: float = 0.9
+    momentum: Share = 0.9
     of: Literal["first", "last"] = "last"
 
     def start(self, like: Tensor) -> Memory:
@@ -87,7 +88,7 @@ class AverageWithSource(Recovery):
     Paper: ROID (Marsden et al., WACV 2024), weight ensembling.
     """
 
-    keep: float = 0.99
+    keep: Share = 0.99
 
     def pull(self, theta: Tensor, source: Tensor, rng: torch.Generator) -> Tensor:
         """A step along the line to the source; nowhere, to the bit, where nothing has moved."""
@@ -116,7 +117,7 @@ class EveryCalls(Recovery):
     Paper: RDumb (Press et al., NeurIPS 2023).
     """
 
-    calls: int = 1000
+    calls: Count = 1000
 
     def due(self, calls: int) -> bool:
         """At every multiple, the zeroth excepted."""
@@ -130,7 +131,7 @@ class StochasticRestore(Recovery):
     Paper: CoTTA (Wang et al., CVPR 2022).
     """
 
-    chance: float = 0.001
+    chance: Share = 0.001
 
     @property
     def on_host(self) -> bool:

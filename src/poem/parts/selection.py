@@ -9,12 +9,17 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from poem.parts.base import Look, Memory, Part, masked_mean, min_max
+from poem.parts.fields import Count, Positive, Range, Share
+
+_OF_LN_C = "it is a fraction of ln C, the largest entropy that C classes can have: 40 % of it is EntropyBelow(0.4)"
+Fraction = Annotated[float, Range(at_least=0, at_most=10, hint=_OF_LN_C)]
 
 
 @dataclass(frozen=True, repr=False)
@@ -114,17 +119,8 @@ class EntropyBelow(Select):
     Paper: EATA (Niu et al., ICML 2022), equation for the reliable set; POEM, Eq. 2.
     """
 
-    fraction: float = 0.4
-    first: float | None = None
-
-    def __post_init__(self) -> None:
-        """Refuses what can be no fraction: nats and percent are easily written instead."""
-        for value in (self.fraction, 0.0 if self.first is None else self.first):
-            if not 0 <= value <= 10:
-                raise ValueError(
-                    f"expected a fraction of ln C, the largest entropy that C classes can have, got {value}; "
-                    "40 % of it is EntropyBelow(0.4)"
-                )
+    fraction: Fraction = 0.4
+    first: Fraction | None = None
 
     @property
     def margin(self) -> float | None:
@@ -151,8 +147,8 @@ class NotRedundant(Select):
     Differs: the average is cleared by every reset; the published code keeps it.
     """
 
-    cosine: float = 0.05
-    momentum: float = 0.9
+    cosine: Annotated[float, Range(at_least=0, at_most=2, hint="a cosine is at most 1, and 2 keeps everyone")] = 0.05
+    momentum: Share = 0.9
 
     def few(self, classes: int) -> bool:
         """A cosine this small needs hundreds of classes: with ten, every sure prediction is near the average."""
@@ -181,7 +177,7 @@ class NotRedundant(Select):
 class Patches(Part):
     """Cuts each image into `grid` x `grid` tiles and shuffles them, each image in its own way."""
 
-    grid: int = 4
+    grid: Count = 4
 
     @property
     def edits_images(self) -> Part | None:
@@ -250,7 +246,7 @@ class PLPDAbove(Select):
     Differs: one permutation per image per batch, which every look reuses; redrawing it would change the set each time.
     """
 
-    drop: float = 0.2
+    drop: Annotated[float, Range(at_least=-2, at_most=2, hint="a probability; -2 keeps everyone")] = 0.2
     destroy: Destroy = field(default_factory=Patches)
 
     @property
@@ -267,7 +263,7 @@ class PLPDAbove(Select):
 class ClassPrior(Part):
     """Mixin: remembers the stream's mean prediction, from uniform, over all samples whether they teach or not."""
 
-    momentum: float = 0.9
+    momentum: Share = 0.9
 
     def start(self, look: Look) -> Memory:
         """Every class equally likely."""
@@ -358,7 +354,7 @@ class ByEntropy(Weigh):
     this one multiplies every weight alike and so acts as a learning rate.
     """
 
-    fraction: float = 0.4
+    fraction: Fraction = 0.4
 
     def __call__(self, look: Look, mask: Tensor, memory: Memory) -> Tensor:
         """At least 1 for a sample below the margin."""
@@ -383,7 +379,7 @@ class ByDiversityAndCertainty(ClassPrior, Weigh):
     Paper: ROID (Marsden et al., WACV 2024).
     """
 
-    temperature: float = 1 / 3
+    temperature: Positive = 1 / 3
 
     def __call__(self, look: Look, mask: Tensor, memory: Memory) -> Tensor:
         """Between 1 and exp(1 / temperature)."""

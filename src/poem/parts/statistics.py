@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from poem.parts.base import Memory, Part
+from poem.parts.fields import Share
 
 
 class BatchLayer(Protocol):
@@ -100,7 +101,7 @@ class Mixed(Statistics):
     Paper: Schneider et al., NeurIPS 2020; MEMO uses alpha = 1/17 (a prior worth 16 samples).
     """
 
-    alpha: float = 0.1
+    alpha: Share = 0.1
 
     def __call__(self, layer: BatchLayer, x: Tensor, mask: Tensor | None, memory: Memory, key: str) -> Tensor:
         """Mixed statistics, constants for the backward pass."""
@@ -117,7 +118,7 @@ class RunningMean(Statistics):
     Differs: one pass instead of two, so a layer sees inputs that were normalised by averages, not by the batch.
     """
 
-    alpha: float = 0.1
+    alpha: Share = 0.1
 
     def start(self, key: str, layer: BatchLayer) -> Memory:
         """The source's statistics."""

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from poem.parts.base import Memory, Part
+from poem.parts.fields import NotNegative, Range, Share
+
+Decay = Annotated[float, Range(at_least=0, below=1)]
 
 
 @dataclass(frozen=True, repr=False)
@@ -46,7 +50,7 @@ class Step(Part):
 class SGD(Step):
     """Stochastic gradient descent with momentum, as torch's (no dampening, no weight decay)."""
 
-    momentum: float = 0.9
+    momentum: Share = 0.9
     nesterov: bool = False
 
     def start(self, theta: Tensor) -> Memory:
@@ -64,8 +68,8 @@ class SGD(Step):
 class Adam(Step):
     """Adam as torch's, without weight decay."""
 
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
+    betas: tuple[Decay, Decay] = (0.9, 0.999)
+    eps: NotNegative = 1e-8
 
     def start(self, theta: Tensor) -> Memory:
         """No averages, no steps."""
@@ -91,7 +95,7 @@ class SAM(Step):
     cleared by a reset.
     """
 
-    radius: float = 0.05
+    radius: NotNegative = 0.05
     base: Step = field(default_factory=SGD)
 
     @property

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from poem.parts.augment import Augment, Jitter
 from poem.parts.base import Batch, Part
+from poem.parts.fields import Count, Range, Share
 
 Predict = Callable[[Tensor], Tensor]
 
@@ -26,9 +28,9 @@ class MeanTeacher(Part):
     Differs: the augmented passes are spent only where they are used; buffers are not averaged (as published).
     """
 
-    momentum: float = 0.999
-    copies: int = 32
-    unsure: float = 0.1
+    momentum: Share = 0.999
+    copies: Count = 32
+    unsure: Annotated[float, Range(at_least=0, at_most=2, hint="a confidence is at most 1, and 2 always asks")] = 0.1
     augment: Augment = field(default_factory=Jitter.cotta)
 
     @property
