@@ -44,7 +44,7 @@ def test_python_blocks_of_a_page_run_one_after_the_other(
     blocks = re.findall(r"```python\n(.*?)```(?:\n+```output\n(.*?)```)?", page.read_text(), flags=re.DOTALL)
     for block, expected in blocks:
         with contextlib.redirect_stdout(io.StringIO()) as printed:
-            exec(compile(block, str(page), "exec"), names)
+            exec(compile(block, str(page), "exec", dont_inherit=True), names)
         assert not expected or printed.getvalue() == expected, f"{page.name} shows another output than its block prints"
 
 
@@ -89,7 +89,7 @@ def test_the_notebook_runs_and_holds_no_output() -> None:
         assert not cell.get("outputs"), "a notebook is committed without what it printed"
         if cell["cell_type"] == "code":
             with contextlib.redirect_stdout(io.StringIO()):
-                exec(compile("".join(cell["source"]), "tour.ipynb", "exec"), names)
+                exec(compile("".join(cell["source"]), "tour.ipynb", "exec", dont_inherit=True), names)
     assert "table" in names
 
 
