@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import toys
@@ -729,7 +730,7 @@ def test_stream_takes_images_or_tuples_that_begin_with_them() -> None:
     [
         ({"lr": float("nan")}, "expected lr to be a number of at least 0 or a Rule, got nan"),
         ({"lr": -1.0}, "expected lr to be a number of at least 0 or a Rule, got -1.0"),
-        ({"batch_size": 0}, "batch size of at least 1, got 0"),
+        ({"batch_size": 0}, "expected a batch size, an integer of at least 1, got 0"),
         ({"classes": []}, "different indices"),
         ({"classes": [1, 1]}, "different indices"),
         ({"mean": (0.5, 0.5), "std": (1.0, 1.0)}, r"one value per channel \(3\)"),
@@ -742,6 +743,89 @@ def test_stream_takes_images_or_tuples_that_begin_with_them() -> None:
 def test_settings_that_mean_nothing_are_refused_at_once(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         poem.adapt(make_net("bn"), "tent", **changes)
+
+
+NAN, HALF = float("nan"), (0.5, 0.5, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"classes": [1.0, 1.4]}, r"expected classes as integer indices into the logits, got 1\.0"),
+        ({"classes": [1, 2.0]}, r"expected classes as integer indices into the logits, got 2\.0"),
+        ({"classes": torch.tensor([1.0, 2.0])}, r"integer indices into the logits, got tensor\(1\.\)"),
+        ({"classes": np.array([1.5, 2.5])}, r"integer indices into the logits, got .*1\.5"),
+        ({"classes": ["1", "2"]}, "integer indices into the logits, got '1'"),
+        ({"classes": "12"}, "integer indices into the logits, got '12'"),
+        ({"classes": 5}, "integer indices into the logits, got 5"),
+        ({"classes": [None]}, "integer indices into the logits, got None"),
+        ({"classes": [[1], [2]]}, r"integer indices into the logits, got \[1\]"),
+        ({"classes": torch.tensor([[1, 2]])}, r"integer indices into the logits, got tensor\(\[1, 2\]\)"),
+        ({"classes": [True, False]}, r"got truth values; use mask.nonzero\(\)\[:, 0\]"),
+        ({"classes": np.array([True, False])}, "got truth values"),
+        ({"classes": torch.tensor([True, False])}, "got truth values"),
+        ({"classes": [-1, 2]}, "different indices"),
+        ({"classes": [2**70]}, "different indices"),
+        ({"batch_size": NAN}, "expected a batch size, an integer of at least 1, got nan"),
+        ({"batch_size": 2.5}, "expected a batch size, an integer of at least 1, got 2.5"),
+        ({"batch_size": 8.0}, "expected a batch size, an integer of at least 1, got 8.0"),
+        ({"batch_size": True}, "expected a batch size, an integer of at least 1, got True"),
+        ({"batch_size": "8"}, "expected a batch size, an integer of at least 1, got '8'"),
+        ({"batch_size": -3}, "expected a batch size, an integer of at least 1, got -3"),
+        ({"batch_size": 2**70}, "expected a batch size, an integer of at least 1, got 1180"),
+        ({"seed": 1.5}, "expected an integer seed, got 1.5"),
+        ({"seed": "0"}, "expected an integer seed, got '0'"),
+        ({"seed": None}, "expected an integer seed, got None; leave it out for 0"),
+        ({"seed": True}, "expected an integer seed, got True"),
+        ({"seed": NAN}, "expected an integer seed, got nan"),
+        ({"seed": 2**70}, "expected an integer seed, got 1180"),
+        ({"mean": (NAN, 0.0, 0.0), "std": HALF}, r"mean and std as finite numbers, .* got \(nan, 0\.0, 0\.0\)"),
+        ({"mean": (math.inf, 0.0, 0.0), "std": HALF}, "expected mean and std as finite numbers"),
+        ({"mean": HALF, "std": (NAN, 1.0, 1.0)}, "expected mean and std as finite numbers"),
+        ({"mean": HALF, "std": (math.inf, 1.0, 1.0)}, "expected mean and std as finite numbers"),
+        ({"mean": ("a", "b", "c"), "std": HALF}, "expected mean and std as finite numbers"),
+        ({"mean": "abc", "std": HALF}, "expected mean and std as finite numbers"),
+        ({"mean": 0.5, "std": 0.5}, "expected mean and std as finite numbers, one per channel, got 0.5"),
+        ({"mean": (), "std": ()}, "one value per channel"),
+        ({"lr": math.inf}, "expected lr to be a number of at least 0 or a Rule, got inf"),
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_settings_of_the_wrong_kind_are_refused_at_once(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        poem.adapt(make_net("bn"), "tent", **changes)
+
+
+@pytest.mark.parametrize(
+    ("given", "plain"),
+    [
+        ({"classes": np.array([3, 1])}, {"classes": [3, 1]}),
+        ({"classes": torch.tensor([3, 1])}, {"classes": [3, 1]}),
+        ({"classes": range(1, 4)}, {"classes": [1, 2, 3]}),
+        ({"batch_size": np.int64(4)}, {"batch_size": 4}),
+        ({"seed": np.int64(3)}, {"seed": 3}),
+        ({"seed": -1}, {"seed": 2**64 - 1}),
+        ({"mean": np.array(HALF), "std": torch.tensor(HALF)}, {"mean": HALF, "std": HALF}),
+        ({"mean": [0], "std": [1]}, {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}),
+        ({"lr": np.float64(0.5)}, {"lr": 0.5}),
+    ],
+    ids=lambda value: next(iter(value)),
+)
+def test_numbers_of_numpy_and_torch_are_settings_like_any(given: dict[str, Any], plain: dict[str, Any]) -> None:
+    one, other = poem.adapt(sharp(), "poem", **given), poem.adapt(sharp(), "poem", **plain)
+    for seed in (1, 2):
+        assert torch.equal(one(batch(seed=seed)), other(batch(seed=seed)))
+    assert snapshot(one)[1] == snapshot(other)[1]
+    assert one.totals.updates > 0
+
+
+def test_a_learning_rate_of_zero_is_allowed_and_moves_nothing() -> None:
+    adapter = poem.adapt(sharp(), "tent", lr=0)
+    start = {name: tensor.clone() for name, tensor in adapter.state_dict()["tensors"].items()}
+    adapter(batch())
+    assert adapter.totals.updates > 0
+    moved = [name for name, tensor in adapter.state_dict()["tensors"].items() if not torch.equal(tensor, start[name])]
+    assert not [name for name in moved if name.startswith("moved/")]
 
 
 def test_a_class_mask_beyond_the_logits_is_refused() -> None:

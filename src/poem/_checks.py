@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from poem.model import WITHOUT_NORMS, is_norm
+from poem.parts.fields import LARGEST, unboxed, whole
 from poem.recipes import Recipe
 
 log = logging.getLogger("poem")
@@ -45,38 +47,74 @@ def model(module: nn.Module) -> nn.Module:
     return module
 
 
-def settings(batch_size: int | None, classes: Sequence[int] | Tensor | None) -> list[int] | None:
-    """A batch size and a class mask that mean something; the mask as plain numbers."""
-    if batch_size is not None and batch_size < 1:
+def batch_size(given: int | None) -> int | None:
+    """The configured batch size as a plain integer, where one is given."""
+    size = whole(given)
+    if given is not None and (size is None or not 1 <= size <= LARGEST):
         raise ValueError(
-            f"expected a batch size of at least 1, got {batch_size}; leave it out to take the first batch's"
+            f"expected a batch size, an integer of at least 1, got {given!r}; leave it out to take the first batch's"
         )
+    return size
+
+
+def seed(given: int) -> int:
+    """A seed that torch's generators take, as a plain integer."""
+    found = whole(given)
+    if found is None or not -LARGEST <= found < 2**64:
+        raise ValueError(f"expected an integer seed, got {given!r}; leave it out for 0")
+    return found
+
+
+def indices(classes: Sequence[int] | Tensor | None) -> list[int] | None:
+    """A class mask as different plain indices, in the order given."""
     if classes is None:
         return None
-    plain = [each.item() if isinstance(each, Tensor) else each for each in classes]
-    if any(isinstance(each, bool) for each in plain):
-        raise ValueError("expected classes as indices into the logits, got truth values; use mask.nonzero()[:, 0]")
-    if not plain or len(set(plain)) < len(plain) or min(plain) < 0:
-        raise ValueError(f"expected classes as different indices into the logits, got {plain[:8]}")
-    return [int(each) for each in plain]
+    remedy = "pass them as in classes=[3, 1, 8]"
+    if isinstance(classes, str) or not isinstance(classes, Iterable):
+        raise ValueError(f"expected classes as integer indices into the logits, got {classes!r}; {remedy}")
+    found: list[int] = []
+    for each in classes:
+        if isinstance(unboxed(each), bool):
+            raise ValueError("expected classes as indices into the logits, got truth values; use mask.nonzero()[:, 0]")
+        index = whole(each)
+        if index is None:
+            raise ValueError(f"expected classes as integer indices into the logits, got {each!r}; {remedy}")
+        found.append(index)
+    if not found or len(set(found)) < len(found) or min(found) < 0 or max(found) > LARGEST:
+        raise ValueError(f"expected classes as different indices into the logits, got {found[:8]}")
+    return found
 
 
 def normalisation(
     needed: bool, name: str, mean: Sequence[float] | None, std: Sequence[float] | None, channels: int | None
-) -> None:
-    """Mean and std come together, one value per channel; methods that augment cannot do without."""
+) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+    """Mean and std as plain numbers, one per channel, where they are given; methods that augment need them."""
     if (mean is None) != (std is None):
         raise ValueError("expected mean and std together, got one of them; pass both, or neither")
-    if mean is not None and std is not None:
-        if len(mean) != len(std) or (channels is not None and len(mean) not in (1, channels)):
-            raise ValueError(f"expected mean and std with one value per channel ({channels}), got {mean} and {std}")
-        if min(std) <= 0:
-            raise ValueError(f"expected std above 0, got {std}")
-    if needed and mean is None:
-        raise ValueError(
-            f"{name} augments images in [0, 1] and needs the normalisation inside: pass images in [0, 1], mean= and "
-            "std= (for a model that takes [0, 1] as it is: mean=(0, 0, 0), std=(1, 1, 1))"
-        )
+    if mean is None or std is None:
+        if needed:
+            raise ValueError(
+                f"{name} augments images in [0, 1] and needs the normalisation inside: pass images in [0, 1], mean= "
+                "and std= (for a model that takes [0, 1] as it is: mean=(0, 0, 0), std=(1, 1, 1))"
+            )
+        return None
+    centre, spread = _finite_numbers(mean), _finite_numbers(std)
+    if len(centre) != len(spread) or not centre or (channels is not None and len(centre) not in (1, channels)):
+        raise ValueError(f"expected mean and std with one value per channel ({channels}), got {mean} and {std}")
+    if min(spread) <= 0:
+        raise ValueError(f"expected std above 0, got {std}")
+    return centre, spread
+
+
+def _finite_numbers(given: Sequence[float]) -> tuple[float, ...]:
+    """The numbers of a mean or std, NumPy's and torch's too."""
+    try:
+        found = [float(unboxed(each)) for each in given]
+    except (TypeError, ValueError):
+        found = [math.nan]
+    if isinstance(given, str) or not all(map(math.isfinite, found)):
+        raise ValueError(f"expected mean and std as finite numbers, one per channel, got {given!r}")
+    return tuple(found)
 
 
 def something_moves(recipe: Recipe, module: nn.Module, names: list[str], branch: list[str]) -> None:

@@ -93,9 +93,9 @@ class Adapter:
         logits: Callable[[Any], Tensor] | None = None,
     ) -> None:
         self._given, model = model, checks.model(model)
-        indices = checks.settings(batch_size, classes)
+        batch_size, seed, indices = checks.batch_size(batch_size), checks.seed(seed), checks.indices(classes)
         self.recipe, self.name, self.facts = recipe, name, anatomy(model)
-        checks.normalisation(recipe.unit_range, name, mean, std, self.facts.channels)
+        mean, std = checks.normalisation(recipe.unit_range, name, mean, std, self.facts.channels) or (None, None)
         self._settings: dict[str, Any] = {
             "name": name, "batch_size": batch_size, "classes": indices, "mean": mean, "std": std, "split": split,
             "seed": seed, "precision": precision, "fast": fast, "compile": compile, "logits": logits,

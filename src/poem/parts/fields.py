@@ -97,12 +97,16 @@ def check(made: Any) -> None:
 
 def whole(value: Any) -> int | None:
     """The integer that a value is, NumPy's and torch's kinds too; None for all else, such as True, 5.0 and '5'."""
-    if hasattr(value, "ndim"):
-        value = value.item() if value.ndim == 0 else None
+    value = unboxed(value)
     try:
-        return None if isinstance(value, bool) else operator.index(value)
+        return None if isinstance(value, bool) or hasattr(value, "ndim") else operator.index(value)
     except TypeError:
         return None
+
+
+def unboxed(value: Any) -> Any:
+    """A scalar of NumPy or torch as Python's own; all else as it is."""
+    return value.item() if getattr(value, "ndim", None) == 0 else value
 
 
 def _annotated(kind: type) -> tuple[tuple[str, Any, Any], ...]:
