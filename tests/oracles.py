@@ -671,8 +671,8 @@ def cotta_answers(
 def lame_answers(net: nn.Module, batches: list[Tensor], *, neighbours: int = 5, steps: int = 100) -> list[Tensor]:
     """LAME: predictions of near samples attract each other; answers log-probabilities.
 
-    Up to ``neighbours`` samples the bandwidth reads neighbour B - 1; a bandwidth of 0 (B = 1 or 2, or equal images)
-    leaves the plain log-probabilities.
+    The bandwidth reads the k-th smallest distance, each sample's own 0 counted, and with fewer than k samples the
+    largest. One or two samples, and a bandwidth of 0 (equal images), leave the plain log-probabilities.
     """
     still = copied(net)
     result = []
@@ -685,9 +685,9 @@ def lame_answers(net: nn.Module, batches: list[Tensor], *, neighbours: int = 5, 
         logits = last(features)
         features = features / features.norm(dim=1, keepdim=True)
         distance = (features[:, None] - features[None, :]).norm(dim=2)
-        k = neighbours if len(x) > neighbours else len(x) - 1
-        bandwidth = distance.sort(dim=1).values[:, k - 1].mean() if k > 0 else distance.new_zeros(())
-        if bandwidth == 0:
+        k = neighbours if len(x) > neighbours else len(x)
+        bandwidth = distance.sort(dim=1).values[:, k - 1].mean()
+        if bandwidth == 0 or len(x) <= 2:
             result.append(logits.log_softmax(1))
             continue
         affinity = (-(distance**2) / (2 * bandwidth**2)).exp()

@@ -527,7 +527,7 @@ def test_the_prior_follows_its_formula(seed: int, rows: int, classes: int) -> No
 def affinity_by_hand(features: Tensor, kind: str, near: int) -> list[list[float]]:
     unit = [f / f.norm() for f in features]
     n = len(unit)
-    near = min(near, n - 1)
+    near = min(near, n if kind == "rbf" else n - 1)  # a width counts the image itself first, a graph leaves it out
     apart = [[float((a - b).norm()) for b in unit] for a in unit]
     if kind == "linear":
         return [[float(a @ b) for b in unit] for a in unit]
@@ -542,7 +542,7 @@ def affinity_by_hand(features: Tensor, kind: str, near: int) -> list[list[float]
 
 
 @pytest.mark.parametrize("kind", ["rbf", "knn", "linear"])
-@pytest.mark.parametrize("rows", [3, 4, 9])
+@pytest.mark.parametrize("rows", [3, 4, 5, 6, 9])
 def test_the_laplacian_is_the_fixed_point_of_a_loop_by_hand(rows: int, kind: Any) -> None:
     rng = torch.Generator().manual_seed(rows)
     logits = 2 * torch.randn(rows, 4, generator=rng, dtype=torch.float64)
@@ -562,6 +562,59 @@ def test_the_laplacian_is_the_fixed_point_of_a_loop_by_hand(rows: int, kind: Any
     found = Laplacian(affinity=kind)(look_of(logits, features))
     torch.testing.assert_close(found.exp(), torch.tensor(y, dtype=torch.float64), rtol=1e-8, atol=1e-10)
     assert (found.exp() - logits.softmax(1)).abs().max() > 1e-3
+
+
+# On the unit circle, angles in degrees and the affinities by hand: exp(-d^2 / (2 width^2)). Chords of 60, 90, 120 and
+# 180 degrees have d^2 = 1, 2, 3, 4. The width is the mean distance to the fifth nearest, the image itself counted first;
+# of three to five images that is the farthest: (2 + 3 ** 0.5 + 2) / 3 = 1.910684, 2, (4 * 2 + 3 ** 0.5) / 5 = 1.946410.
+SMALL = {
+    3: ((0, 60, 180), [[1, 0.872005, 0.578198], [0.872005, 1, 0.663067], [0.578198, 0.663067, 1]]),
+    4: (
+        (0, 90, 180, 270),
+        [
+            [1, 0.778801, 0.606531, 0.778801],
+            [0.778801, 1, 0.778801, 0.606531],
+            [0.606531, 0.778801, 1, 0.778801],
+            [0.778801, 0.606531, 0.778801, 1],
+        ],
+    ),
+    5: (
+        (0, 60, 120, 180, 240),
+        [
+            [1, 0.876360, 0.673051, 0.589835, 0.673051],
+            [0.876360, 1, 0.876360, 0.673051, 0.589835],
+            [0.673051, 0.876360, 1, 0.876360, 0.673051],
+            [0.589835, 0.673051, 0.876360, 1, 0.876360],
+            [0.673051, 0.589835, 0.673051, 0.876360, 1],
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("rows", SMALL)
+def test_the_width_of_a_small_batch_counts_the_image_itself(rows: int) -> None:
+    angles, affinity = SMALL[rows]
+    turn = torch.tensor(angles, dtype=torch.float64).deg2rad()
+    features = torch.stack([turn.cos(), turn.sin()], 1)
+    sure = torch.zeros(rows, dtype=torch.float64)
+    sure[0] = 3.0  # the first image is sure of class 0, the others do not know
+    logits = torch.stack([sure, torch.zeros_like(sure)], 1)
+    first = 1 / (1 + math.exp(-3))
+    pull = [row[0] * first + sum(row[1:]) / 2 for row in affinity]  # K p, class 0; class 1 has the rest of the row
+    lead = [float(sure[i]) + 2 * pull[i] - sum(affinity[i]) for i in range(rows)]
+    expected = torch.tensor([1 / (1 + math.exp(-each)) for each in lead], dtype=torch.float64)
+    found = Laplacian(steps=1)(look_of(logits, features)).exp()
+    torch.testing.assert_close(found[:, 0], expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("rows", [3, 4, 5])
+def test_the_nearest_of_a_small_batch_are_the_others(rows: int) -> None:
+    """The graph of nearest neighbours leaves the image itself out: with five or fewer, all the others are near."""
+    logits = torch.randn(rows, 3, generator=torch.Generator().manual_seed(rows), dtype=torch.float64)
+    others = 1 - torch.eye(rows, dtype=torch.float64)
+    expected = (others @ logits.softmax(1) + (logits.softmax(1) + 1e-10).log()).log_softmax(1)
+    found = Laplacian(affinity="knn", steps=1)(look_of(logits, logits))
+    torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize("rows", [1, 2])

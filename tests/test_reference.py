@@ -135,3 +135,13 @@ def test_the_settings_exercise_what_they_should() -> None:
             assert adapter.totals.updates > adapter.totals.batches - adapter.totals.skips, (kind, method)
             assert adapter.totals.newly_reliable + adapter.totals.no_longer_reliable > 0, (kind, method)
     assert AdaptBranch() == poem.recipe("poem").branch
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 6, 7])
+@pytest.mark.parametrize("kind", NETS)
+def test_lame_agrees_with_the_reference_on_small_batches(kind: str, size: int) -> None:
+    net = make_net(kind, sharpness=SHARPNESS[kind]).double()
+    batches = list(images(6 * size, seed=3).split(size))
+    adapter = poem.adapt(net, "lame")
+    for batch, expected in zip(batches, answers("lame", net, batches, lr=0.0), strict=True):
+        torch.testing.assert_close(adapter(batch), expected, rtol=0, atol=1e-6)

@@ -58,8 +58,9 @@ class Prior(Correction):
 class Laplacian(Correction):
     """Makes neighbours in feature space agree: the Laplacian-adjusted maximum-likelihood estimate. Answers log Y.
 
-    `affinity` is `"rbf"` (bandwidth: mean distance to the `neighbours`-th nearest, self counted first), `"knn"`
-    (symmetrised) or `"linear"`. One or two images have no neighbourhood and are answered as they are.
+    `affinity` is `"rbf"` (bandwidth: mean distance to the `neighbours`-th nearest, self counted first, or to the
+    farthest where there are fewer images), `"knn"` (self left out, symmetrised) or `"linear"`. One or two images have
+    no neighbourhood and are answered as they are.
 
     Paper: LAME (Boudiaf et al., CVPR 2022).
     Reference code: the benchmark of Marsden et al. (MIT).
@@ -103,10 +104,11 @@ class Laplacian(Correction):
         if self.affinity == "linear":
             return features @ features.T
         distance = torch.cdist(features, features, compute_mode="donot_use_mm_for_euclid_dist")
-        near = min(self.neighbours, len(features) - 1)
         if self.affinity == "rbf":
+            near = min(self.neighbours, len(features))  # the image itself is the first, at distance 0
             width = distance.topk(near, largest=False).values[:, -1].mean()
             return (-distance.square() / (2 * width.square()).clamp(min=1e-20)).exp()
+        near = min(self.neighbours, len(features) - 1)
         nearest = distance.fill_diagonal_(torch.inf).topk(near, largest=False).indices
         graph = torch.zeros_like(distance).scatter_(1, nearest, 1.0)
         return 0.5 * (graph + graph.T)
