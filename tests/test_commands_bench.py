@@ -55,6 +55,25 @@ def test_run_prints_card_and_metrics_and_writes_the_result(tmp_path: Path, capsy
 
 
 @pytest.mark.parametrize(
+    ("stated", "flags", "expected"),
+    [
+        ({"changes": {"lr": 0.1}}, (), 0.1),
+        ({"changes": {"lr": 0.1}}, ("--lr", "0.3"), 0.3),
+        ({"lr": 0.1}, ("--set", "changes.lr=0.3"), 0.3),
+        ({"lr": 0.1}, ("--lr", "0.2", "--set", "changes.lr=0.3"), 0.3),
+    ],
+)
+def test_flags_lie_over_a_rate_in_either_spelling(
+    stated: dict[str, Any], flags: tuple[str, ...], expected: float, tmp_path: Path
+) -> None:
+    file, out = tmp_path / "cell.json", tmp_path / "result.json"
+    file.write_text(json.dumps({**cell("tent", n=16).to_dict(), "lr": None, **stated}))
+    assert poem("run", file, *flags, "--out", out) == 0
+    result = Report.load(out)
+    assert (result.recipe["lr"], result.cell.lr, result.cell.changes) == (str(expected), expected, ())
+
+
+@pytest.mark.parametrize(
     ("words", "expected"),
     [
         (("--base", "digits-ln"), "expected --data --method, or a file with a cell, as in poem run --base"),

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from fixture_reports import cell, costs, curves, everything, probes, report, suite, table, wide
 
+import poem
 from poem.aggregate import AVERAGE, Grid, metric
 from poem.cli import main
 from poem.pages import build, compare
@@ -22,10 +23,12 @@ from poem.pages.figures import figures
 from poem.pages.html import html
 from poem.pages.markdown import escaped, markdown
 from poem.pages.plots import looks
+from poem.pages.protocol import cards
 from poem.pages.sections import Page, page
 from poem.pages.tables import comparable, numbers
 from poem.pages.words import NOTHING, TIMES, signed
 from poem.report import Report
+from poem.sentences import written as written_recipe
 from poem.store import Failure, Store
 from poem.suites import Claim, Placed, Suite
 
@@ -378,6 +381,26 @@ def test_the_card_says_what_each_row_learns_with() -> None:
     assert f"| POEM (Algorithm 1) | 0.02 | {NOTHING} |" in text
     assert re.search(r"\| Fixed \| its own: .* \| threshold = 0.6 \|", text)
     assert "held-out" not in text
+
+
+def test_rates_and_changes_are_read_back_from_the_recipe_that_ran(tmp_path: Path) -> None:
+    """A page prints what was run, not what was asked for: files of before may hold two rates."""
+    asked = cell("tent", lr=0.005, changes={"lr": 0.1, "select": "EntropyBelow(0.5)"})
+    ran = {**written_recipe(poem.recipe("tent", "cifar")), "lr": "0.005", "select": "EntropyBelow(0.7)"}
+    made = suite([Placed(group="G", row="Tent", column="Fog", cell=asked)], ["Fog"])
+    kept = Store(tmp_path)
+    kept.save(replace(report(cell("tent"), recipe=ran), cell=asked))
+    (back,) = kept.reports()
+    (settings,) = [card for card in cards(Loose(made, [back])) if card.head[1] == "learning rate"]
+    assert [row[1:] for row in settings.rows] == [("0.005", "select = EntropyBelow(0.7)")]
+
+
+class Loose(Grid):
+    """A grid that takes a report for its cell though the recipe has changed since."""
+
+    def __init__(self, made: Suite, reports: list[Report]) -> None:
+        super().__init__(made, [])
+        self.reports = {placed.cell.key: each for placed, each in zip(made.placed, reports, strict=True)}
 
 
 def test_rates_from_the_held_out_corruptions_are_called_so() -> None:

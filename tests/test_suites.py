@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 import yaml
 
+import poem
 from poem import _laying, _suite_files, claims, suites, zoo
 from poem.cells import Cell
 from poem.model import anatomy
+from poem.parts import AdaptBranch
 from poem.streams._shift import CORRUPTIONS, EXTRA
 
 SCALES = suites.scales()
@@ -295,6 +297,71 @@ def test_a_chosen_rate_stays_with_the_streams_it_was_chosen_on() -> None:
     assert rates("table6", "tent*") == rates("table8", "tent+poem-i") == rates("fig1c", "tent+poem") == {0.02}
     assert rates("table7") == {0.0005}, "the suite's own"
     assert rates("table3") == rates("table4") == rates("table1", changes={"batch_size": 16}) == {0.005}
+
+
+RATES: list[dict[str, Any]] = [
+    {"cell": {"changes": {"lr": 0.1}}},
+    {"groups": [{"label": "BN", "base": "bn", "changes": {"lr": 0.1}}]},
+    {"rows": [{"label": "Tent", "method": "tent", "changes": {"lr": 0.1}}]},
+    {"columns": [{"label": "Fog", "corruptions": ["fog"], "changes": {"lr": 0.1}}]},
+    {"columns": {"x": [0.1]}, "rows": [{"label": "Tent", "method": "tent", "changes": {"lr": "{x}"}}]},
+    {"cell": {"changes": {"lr": 0.7}}, "rows": [{"label": "Tent", "method": "tent", "lr": 0.1}]},
+    {"cell": {"lr": 0.7}, "rows": [{"label": "Tent", "method": "tent", "changes": {"lr": 0.1}}]},
+    {"groups": [{"label": "BN", "base": "bn", "changes": {"lr": 0.7}}],
+     "rows": [{"label": "Tent", "method": "tent", "lr": 0.1}]},
+    {"cell": {"changes": {"lr": 0.01}}, "rows": [{"label": "Tent", "method": "tent", "factor": 10}]},
+    {"cell": {"changes": {"lr": "Rule(convolutional=0.01)"}}, "rows": [{"label": "T", "method": "tent", "factor": 10}]},
+]  # fmt: skip
+"""Suites that all ask for the rate 0.1, in two spellings and at every level."""
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("stated", RATES)
+def test_the_later_learning_rate_wins_however_it_is_spelled(stated: dict[str, Any], scale: str, tmp_path: Path) -> None:
+    """`lr: 0.1` and `changes: {lr: 0.1}` are one field: scale, suite, group, row, column, in this order."""
+    suite = suites.load(mine(tmp_path, **stated), scale)
+    assert {cell.recipe().lr for cell in suite.cells} == {0.1}
+    assert {(cell.lr, cell.changes) for cell in suite.cells} == {(0.1, ())}, "one spelling, so that keys coincide"
+    flagged = suites.load(mine(tmp_path, **stated), scale, changes={"changes.lr": "0.3"})
+    assert {cell.recipe().lr for cell in flagged.cells} == {0.3}
+    assert not any(word.startswith("changes") for word in flagged.altered)
+
+
+def test_a_rule_in_a_row_stands_above_the_scales_number(tmp_path: Path) -> None:
+    row = {"label": "Tent", "method": "tent", "changes": {"lr": "Rule(convolutional=0.01)"}}
+    (cell,) = suites.load(mine(tmp_path, rows=[row]), corruptions=["snow"]).cells
+    assert cell.lr is None
+    assert repr(cell.recipe().lr) == "Rule(double_one=False, convolutional=0.01, transformer=0.001)"
+    plain = suites.load(mine(tmp_path, rows=[{**row, "changes": {}, "lr": None}]), corruptions=["snow"]).cells[0]
+    assert plain.recipe().lr == poem.recipe("tent", "cifar").lr, "null is the method's own"
+    chosen = {"digits-bn": {"tent": 0.02}}
+    (chosen_cell,) = suites.load(mine(tmp_path, rows=[row]), corruptions=["snow"], chosen=chosen).cells
+    assert chosen_cell.recipe().lr == 0.02
+    source = {"label": "No Adapt.", "method": "source", "changes": {"lr": "Rule()"}}
+    assert suites.load(mine(tmp_path, rows=[source])).cells[0].changes == (), "what learns nothing keeps its recipe"
+
+
+def test_two_rates_in_one_place_are_refused(tmp_path: Path) -> None:
+    row = {"label": "Tent", "method": "tent", "lr": 0.2, "changes": {"lr": 0.1}}
+    with pytest.raises(
+        ValueError, match=r"expected one learning rate, got lr 0\.2 and changes lr 0\.1; state lr alone"
+    ):
+        suites.load(mine(tmp_path, rows=[row]))
+    both = Cell(base="digits-bn", data="digits-test", method="tent", lr=0.2, changes={"lr": 0.1})  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="expected one learning rate"):
+        both.recipe()
+    assert Cell.from_dict(both.to_dict()) == both, "files of before stay readable"
+
+
+def test_whole_parts_are_changed_before_what_reaches_into_them() -> None:
+    """`alpha` is a setting of the branch: a new branch in the same changes does not undo it."""
+    changes = {"alpha": 0.25, "branch": "AdaptBranch()"}
+    cell = Cell(base="digits-bn", data="digits-test", method="poem", changes=changes)  # type: ignore[arg-type]
+    found = cell.recipe().branch
+    assert found is not None
+    assert found.alpha == 0.25
+    given = {"alpha": 0.25, "branch": AdaptBranch()}
+    assert poem.recipe("poem").changed(given) == poem.recipe("poem").changed(dict(reversed(given.items())))
 
 
 def test_flags_come_before_the_rate() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from poem import _suite_files as files
 from poem import zoo
 from poem._suite_files import Block
-from poem.cells import Cell, with_field
+from poem.cells import Cell, laid, with_field
 from poem.choice import rate_of
 from poem.method import methods as method_names
 from poem.method import recipe as recipe_of
@@ -91,14 +91,14 @@ class Layout:
     def _columns(self, group: Block, row: Block) -> Iterator[tuple[str, Block]]:
         """The columns that a row fills, each with the block of its cells."""
         outer = {name: value for name, value in group.items() if name != "rows"}
-        base = files.laid(self.suite["cell"], outer, row)
+        base = laid(self.suite["cell"], outer, row)
         if self.suite["columns"] == "corruptions":
             shifts = self._corruptions(base)
             columns: list[Block] = [{"label": LABELS.get(each, each), "corruptions": [each]} for each in shifts]
         else:
             columns = self.suite["columns"]
         for column in columns:
-            block = files.laid(base, column)
+            block = laid(base, column)
             if self._wanted(block) and ("only" not in row or column["label"] in map(str, row["only"])):
                 yield column["label"], files.filled(block, column["x"]) if "x" in column else block
 
@@ -115,18 +115,17 @@ class Layout:
     def _cells(self, block: Block) -> Iterator[Cell]:
         """One cell per corruption and seed; of scenarios that run on through all, one per seed."""
         shifts = self._corruptions(block)
-        apart = self._settled(files.laid(self.scale["cell"], block)).get("scenario", "single") in APART
+        apart = self._settled(laid(self.scale["cell"], block)).get("scenario", "single") in APART
         for names in [[each] for each in shifts] if apart else [shifts] if shifts else []:
             for seed in self.seeds:
                 yield self._cell({**block, "corruptions": names}, seed)
 
     def _cell(self, block: Block, seed: int) -> Cell:
         own = {name: block[name] for name in files.CELL if name in block}
-        stated = self._settled(self._limited(files.laid(self.scale["cell"], own)))
-        stated = files.laid({"changes": self._authors(stated)}, stated)
+        stated = self._settled(self._limited(laid(self.scale["cell"], own)))
+        stated = laid({"changes": self._authors(stated)}, stated)
         stated["seed"], stated["version"] = seed, self.suite["version"]
-        stated["lr"] = self._rate(stated, block.get("factor"))
-        return _valid(stated)
+        return _valid(self._rated(stated, block.get("factor")))
 
     def _settled(self, stated: Block) -> Block:
         """The fields with the flags over them, and names in place of roles."""
@@ -143,23 +142,24 @@ class Layout:
                 found.update(each["changes"] if stated.get("method") in each["methods"] else {})
         return found
 
-    def _rate(self, stated: Block, factor: Any) -> float | None:
-        """The learning rate: set by a flag, chosen before, as the file says, or None for the method's rule."""
+    def _rated(self, stated: Block, factor: Any) -> Block:
+        """The fields with their learning rate: set by a flag, chosen before, as the file says, or the method's rule."""
         found = _recipe(stated.get("method", ""), stated.get("preset", "imagenet"))
         if not found.learns:
-            return None
-        rate: float | None = stated.get("lr")
-        if "lr" in self.asked.changes:
-            return rate
+            return laid(stated, {"lr": None})
+        if {"lr", "changes.lr"} & set(self.asked.changes):
+            return stated
         if self._held_out(stated):
             chosen = rate_of(self.asked.chosen, stated["base"], stated["method"])
-            rate = rate if chosen is None else chosen
+            stated = stated if chosen is None else laid(stated, {"lr": chosen})
         if factor is None:
-            return rate
+            return stated
+        rate: Any = stated.get("lr")
         if rate is None:
-            family = family_of(stated["base"])
-            rate = found.lr(family, stated["batch_size"]) if isinstance(found.lr, Rule) else found.lr
-        return float(f"{rate * float(factor):.6g}")
+            rate = parse(str(stated.get("changes", {}).get("lr", repr(found.lr))))
+        if isinstance(rate, Rule):
+            rate = rate(family_of(stated["base"]), stated["batch_size"])
+        return laid(stated, {"lr": float(f"{rate * float(factor):.6g}")})
 
     def _held_out(self, stated: Block) -> bool:
         """Whether the cell's stream is as those on which rates are chosen; a rate for 64 images says nothing of one."""
@@ -171,7 +171,7 @@ class Layout:
             return stated
         least = {"n": limit, "source_images": min(limit, stated.get("source_images", 2000))}
         length = stated.get("options", {}).get("length")
-        return files.laid(stated, least, {} if length is None else {"options": {"length": min(limit, length)}})
+        return laid(stated, least, {} if length is None else {"options": {"length": min(limit, length)}})
 
     def _check_corruptions(self, given: Sequence[str]) -> None:
         for name in given:
@@ -256,7 +256,7 @@ def altered(placed: Sequence[Placed], stated: Sequence[Placed], asked: Asked) ->
         cell = own.get(_spot(each, True)) or own[_spot(each)]
         for item in fields(Cell):
             if item.name not in ("corruptions", "seed") and getattr(cell, item.name) != getattr(each.cell, item.name):
-                found.setdefault(item.name, {})[_words(getattr(each.cell, item.name))] = None
+                found.setdefault(item.name, {})[_words(item.name, getattr(each.cell, item.name))] = None
     if not any(name.startswith("changes.") for name in asked.changes):
         found.pop("changes", None)  # an author's setting, which another base or scenario does not have
     if asked.limit is not None and "n" in found and "n" not in asked.changes:
@@ -278,8 +278,8 @@ def _wanted(placed: Placed, asked: Asked) -> bool:
     return patterns is None or method == "source" or any(fnmatchcase(method, each) for each in patterns)
 
 
-def _words(value: Any) -> str:
+def _words(name: str, value: Any) -> str:
     """A field's value; of pairs `name value`."""
     if isinstance(value, tuple):
         return ", ".join(" ".join(map(str, each)) if isinstance(each, tuple) else str(each) for each in value) or "none"
-    return "all" if value is None else str(value)
+    return str(value) if value is not None else {"n": "all", "lr": "the method's rule"}.get(name, "default")

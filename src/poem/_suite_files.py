@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from poem.cells import NESTED, Cell
+from poem.cells import Cell, laid
 from poem.streams._shift import nearest
 
 PACKAGED = Path(__file__).resolve().parent / "_suites"
@@ -139,16 +139,6 @@ def at_scale(block: Block, scale: str, where: str) -> Block:
     if "cell" in here:
         merged["cell"] = laid(plain.get("cell", {}), here["cell"])
     return merged
-
-
-def laid(*blocks: Mapping[str, Any]) -> Block:
-    """Blocks over each other: the later wins; fields of a cell that are mappings, such as `changes`, are joined."""
-    found: Block = {}
-    for block in blocks:
-        for name, value in block.items():
-            joined = name in NESTED and isinstance(value, Mapping)
-            found[name] = {**found.get(name, {}), **value} if joined else value
-    return found
 
 
 def filled(value: Any, x: Any) -> Any:

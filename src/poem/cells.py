@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
@@ -47,7 +48,7 @@ class Cell:
     """Images of each domain; None for all."""
     preset: str = "imagenet"
     lr: float | None = None
-    """None for the method's own rule."""
+    """None for the method's own rule. Files may write it as `changes: {lr: ...}`; `laid` makes one field of both."""
     changes: Pairs = ()
     """Fields of the recipe, and its aliases, as text: `("select", "EntropyBelow(0.5)")`, `("threshold", "0.6")`."""
     options: Pairs = ()
@@ -114,7 +115,10 @@ class Cell:
         """The method with its changes."""
         chosen = recipe(self.method, self.preset)  # type: ignore[arg-type]
         changes = {key: parse(value) for key, value in self.changes}
-        return chosen.changed(changes if self.lr is None else {**changes, "lr": self.lr})
+        if self.lr is not None:
+            _one_rate(self.lr, changes.get("lr", self.lr))
+            changes["lr"] = self.lr
+        return chosen.changed(changes)
 
     def order(self) -> Order:
         """What comes when."""
@@ -146,6 +150,44 @@ class Cell:
         return cls(**values)
 
 
+def laid(*blocks: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of a cell over each other: the later block wins; mappings, such as `changes`, are joined.
+
+    `lr` and `changes: {lr: ...}` are one field, so a later one in either spelling replaces an earlier one in the other.
+    A number is kept as `lr`, a `Rule` as a change.
+    """
+    found: dict[str, Any] = {}
+    for block in blocks:
+        stated = _rate_of(block)
+        for name, value in stated.items():
+            joined = name in NESTED and isinstance(value, Mapping)
+            found[name] = {**found.get(name, {}), **value} if joined else value
+        if "lr" in stated and "lr" not in stated.get("changes", {}) and "lr" in found.get("changes", {}):
+            found["changes"] = {name: value for name, value in found["changes"].items() if name != "lr"}
+    return found
+
+
+def _rate_of(block: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The block with its learning rate under one name."""
+    changes = block.get("changes")
+    if not isinstance(changes, Mapping) or "lr" not in changes:
+        return block
+    rate = changes["lr"]
+    with suppress(ValueError):  # `{x}`, which its column has not filled yet
+        rate = parse(rate) if isinstance(rate, str) else rate
+    if block.get("lr") is not None:
+        _one_rate(block["lr"], rate)
+    if rate is not None and (isinstance(rate, bool) or not isinstance(rate, int | float)):
+        return {**block, "lr": None}
+    return {**block, "lr": rate, "changes": {name: value for name, value in changes.items() if name != "lr"}}
+
+
+def _one_rate(stated: Any, changed: Any) -> None:
+    """Refuses two learning rates in one place."""
+    if stated != changed:
+        raise ValueError(f"expected one learning rate, got lr {stated} and changes lr {changed}; state lr alone")
+
+
 def with_field(values: Mapping[str, Any], name: str, value: Any) -> dict[str, Any]:
     """A cell's fields with one more laid over them, as `--set` names it; a dot reaches into the three mappings.
 
@@ -159,7 +201,7 @@ def with_field(values: Mapping[str, Any], name: str, value: Any) -> dict[str, An
         hint = f"it has a flag of its own, --{flag} or --{flag}s" if name in STATED[:3] else nearest(name, known)
         raise ValueError(f"no field {name!r} can be set; {hint}")
     read = value_of(value) if isinstance(value, str) else value
-    return {**values, head: {**values.get(head, {}), rest: read} if rest else read}
+    return laid(values, {head: {rest: read} if rest else read})
 
 
 def value_of(text: str) -> Any:

@@ -109,11 +109,13 @@ class Recipe(Checked):
     def changed(self, changes: Mapping[str, Any]) -> Recipe:
         """A copy with some fields replaced; `threshold rounds alpha depth readout` reach into their parts.
 
+        Whole fields are replaced first, so that the order in which changes are given does not matter.
+
         A threshold is one fraction of ln C for every round. A selection whose first round has a fraction of its own is
         not guessed at: it is an error that says what to pass.
         """
         recipe = self
-        for name, value in changes.items():
+        for name, value in sorted(changes.items(), key=lambda change: change[0] in ALIASES or _look(*change)):
             if name == "threshold":
                 if recipe.select.margin is None:
                     found = f"got {recipe.select!r}; see tent-filtered"
@@ -132,8 +134,8 @@ class Recipe(Checked):
                 if recipe.branch is None:
                     raise ValueError(f"{name}={value} is a setting of the adapt branch, which this recipe has not")
                 recipe = replace(recipe, branch=replace(recipe.branch, **{name: value}))
-            elif name == "readout" and isinstance(value, str):
-                recipe = replace(recipe, readout=replace(recipe.readout, look=value))  # type: ignore[arg-type]
+            elif _look(name, value):
+                recipe = replace(recipe, readout=replace(recipe.readout, look=value))
             else:
                 recipe = replace(recipe, **{field_name(name): value})
         return recipe
@@ -162,6 +164,11 @@ def field_name(name: str) -> str:
             f"a recipe has no field {name!r}.{hint} Fields: {' '.join(FIELDS)}; aliases: {' '.join(ALIASES)}"
         )
     return name
+
+
+def _look(name: str, value: object) -> bool:
+    """Whether a change is the look of the readout, a setting of that part, and not the part."""
+    return name == "readout" and isinstance(value, str)
 
 
 def _words(part: Select) -> Iterator[Select]:

@@ -17,7 +17,7 @@ def pairs(words: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def laid(values: Mapping[str, Any], changes: Mapping[str, str]) -> dict[str, Any]:
+def with_fields(values: Mapping[str, Any], changes: Mapping[str, str]) -> dict[str, Any]:
     """A cell's fields with changes on top; what may be changed is for `poem.cells.with_field` to say."""
     from poem.cells import with_field
 

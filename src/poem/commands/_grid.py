@@ -97,7 +97,7 @@ def listed(path: Path, args: argparse.Namespace) -> list[Cell]:
     from fnmatch import fnmatchcase
 
     from poem.cells import Cell
-    from poem.commands._fields import laid, pairs
+    from poem.commands._fields import pairs, with_fields
 
     for flag in ("scale", "chosen"):
         if getattr(args, flag) is not None:
@@ -109,7 +109,7 @@ def listed(path: Path, args: argparse.Namespace) -> list[Cell]:
     if not isinstance(values, list) or not all(isinstance(each, dict) for each in values):
         raise ValueError(f"expected a JSON list of cells in {path}; poem bench SUITE --json prints one")
     changes = pairs(args.set)
-    found = [_limited(Cell.from_dict(laid(each, changes)), args.limit) for each in values]
+    found = [_limited(Cell.from_dict(with_fields(each, changes)), args.limit) for each in values]
     kept = [
         cell
         for cell in found

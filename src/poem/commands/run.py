@@ -72,13 +72,12 @@ def run(args: argparse.Namespace) -> int:
 
 def _cell(args: argparse.Namespace) -> Cell:
     """The cell of the file with the flags on top."""
-    from poem.cells import Cell
-    from poem.commands._fields import laid, pairs
+    from poem.cells import Cell, laid
+    from poem.commands._fields import pairs, with_fields
     from poem.method import SAME_PRESET
 
-    values = {} if args.file is None else _stated(args.file)
-    values |= {name: getattr(args, name) for name in _FLAGS if getattr(args, name) is not None}
-    values = laid(values, pairs(args.set))
+    flags = {name: getattr(args, name) for name in _FLAGS if getattr(args, name) is not None}
+    values = with_fields(laid({} if args.file is None else _stated(args.file), flags), pairs(args.set))
     values["preset"] = SAME_PRESET.get(values.get("preset", ""), values.get("preset", "imagenet"))  # one cell, one key
     missing = [name for name in ("base", "data", "method") if name not in values]
     if missing:

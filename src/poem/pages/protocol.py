@@ -72,20 +72,23 @@ def _settings(grid: Grid, group: str) -> Plain:
 
 
 def _rate(report: Report) -> str:
-    """The number that a cell states, or the method's own number or rule."""
+    """The learning rate of the recipe that ran; "its own" where the cell states none."""
     if not learns(report):
         return NOTHING
-    if report.cell.lr is not None:
-        return f"{report.cell.lr:g}"
-    own = report.recipe.get("lr", "not stated")
+    ran = report.recipe.get("lr", "not stated")
     try:
-        return f"its own: {parse(own)}"
+        rate = parse(ran)
+        ran = f"{rate:g}" if isinstance(rate, int | float) else str(rate)
     except ValueError:  # of a version with other parts
-        return f"its own: {own}"
+        pass
+    stated = report.cell.lr is not None or "lr" in dict(report.cell.changes)
+    return ran if stated else f"its own: {ran}"
 
 
 def _changes(report: Report) -> str:
-    return ", ".join(f"{name} = {value}" for name, value in report.cell.changes) or NOTHING
+    """What the cell changes, with the values of the recipe that ran; the learning rate has a column of its own."""
+    changes = {name: report.recipe.get(name, value) for name, value in report.cell.changes if name != "lr"}
+    return ", ".join(f"{name} = {value}" for name, value in changes.items()) or NOTHING
 
 
 def is_chosen(grid: Grid) -> bool:
