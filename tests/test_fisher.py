@@ -1,8 +1,6 @@
-"""Source data is measured once per weights and data object, and what is measured follows the data."""
+"""Importance is the same however source data comes, and needs some; what it follows is in test_keys.py."""
 
 from __future__ import annotations
-
-import gc
 
 import pytest
 import torch
@@ -10,33 +8,10 @@ from nets import make_net
 from torch.utils.data import DataLoader, TensorDataset
 
 import poem
-from poem import fisher
 
 
 def images(seed: int) -> torch.Tensor:
     return torch.rand(24, 3, 16, 16, generator=torch.Generator().manual_seed(seed))
-
-
-def test_the_same_tensor_is_measured_once_and_forgotten_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    data, calls = images(0), []
-    measure = fisher._measure
-    monkeypatch.setattr(fisher, "_measure", lambda *args: calls.append(1) or measure(*args))  # type: ignore[func-returns-value]
-    net = make_net("bn")
-    first = poem.adapt(net, "eata", source_data=data)
-    second = poem.adapt(net, "eata", source_data=data)
-    assert len(calls) == 1
-    assert first.preparation == second.preparation == {"forwards": 24, "backwards": 24}
-    poem.adapt(net, "eata", source_data=images(1))
-    poem.adapt(make_net("bn", seed=1), "eata", source_data=data)
-    assert len(calls) == 3, "other data and other weights are measured anew"
-    data.mul_(0.5)
-    poem.adapt(net, "eata", source_data=data)
-    assert len(calls) == 4, "data changed in place is other data"
-    known = id(data)
-    assert known in fisher._KNOWN
-    del data
-    gc.collect()
-    assert known not in fisher._KNOWN
 
 
 def test_loaders_lists_and_tensors_agree() -> None:

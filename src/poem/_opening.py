@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from poem import zoo
-from poem._kept import Kept
+from poem._kept import Kept, Key, cache_key
 from poem._measure import Setting, mask_of
 from poem._views import Framed, Made, Part
 from poem.cells import Cell
@@ -68,9 +68,9 @@ class Loaded:
         }  # fmt: skip
 
 
-_MODELS: Kept[Loaded] = Kept(2)
-_OPENED: Kept[Images] = Kept(64)
-_SOURCES: Kept[Batches] = Kept(4)
+_MODELS: Kept[Key, Loaded] = Kept(2)
+_OPENED: Kept[Key, Images] = Kept(64)
+_SOURCES: Kept[Key, Batches] = Kept(4)
 
 
 # Models ---------------------------------------------------------------------------------------------------------------
@@ -82,12 +82,16 @@ def load_model(cell: Cell, place: Place) -> Loaded:
     fresh = cell.weights == "random"
     weights = weights_of(cell, base, place)
 
+    file = None if fresh else zoo.find(base, weights)
+
     def make() -> Loaded:
-        digest = "random" if fresh else zoo.sha256(zoo.find(base, weights))
+        digest = "random" if file is None else zoo.sha256(file)
         model, _ = zoo.load(cell.base, weights, seed=cell.seed)
         return Loaded(model.to(place.device), base, digest)
 
-    return _MODELS.get((cell.base, weights, cell.seed if fresh else None, place.device, place.data), make)
+    state = None if file is None else (file, file.stat().st_size, file.stat().st_mtime_ns)
+    key = cache_key(base=base, weights=weights, file=state, seed=cell.seed if fresh else None, device=place.device)
+    return _MODELS.get(key, make)
 
 
 def weights_of(cell: Cell, base: zoo.Base, place: Place) -> str | None:
@@ -109,12 +113,12 @@ def _folder(base: zoo.Base, folder: str | None) -> str | None:
 # Data -----------------------------------------------------------------------------------------------------------------
 
 
-_MADE: Kept[Made] = Kept(ROOM, lambda made: made.images.nbytes)
+_MADE: Kept[Key, Made] = Kept(ROOM, lambda made: made.images.nbytes)
 
 
 def forget() -> None:
     """Keep nothing: models, data and what was made of it are opened anew."""
-    held: tuple[Kept[Any], ...] = (_MODELS, _OPENED, _SOURCES, _MADE)
+    held: tuple[Kept[Key, Any], ...] = (_MODELS, _OPENED, _SOURCES, _MADE)
     for kept in held:
         kept.clear()
 
@@ -131,16 +135,18 @@ class Data:
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", canonical(self.cell.data))
 
-    @property
-    def key(self) -> tuple[Any, ...]:
-        """What the images depend on, beside their shift and their number."""
+    def key(self, **more: Any) -> Key:
+        """What the images depend on, and more beside it, such as their shift."""
         base = self.base
-        return self.name, self.place.data, repr(self.cell.dataset), base.resize, base.crop, base.interpolation
+        return cache_key(
+            name=self.name, root=self.place.data, dataset=self.cell.dataset, resize=base.resize, crop=base.crop,
+            interpolation=base.interpolation, **more,
+        )  # fmt: skip
 
     def whole(self, shift: Shift) -> Images:
         """Every image as it lies on disk, at the model's size; of clean data all shifts are the same."""
         shift = shift if self.name in STORED else CLEAN
-        return _OPENED.get((*self.key, shift), lambda: self._open(shift))
+        return _OPENED.get(self.key(shift=shift), lambda: self._open(shift))
 
     def stored(self, shift: Shift) -> Images:
         """Those of them that the cell takes."""
@@ -153,7 +159,7 @@ class Data:
         if not self._few(clean):
             return clean
         try:
-            key = (*self.key, shift, len(clean), cell.seed, cell.threads)
+            key = self.key(shift=shift, n=len(clean), seed=cell.seed, threads=cell.threads)
             return _MADE.get(key, lambda: self._make(clean, shift))
         except Unreadable:  # a stream leaves such images out and names them
             return clean
@@ -215,9 +221,9 @@ def _prepare(base: zoo.Base) -> Prepare:
 def source_images(cell: Cell, base: zoo.Base, place: Place) -> Batches:
     """Clean images of what the base was trained for, in batches, for methods that measure importance on them.
 
-    One object per setting, so that the importance is measured once. Their labels are not used.
+    Their labels are not used.
     """
-    key = (base.name, place.data, cell.source_images, cell.batch_size, cell.threads, cell.precision, place.device)
+    key = cache_key(base=base, root=place.data, images=cell.source_images, batch_size=cell.batch_size)
 
     def make() -> Batches:
         try:
