@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
 from nets import make_net
 from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import poem
 from poem.benchmark import Row
+from poem.borrowed import lease
 from poem.metrics import ECE, NLL, Accuracy
 from poem.parts import EntropyBelow, Look, Memory, Select
 from poem.streams.datasets import Stream, Tensors
@@ -65,6 +69,142 @@ def test_what_cannot_be_scored_is_said() -> None:
         poem.evaluate(net, [(torch.rand(2, 3, 16, 16), torch.tensor([3, 12]))], "tent")
     with pytest.raises(ValueError, match="iterated once per method"):
         poem.evaluate(net, iter(stream()), ["source", "tent"])
+
+
+# One stream for all rows ----------------------------------------------------------------------------------------------
+
+
+def pictures(count: int = 32) -> TensorDataset:
+    rng = torch.Generator().manual_seed(1)
+    return TensorDataset(torch.rand(count, 3, 16, 16, generator=rng), torch.randint(10, (count,), generator=rng))
+
+
+class Noisy(Dataset[tuple[Tensor, Tensor]]):
+    """Images that come out otherwise each time, as with a random transform."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, at: int) -> tuple[Tensor, Tensor]:
+        return torch.rand(3, 16, 16), torch.tensor(at)
+
+
+class Growing:
+    """A loader that gives a batch more each time, or another label."""
+
+    def __init__(self, *passes: list[tuple[Tensor, Tensor]]) -> None:
+        self.passes = list(passes)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return iter(self.passes.pop(0))
+
+
+def other_labels() -> list[tuple[Tensor, Tensor]]:
+    return [(images, 9 - labels) for images, labels in stream()]
+
+
+@pytest.mark.parametrize(
+    ("loader", "batch"),
+    [
+        (DataLoader(pictures(), 8, shuffle=True), 1),
+        (DataLoader(pictures(), 8, shuffle=True, generator=torch.Generator().manual_seed(0)), 1),
+        (DataLoader(Noisy(), 8), 1),
+        (Growing(stream(), stream() * 2), 3),
+        (Growing(stream() * 2, stream()), 3),
+        (Growing(stream(), other_labels()), 1),
+    ],
+    ids=["shuffled", "shuffled by one generator", "random images", "longer", "shorter", "other labels"],
+)
+def test_rows_of_different_streams_are_refused(loader: Any, batch: int) -> None:
+    """Three rows of one method on a shuffled loader differed by six points: each saw another order."""
+    words = rf"expected the same batches for every method, got others for 'b' than for 'a' from batch {batch} on.*"
+    with pytest.raises(ValueError, match=words + r"shuffle=False.*list\(loader\)"):
+        poem.evaluate(make_net("bn"), loader, {"a": "tent", "b": "tent"}, lr=0.5)
+
+
+def test_equal_streams_give_equal_rows() -> None:
+    net, data = make_net("bn"), pictures()
+
+    class Anew:
+        def __iter__(self) -> Iterator[Any]:
+            return iter(DataLoader(data, 8, shuffle=True, generator=torch.Generator().manual_seed(0)))
+
+    for loader in (
+        DataLoader(data, 8),
+        list(DataLoader(data, 8, shuffle=True)),
+        Anew(),
+        DataLoader(data, 8, num_workers=2),
+    ):
+        first, second = poem.evaluate(net, loader, {"a": "tent", "b": "tent"}, lr=0.5)
+        assert (first.accuracy, first.ece, first.nll) == (second.accuracy, second.ece, second.nll)
+        assert first.n == 32
+    poem.evaluate(net, DataLoader(data, 8, shuffle=True), "tent")  # a single row has nothing to be compared with
+
+
+# Labels of other shapes -----------------------------------------------------------------------------------------------
+
+
+def hot(labels: Tensor) -> Tensor:
+    return torch.nn.functional.one_hot(labels, 10)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda labels: labels[:, None], lambda labels: labels.view(-1, 1, 1), lambda labels: labels.int(),
+        lambda labels: labels.float(), lambda labels: labels.double()[:, None], hot, lambda labels: hot(labels).float(),
+        lambda labels: hot(labels).bool(), lambda labels: labels.numpy(), lambda labels: labels.tolist(),
+        lambda labels: tuple(labels), lambda labels: labels.to(torch.uint8),
+    ],
+)  # fmt: skip
+def test_labels_whose_meaning_is_clear_are_taken(form: Callable[[Tensor], Any]) -> None:
+    net = make_net("bn")
+    plain = poem.evaluate(net, stream(), "tent")["tent"]
+    formed = poem.evaluate(net, [(images, form(labels)) for images, labels in stream()], "tent")["tent"]
+    assert replace(formed, seconds=0.0) == replace(plain, seconds=0.0)
+
+
+def test_one_image_may_have_one_label() -> None:
+    image = torch.rand(1, 3, 16, 16)
+    for label in (torch.tensor(3), 3, torch.tensor([[3]]), torch.tensor([True]), [3]):
+        assert poem.evaluate(make_net("gn"), [(image, label)], "source")["source"].n == 1
+
+
+@pytest.mark.parametrize(
+    ("labels", "words"),
+    [
+        (["cat"] * 8, r"got words such as 'cat'; number them: torch.tensor\(\[names.index\(each\)"),
+        (torch.zeros(5, dtype=torch.long), r"expected one label for each of 8 images, got 5"),
+        (torch.zeros(9, dtype=torch.long), r"expected one label for each of 8 images, got 9"),
+        (torch.full((8,), 0.5), r"expected labels as whole numbers, got 0\.5"),
+        (torch.full((8,), torch.nan), r"expected labels as whole numbers, got nan"),
+        (torch.full((8, 10), 0.1), r"expected one class per image.*got several or none in torch.float32 \(8, 10\)"),
+        (torch.ones(8, 10, dtype=torch.long), r"expected one class per image.*labels.argmax\(1\)"),
+        (hot(torch.arange(8) % 4)[:, :4], r"expected 10 columns.*one per logit, got 4"),
+        (torch.zeros(8, 2, 3), r"expected labels of shape \(8,\), \(8, 1\) or one-hot \(8, classes\), got \(8, 2, 3\)"),
+        (torch.full((8,), 10), r"expected labels 0..9, got 10..10"),
+        (torch.full((8,), -1), r"expected labels 0..9, got -1..-1"),
+        (None, r"expected batches of \(images, labels\), got labels of NoneType"),
+        ({"a": 1}, r"expected batches of \(images, labels\), got labels of dict"),
+    ],
+)  # fmt: skip
+def test_labels_that_cannot_be_scored_are_refused_in_one_line(labels: Any, words: str) -> None:
+    net = make_net("bn")
+    with pytest.raises((ValueError, TypeError), match=words) as caught:
+        poem.evaluate(net, [(torch.rand(8, 3, 16, 16), labels)], "tent")
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_no_image_is_said() -> None:
+    with pytest.raises(TypeError, match=r"expected a tensor of images, got ndarray; use torch\.from_numpy"):
+        poem.evaluate(make_net("bn"), [(torch.rand(2, 3, 16, 16).numpy(), torch.zeros(2).long())], "tent")
+
+
+def test_a_failure_gives_the_model_back() -> None:
+    net = make_net("bn")
+    with pytest.raises(ValueError, match="expected labels"):
+        poem.evaluate(net, [(torch.rand(2, 3, 16, 16), torch.full((2,), 99))], "tent")
+    assert lease(net).borrowers == 0
 
 
 @dataclass(frozen=True, repr=False)

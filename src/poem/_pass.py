@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from poem._kept import fingerprint
 from poem.adapter import Adapter
 from poem.ledger import Batchwise
 from poem.streams.orders import Segment
@@ -92,7 +93,8 @@ class Run:
             if piece is None:
                 break
             images, labels = _labelled(piece)
-            images = images.to(self.device)
+            if isinstance(images, Tensor):  # what is none is for the adapter to refuse
+                labels, images = indices(labels, len(images)), images.to(self.device)
             self.loading += _now(self.device) - began
             segment: Segment | None = getattr(piece, "segment", None)
             if segment is not None and segment.reset:
@@ -103,7 +105,7 @@ class Run:
                 shifts = segment.shifts
             missed = self.delay is not None and self.delay.misses()
             logits = self._missed(images) if missed else self._adapted(images)
-            labels = _checked(labels.cpu(), logits)
+            labels = _checked(labels, logits)
             yield Answered(logits.cpu(), labels, segment, None if missed else self.adapter.last)
         self._settle()
 
@@ -143,16 +145,108 @@ class Run:
         self.spent.update(asdict(self.adapter.totals))
 
 
-def _labelled(piece: Any) -> tuple[Tensor, Tensor]:
+class SameBatches:
+    """Refuses a stream that gives one method other batches than it gave the first."""
+
+    def __init__(self) -> None:
+        self._first: tuple[str, list[str]] | None = None
+
+    def over(self, name: str, pieces: Iterable[Any]) -> Iterator[Any]:
+        """The same pieces, hashed as they come and compared with those of the first method."""
+        seen: list[str] = []
+        for piece in pieces:
+            tensors = (
+                [each for each in piece[:2] if isinstance(each, Tensor)] if isinstance(piece, tuple | list) else []
+            )
+            seen.append(fingerprint(*tensors))
+            self._compare(name, seen[-1], len(seen))
+            yield piece
+        if self._first is None:
+            self._first = name, seen
+        elif 0 < len(seen) < len(self._first[1]):
+            self._refuse(name, len(seen) + 1)
+
+    def _compare(self, name: str, digest: str, count: int) -> None:
+        if self._first is not None and self._first[1][count - 1 : count] != [digest]:
+            self._refuse(name, count)
+
+    def _refuse(self, name: str, batch: int) -> None:
+        assert self._first is not None
+        raise ValueError(
+            f"expected the same batches for every method, got others for {name!r} than for {self._first[0]!r} from "
+            f"batch {batch} on, so their rows could not be compared; make the loader with shuffle=False and without "
+            "random transforms, or fix one order with list(loader)"
+        )
+
+
+def _labelled(piece: Any) -> tuple[Any, Any]:
     """Images and labels of a batch, or of a piece of a stream."""
-    if isinstance(piece, tuple | list) and len(piece) >= 2 and isinstance(piece[1], Tensor):
+    if isinstance(piece, tuple | list) and len(piece) >= 2:
         return piece[0], piece[1]
     raise TypeError(
         f"expected batches of (images, labels), got {type(piece).__name__}; without labels use adapter.stream"
     )
 
 
+def indices(labels: Any, count: int) -> Tensor:
+    """Labels of `count` images as class numbers (count,), or as they are where columns (count, C) await the logits.
+
+    Taken are whole numbers of any type, in a tensor, an array or a list, of shape (count,) or (count, 1), and one-hot
+    rows (count, C).
+    """
+    found = _tensor(labels)
+    if found.dim() == 0 and count == 1:
+        found = found.reshape(1)
+    if found.dim() == 0 or len(found) != count:
+        raise ValueError(f"expected one label for each of {count} images, got {found.numel()}")
+    if found.numel() == count:
+        found = found.reshape(count)
+    if found.dim() > 2:
+        shape = tuple(found.shape)
+        raise ValueError(
+            f"expected labels of shape ({count},), ({count}, 1) or one-hot ({count}, classes), got {shape}"
+        )
+    if found.dim() == 2:
+        if not bool(((found == 0) | (found == 1)).all() and (found.sum(1) == 1).all()):
+            raise ValueError(
+                f"expected one class per image, as its number or as a one-hot row, got several or none in "
+                f"{found.dtype} {tuple(found.shape)}; the likeliest is labels.argmax(1)"
+            )
+        return found
+    if found.is_floating_point():
+        strange = found[found != found.round()]
+        if len(strange):
+            raise ValueError(f"expected labels as whole numbers, got {float(strange[0]):g}")
+    return found.long()
+
+
+def _tensor(labels: Any) -> Tensor:
+    """Labels as a tensor on the CPU, whatever held them."""
+    if isinstance(labels, Tensor):
+        return labels.detach().cpu()
+    words = [each for each in labels if isinstance(each, str)] if isinstance(labels, list | tuple) else []
+    if isinstance(labels, str) or words:
+        shown = labels if isinstance(labels, str) else words[0]
+        raise TypeError(
+            f"expected labels as class numbers, got words such as {shown!r}; number them: "
+            "torch.tensor([names.index(each) for each in labels])"
+        )
+    try:
+        return torch.as_tensor(labels)
+    except (TypeError, ValueError, RuntimeError) as error:
+        kind = type(labels).__name__
+        raise TypeError(
+            f"expected batches of (images, labels), got labels of {kind}; without labels use adapter.stream"
+        ) from error
+
+
 def _checked(labels: Tensor, logits: Tensor) -> Tensor:
+    """Class numbers that the logits have."""
+    if labels.dim() == 2:
+        if labels.shape[1] != logits.shape[1]:
+            columns = f"expected {logits.shape[1]} columns in one-hot labels, one per logit"
+            raise ValueError(f"{columns}, got {labels.shape[1]}; see classes= for a mask")
+        labels = labels.int().argmax(1)
     low, high = int(labels.min()), int(labels.max())
     if high >= logits.shape[1] or low < 0:
         raise ValueError(f"expected labels 0..{logits.shape[1] - 1}, got {low}..{high}; see classes= for a mask")

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from poem import _origins as origins
 from poem._opening import Data, Loaded, Place, load_model, source_images
-from poem._pass import Delay, Run
+from poem._pass import Delay, Run, SameBatches
 from poem._tally import Tally
 from poem.adapter import Adapter
 from poem.api import adapt
@@ -103,7 +103,8 @@ def evaluate(
     Args:
         model: The classifier; it comes out as it went in.
         loader: Yields (images, labels), or is a `poem.streams` stream, whose resets are kept. It is iterated once per
-            method.
+            method and must give each the same batches: what differs, as with `shuffle=True`, is an error. Labels are
+            class numbers (N,) or (N, 1) of any type, or one-hot rows (N, C).
         methods: Names from `poem.methods()`, recipes of your own, or a mapping from a row's name to either.
         settings: Passed on to `poem.adapt` for every method; what suits one alone belongs in a recipe of its own.
     """
@@ -112,8 +113,10 @@ def evaluate(
     if not isinstance(methods, Mapping):
         methods = {each if isinstance(each, str) else f"recipe {at + 1}": each for at, each in enumerate(methods)}
     rows: list[Row] = []
+    same = SameBatches()
     for name, method in methods.items():
-        row, highest, logits = _row(name, model, loader, method, settings)
+        pieces = loader if len(methods) == 1 else same.over(name, loader)
+        row, highest, logits = _row(name, model, pieces, method, settings)
         if not rows and settings.get("classes") is None:
             fewer_classes(loader, highest, logits, row.n)
         rows.append(row)
@@ -160,12 +163,14 @@ def _row(
     run = Run(adapt(model, method, **settings))
     accuracy, ece, nll = Accuracy(), ECE(), NLL()
     seen, highest, logits = 0, 0, 0
-    for answered in run.over(loader):
-        seen, logits = seen + len(answered.labels), answered.logits.shape[1]
-        highest = max(highest, int(answered.labels.max()))
-        for metric in (accuracy, ece, nll):
-            metric.update(answered.logits, answered.labels)
-    run.adapter.unload()
+    try:
+        for answered in run.over(loader):
+            seen, logits = seen + len(answered.labels), answered.logits.shape[1]
+            highest = max(highest, int(answered.labels.max()))
+            for metric in (accuracy, ece, nll):
+                metric.update(answered.logits, answered.labels)
+    finally:
+        run.adapter.unload()
     if seen == 0:
         raise ValueError("expected a loader that can be iterated once per method, got one that was empty or used up")
     row = Row(
