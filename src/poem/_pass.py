@@ -175,7 +175,8 @@ class SameBatches:
         raise ValueError(
             f"expected the same batches for every method, got others for {name!r} than for {self._first[0]!r} from "
             f"batch {batch} on, so their rows could not be compared; make the loader with shuffle=False and without "
-            "random transforms, or fix one order with list(loader)"
+            "random transforms (for a mixed order: over Subset(data, torch.randperm(len(data)).tolist())), or pass "
+            "list(loader)"
         )
 
 
