@@ -96,7 +96,7 @@ def mask_of(data: Images, base: zoo.Base) -> list[int] | None:
 def answers(
     model: nn.Module, data: Images, order: Iterable[int], setting: Setting, mask: list[int] | None, batch_size: int = 64
 ) -> Guesses:
-    """The class that the model names for each image, in the data's own numbering."""
+    """The class that the model names for each image, in the data's own numbering; -1 where it answers NaN or Inf."""
     place = next(model.parameters()).device
     mean, std = (torch.tensor(v, device=place).view(1, -1, 1, 1) for v in (setting.mean, setting.std))
     guesses: list[Tensor] = []
@@ -104,7 +104,8 @@ def answers(
     def ask(pixels: list[Tensor]) -> None:
         x = torch.stack(pixels).to(place).float() / 255
         logits = model((x - mean) / std)
-        guesses.append((logits if mask is None else logits[:, mask]).argmax(1).cpu())
+        logits = logits if mask is None else logits[:, mask]
+        guesses.append(torch.where(logits.amax(1).isfinite(), logits.argmax(1), -1).cpu())
 
     waiting: list[Tensor] = []
     for index in order:
@@ -114,4 +115,7 @@ def answers(
             waiting = []
     if waiting:
         ask(waiting)
-    return torch.cat(guesses).numpy()
+    found: Guesses = torch.cat(guesses).numpy()
+    if lost := int((found == -1).sum()):
+        log.warning("%d answers were not finite (NaN or Inf); they count as wrong", lost)
+    return found

@@ -10,7 +10,7 @@ from torch import Tensor
 from poem._pass import Answered, Delay
 from poem.cells import Cell
 from poem.ledger import Batchwise
-from poem.metrics import AURC, ECE, NLL, Accuracy, Metric, Windows
+from poem.metrics import AURC, ECE, NLL, Accuracy, Metric, NonFinite, Windows
 from poem.probes import Probes, plain
 from poem.recipes import Recipe
 
@@ -29,9 +29,9 @@ class Domain:
             metric.update(logits, labels)
 
     def result(self) -> dict[str, float]:
-        """`n`, `top1` and `ece` in percent, `nll` in nats."""
+        """`n`, `top1` and `ece` in percent, `nll` in nats; some may not be finite."""
         found = {"top1": 100 * self._accuracy.result(), "ece": 100 * self._ece.result(), "nll": self._nll.result()}
-        return {"n": self.n, **plain(found)}
+        return {"n": self.n, **found}
 
 
 class Tally:
@@ -52,7 +52,7 @@ class Tally:
         self.norms: Tensor | None = None
         """Gradient norms of the batch that comes next, where they were asked for."""
         self._metrics: dict[str, Metric] = {"top1": Accuracy(), "top5": Accuracy(5), "ece": ECE(), "aurc": AURC()}
-        self._nll = NLL()
+        self._nll, self._nonfinite = NLL(), NonFinite()
         self._entropy = torch.zeros(2, dtype=torch.float64)
         self._online = {True: Accuracy(), False: Accuracy()}  # by whether the batch was adapted to
         self._adapted = self._batches = self._learnt = 0
@@ -82,7 +82,8 @@ class Tally:
         logits = torch.cat([each.logits for each in self._waiting])
         labels = torch.cat([each.labels for each in self._waiting])
         entries = [each.entry for each in self._waiting if each.entry is not None]
-        metrics: list[Metric] = [*self._metrics.values(), self._nll, self.windows, self._online[bool(entries)]]
+        metrics: list[Metric] = [*self._metrics.values(), self._nll, self._nonfinite, self.windows]
+        metrics.append(self._online[bool(entries)])
         for metric in metrics:
             metric.update(logits, labels)
         self._by_domain(logits, labels)
@@ -98,12 +99,24 @@ class Tally:
         """The fields of a report that are counted here."""
         online = {} if delay is None else {"online": self._online_probe(delay)}
         return {
-            "metrics": self._overall(),
-            "domains": {name: domain.result() for name, domain in self.domains.items()},
+            "nonfinite": self.nonfinite,
+            "metrics": plain(self._overall()),
+            "domains": {name: plain(domain.result()) for name, domain in self.domains.items()},
             "windows": [100 * each for each in self.windows.accuracies()],
             "groups": self.probes.groups(),
             "probes": {**self.probes.result(), **online},
         }
+
+    @property
+    def nonfinite(self) -> int:
+        """Answers that were NaN or infinite."""
+        return int(self._nonfinite.result())
+
+    @property
+    def left_out(self) -> list[str]:
+        """Metrics that are not finite, over the stream or in one of its domains, which JSON cannot hold."""
+        every = [self._overall(), *(domain.result() for domain in self.domains.values())]
+        return list(dict.fromkeys(name for values in every for name in values if name not in plain(values)))
 
     def _overall(self) -> dict[str, float]:
         found = {name: 100 * metric.result() for name, metric in self._metrics.items()}
@@ -111,7 +124,7 @@ class Tally:
             del found["top5"]
         before, after = (self._entropy / max(self._adapted, 1)).tolist()
         found.update(worst_window=100 * self.windows.result(), nll=self._nll.result())
-        return plain({**found, "entropy_before": before, "entropy_after": after})
+        return {**found, "entropy_before": before, "entropy_after": after}
 
     def _online_probe(self, delay: Delay) -> dict[str, Any]:
         missed = self._batches - self._learnt

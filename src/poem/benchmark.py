@@ -20,7 +20,7 @@ from poem._tally import Tally
 from poem.adapter import Adapter
 from poem.api import adapt
 from poem.cells import Cell
-from poem.metrics import ECE, NLL, Accuracy
+from poem.metrics import ECE, NLL, Accuracy, NonFinite
 from poem.network import Precision
 from poem.recipes import Recipe
 from poem.report import Report
@@ -46,6 +46,7 @@ class Row:
     backwards: int
     source_images: int  # spent on source data before the stream
     seconds: float  # in the adapter, loading apart
+    nonfinite: int = 0  # answers that were NaN or infinite; they count as wrong
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,11 @@ class Table:
     def _lines(self) -> list[tuple[str, ...]]:
         """The head, then each row, as printed."""
         head = ("method", "accuracy %", "ECE %", "NLL", "n", "forwards", "backwards", "images/s")
-        return [head, *map(_printed, self.rows)]
+        lines = [head, *map(_printed, self.rows)]
+        if not any(row.nonfinite for row in self.rows):
+            return lines
+        more = ("not finite", *(f"{row.nonfinite}" for row in self.rows))
+        return [(*line, word) for line, word in zip(lines, more, strict=True)]
 
 
 def _printed(row: Row) -> tuple[str, ...]:
@@ -161,22 +166,24 @@ def _row(
 ) -> tuple[Row, int, int]:
     """A row, the highest label that came, and the number of logits."""
     run = Run(adapt(model, method, **settings))
-    accuracy, ece, nll = Accuracy(), ECE(), NLL()
+    accuracy, ece, nll, nonfinite = Accuracy(), ECE(), NLL(), NonFinite()
     seen, highest, logits = 0, 0, 0
     try:
         for answered in run.over(loader):
             seen, logits = seen + len(answered.labels), answered.logits.shape[1]
             highest = max(highest, int(answered.labels.max()))
-            for metric in (accuracy, ece, nll):
+            for metric in (accuracy, ece, nll, nonfinite):
                 metric.update(answered.logits, answered.labels)
     finally:
         run.adapter.unload()
     if seen == 0:
         raise ValueError("expected a loader that can be iterated once per method, got one that was empty or used up")
+    if lost := int(nonfinite.result()):
+        log.warning("%d of %d answers of %s were not finite (NaN or Inf); they count as wrong", lost, seen, name)
     row = Row(
         method=name, accuracy=100 * accuracy.result(), ece=100 * ece.result(), nll=nll.result(), n=seen,
         forwards=run.spent["forwards"], backwards=run.spent["backwards"],
-        source_images=run.adapter.preparation["forwards"], seconds=run.adapting,
+        source_images=run.adapter.preparation["forwards"], seconds=run.adapting, nonfinite=lost,
     )  # fmt: skip
     return row, highest, logits
 
@@ -228,7 +235,7 @@ def measure(
             adapter.unload()
     if tally.n == 0:
         raise ValueError(f"expected images in {cell.data}, of which none could be read: {stream.failures[0]}")
-    notes = [*tally.notes, *_notes(cell, adapter, stream)]
+    notes = [*tally.notes, *_notes(cell, adapter, stream, tally)]
     clock = {"total_s": time.perf_counter() - began, "peak_bytes": origins.peak(device) - held}
     begun = {"started": started.isoformat(timespec="seconds")}
     return _report(cell, loaded, run, tally, card=card, notes=notes, timing=clock, host=begun)
@@ -282,8 +289,12 @@ def _card(stream: Stream, loaded: Loaded, adapter: Adapter) -> dict[str, Any]:
     ).to_dict()
 
 
-def _notes(cell: Cell, adapter: Adapter, stream: Stream) -> Iterator[str]:
+def _notes(cell: Cell, adapter: Adapter, stream: Stream, tally: Tally) -> Iterator[str]:
     """What a reader should know, beside what the adapter said."""
+    if tally.nonfinite:
+        yield f"{tally.nonfinite} of {tally.n} answers were not finite (NaN or Inf); they count as wrong"
+    if tally.left_out:
+        yield f"left out, for they are not finite: {', '.join(tally.left_out)}"
     if adapter.recipe.minimise.anchored and not adapter.preparation["forwards"]:
         yield f"{cell.method} without source images: no anchor, as ETA"
     if cell.eta and cell.ratio == "measured":

@@ -1,4 +1,8 @@
-"""How good were the answers? `update`, `result`, `reset` over logits and labels; labels come no further than here."""
+"""How good were the answers? `update`, `result`, `reset` over logits and labels; labels come no further than here.
+
+An answer that is not finite (NaN, infinity, or minus infinity for every class) is wrong. What is made of probabilities
+(ECE, NLL, AURC) is NaN over a stream that has such an answer, and `NonFinite` counts them.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +30,35 @@ class Metric(Protocol):
         ...
 
 
+def finite(logits: Tensor) -> Tensor:
+    """(B,) whether each row of logits (B, C) has a largest one, so that its probabilities exist."""
+    return logits.amax(1).isfinite()  # NaN and infinity are the largest of their row; minus infinity is if alone
+
+
+def predicted(logits: Tensor) -> Tensor:
+    """(B,) the likeliest class of each row, or -1 where the answer is not finite."""
+    return torch.where(finite(logits), logits.argmax(1), -1)
+
+
+class NonFinite:
+    """How many answers were not finite."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self._count = 0
+
+    def update(self, logits: Tensor, labels: Tensor) -> None:
+        """Take in a batch."""
+        self._count += int((~finite(logits)).sum())
+
+    def result(self) -> float:
+        """The number of answers."""
+        return float(self._count)
+
+
 class Accuracy:
     """Share of samples whose label is among the `top` likeliest, each sample counted once."""
 
@@ -40,7 +73,7 @@ class Accuracy:
     def update(self, logits: Tensor, labels: Tensor) -> None:
         """Take in a batch."""
         best = logits.topk(min(self.top, logits.shape[1]), dim=1).indices
-        self._right += int((best == labels[:, None]).any(1).sum())
+        self._right += int(((best == labels[:, None]).any(1) & finite(logits)).sum())
         self._seen += len(labels)
 
     def result(self) -> float:
@@ -82,15 +115,15 @@ class ECE:
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
         """Take in a batch."""
-        confidence, label = logits.double().softmax(1).max(1)
-        right = (label == labels).double().cpu()
-        place = (confidence.cpu() * self.bins).ceil().long().sub(1).clamp(0, self.bins - 1)
+        confidence = logits.double().softmax(1).amax(1)
+        right = (predicted(logits) == labels).double().cpu()
+        place = (confidence.cpu().nan_to_num(0.0) * self.bins).ceil().long().sub(1).clamp(0, self.bins - 1)
         self._count += torch.bincount(place, minlength=self.bins)
         self._confidence.index_add_(0, place, confidence.cpu())
         self._right.index_add_(0, place, right)
 
     def result(self) -> float:
-        """Between 0 and 1; zero is calibrated."""
+        """Between 0 and 1; zero is calibrated. NaN where a confidence was."""
         return float((self._confidence - self._right).abs().sum() / self._count.sum().clamp(min=1))
 
 
@@ -111,15 +144,16 @@ class AURC:
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
         """Take in a batch."""
-        confidence, label = logits.double().softmax(1).max(1)
-        self._confidence.append(confidence.cpu().numpy())
-        self._wrong.append((label != labels).cpu().numpy())
+        self._confidence.append(logits.double().softmax(1).amax(1).cpu().numpy())
+        self._wrong.append((predicted(logits) != labels).cpu().numpy())
 
     def result(self) -> float:
-        """Between 0 and 1; lower is better, and an error that confidence foretells costs less."""
+        """Between 0 and 1; lower is better, and an error that confidence foretells costs less. NaN without an order."""
         if not self._confidence:
             return 0.0
         confidence, wrong = np.concatenate(self._confidence), np.concatenate(self._wrong)
+        if np.isnan(confidence).any():
+            return float("nan")
         _, place, count = np.unique(-confidence, return_inverse=True, return_counts=True)
         share = np.bincount(place, weights=wrong) / count  # of errors among the equally confident
         errors = np.repeat(share, count).cumsum()
@@ -144,7 +178,7 @@ class Windows:
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
         """Take in a batch."""
-        self._right.append((logits.argmax(1) == labels).cpu().numpy())
+        self._right.append((predicted(logits) == labels).cpu().numpy())
 
     def accuracies(self) -> list[float]:
         """Of each window, between 0 and 1."""

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from poem.ledger import Batchwise
+from poem.metrics import predicted
 
 Floats = NDArray[np.float64]
 Truths = NDArray[np.bool_]
@@ -48,13 +49,13 @@ class Sight:
         looks = entry.first_logits.cpu().double()
         if len(looks) != len(labels):
             return None
-        confidence, pseudo = looks.softmax(1).max(1)
+        confidence, pseudo = looks.softmax(1).amax(1), predicted(looks)
         first, last = (each.cpu().double().numpy() for each in entry.entropy)
         limit = -math.inf if threshold is None else threshold
         low, known = first < limit, np.isfinite(first) & (threshold is not None)
         newly = entry.newly_reliable.cpu().numpy() & known & ~low
         truth = labels.cpu()
-        right, answer = (pseudo == truth).numpy(), (logits.argmax(1).cpu() == truth).numpy()
+        right, answer = (pseudo == truth).numpy(), (predicted(logits).cpu() == truth).numpy()
         return cls(first, last, confidence.nan_to_num(0.0).numpy(), right, answer, low, newly)
 
 
@@ -202,14 +203,16 @@ class Gradients:
     def __init__(self, classes: int) -> None:
         self._top = math.log(max(classes, 2))
         self._kept = _Keeps("entropy", "right", "norm")
+        self._left_out = 0
 
     def update(self, sight: Sight, norms: Floats) -> None:
-        """Take in a batch, with the norm of each sample."""
+        """Take in a batch, with the norm of each sample; those that are not finite are counted apart."""
         sound = np.isfinite(norms)
+        self._left_out += int((~sound).sum())
         self._kept.keep(entropy=sight.first[sound], right=sight.right[sound], norm=norms[sound])
 
     def result(self, zone: tuple[float, float] | None) -> dict[str, Any]:
-        """By bin of entropy: `n`, `norm` (mean, `norm_p10`, `norm_p90`), `accuracy`; and the areas."""
+        """By bin of entropy: `n`, `norm` (mean, `norm_p10`, `norm_p90`), `accuracy`; the areas; `nonfinite` if any."""
         entropy, right, norm = (self._kept.all(name, bool) for name in ("entropy", "right", "norm"))
         place = binned(entropy, self._top)
         masks = [place == at for at in range(BINS)]
@@ -221,6 +224,7 @@ class Gradients:
             "norm_p90": [float(np.percentile(norm[mask], 90)) if mask.any() else None for mask in masks],
             "accuracy": [100 * float(right[mask].mean()) if mask.any() else None for mask in masks],
             "areas": {} if zone is None else self._areas(zone, entropy, right, norm),
+            **({"nonfinite": self._left_out} if self._left_out else {}),
         }
 
     def _areas(

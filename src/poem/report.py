@@ -15,6 +15,8 @@ from poem.streams._shift import nearest
 __all__ = ["SCHEMA", "Report", "write_whole"]
 
 SCHEMA = 1
+ADDED = ("nonfinite",)
+"""Fields that came later within the schema: files from before lack them, and the default holds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,8 +30,11 @@ class Report:
     """Name, exact tag, sha256 of the weights (or "random"), normalisation."""
     card: dict[str, Any]
     """The protocol card of the stream."""
+    nonfinite: int = 0
+    """Answers that were NaN or infinite; they count as wrong. 0 in files from before it was counted."""
     metrics: dict[str, float]
-    """Over the whole stream: top1 top5 ece aurc worst_window in percent, nll in nats, entropy_before, entropy_after."""
+    """Over the whole stream: top1 top5 ece aurc worst_window in percent, nll in nats, entropy_before, entropy_after.
+    One that is not finite is left out, and a note names it."""
     domains: dict[str, dict[str, float]]
     """By shift ("fog 5"): n, top1, ece, nll."""
     windows: list[float]
@@ -74,7 +79,7 @@ class Report:
         for name in values:
             if name not in known | {"key"}:
                 raise ValueError(f"a result has no field {name!r}; {nearest(name, sorted(known))}")
-        missing = known - set(values)
+        missing = known - set(values) - set(ADDED)
         if missing:
             raise ValueError(f"a result lacks {', '.join(sorted(missing))}")
         plain = {name: value for name, value in values.items() if name != "key"}

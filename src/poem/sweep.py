@@ -63,18 +63,21 @@ class Outcome:
     """Raised, or took their process down; `store.failures()` says why, and the next sweep tries them again."""
     left: tuple[Cell, ...] = ()
     """Not run, because the sweep was stopped."""
+    nonfinite: tuple[Cell, ...] = ()
+    """Measured now or before, with answers that are NaN or infinite."""
     interrupted: bool = False
     seconds: float = 0.0
 
     @property
     def code(self) -> int:
-        """An exit code: 0 all is there, 1 some failed, 130 stopped."""
-        return 130 if self.interrupted else 1 if self.failed else 0
+        """An exit code: 0 all is there, 1 some failed or have answers that are not finite, 130 stopped."""
+        return 130 if self.interrupted else 1 if self.failed or self.nonfinite else 0
 
     def __str__(self) -> str:
         parts = [f"{len(self.done)} cells measured in {self.seconds:.1f} s"]
         parts += [f"{len(self.skipped)} finished before"] if self.skipped else []
         parts += [f"{len(self.failed)} failed"] if self.failed else []
+        parts += [f"{len(self.nonfinite)} with answers that are not finite"] if self.nonfinite else []
         parts += [f"stopped with {len(self.left)} left"] if self.interrupted else []
         return ", ".join(parts)
 
@@ -119,6 +122,7 @@ def sweep(cells: Sequence[Cell], store: Store, *, engine: Engine | None = None, 
             skipped=tuple(skipped),
             failed=tuple(run.failed),
             left=tuple(cell for cell in unique if cell.key not in seen),
+            nonfinite=(*(report.cell for report in finished if report.nonfinite), *run.nonfinite),
             interrupted=interrupted,
             seconds=time.monotonic() - began,
         )
@@ -132,6 +136,7 @@ class _Run:
     watch: Watch | None
     done: list[Cell] = field(default_factory=list)
     failed: list[Cell] = field(default_factory=list)
+    nonfinite: list[Cell] = field(default_factory=list)
     reasons: set[str] = field(default_factory=set)
 
     def __call__(self, event: Planned | Event) -> None:
@@ -150,6 +155,7 @@ class _Run:
         if event.report is not None:
             self.store.save(event.report)
             self.done.append(event.cell)
+            self.nonfinite += [event.cell] if event.report.nonfinite else []
         else:
             self.store.fail(event.cell, event.error)
             self.failed.append(event.cell)

@@ -229,7 +229,7 @@ def _place(args: argparse.Namespace, device: str = "cpu") -> Place:
 
 
 def _say(outcome: Outcome, store: Store) -> None:
-    """What failed and why, what is no result, what is left."""
+    """What failed and why, what answered with NaN, what is no result, what is left."""
     if outcome.failed:
         why = store.failures()
         print(f"{len(outcome.failed)} cells failed; the same command tries them again:", file=sys.stderr)
@@ -240,6 +240,10 @@ def _say(outcome: Outcome, store: Store) -> None:
             more = f" and {len(cells) - 1} more" if len(cells) > 1 else ""
             print(f"  {cells[0].label}{more}: {reason}", file=sys.stderr)
         print(f"their tracebacks: {store.cells}/*/*/*.failed.json", file=sys.stderr)
+    for cell in outcome.nonfinite[:10]:
+        if (report := store.finished(cell)) is not None:
+            count = f"{report.nonfinite} of {report.card['total']}"
+            print(f"{cell.label}: {count} answers were not finite (NaN or Inf) and count as wrong", file=sys.stderr)
     for words in store.broken.values():
         print(f"not a result, moved aside or left alone: {words}", file=sys.stderr)
     if outcome.interrupted:

@@ -6,7 +6,8 @@ poem bench table1 --scale full --engine ray --address 10.0.0.1:6379 --device cud
 poem bench table1 --json > cells.json; poem bench cells.json
 
 Run the same command again to go on after a stop: what is finished is kept and not run again.
-Exit codes: 0 all cells are there, 1 some failed, 2 bad input, 3 broken off (disk full, workers die), 130 stopped.
+Exit codes: 0 all cells are there, 1 some failed or answered with NaN, 2 bad input, 3 broken off (disk full, workers
+die), 130 stopped.
 """  # noqa: D205, D415 - an epilog of the command's help
 
 from __future__ import annotations

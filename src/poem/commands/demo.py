@@ -7,6 +7,7 @@ poem demo imagenet --images photos/ --method deyo+poem --corruption fog
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 
@@ -84,6 +85,8 @@ def _digits(args: argparse.Namespace) -> int:
         )
     if len(outcome.failed) == len(suite.cells):
         raise ValueError(store.failures()[outcome.failed[0].key].reason)
+    for cell in outcome.nonfinite:
+        print(f"{cell.label}: some answers were not finite (NaN or Inf) and count as wrong", file=sys.stderr)
     reports = list(store.reports())
     found = table(suite, reports)
     print(text(suite, found))

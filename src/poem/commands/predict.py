@@ -75,9 +75,10 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Answer, write the file whole, say what happened; 1 if some files could not be read."""
+    """Answer, write the file whole, say what happened; 1 if files could not be read or answers were not finite."""
     import dataclasses
     import json
+    import math
     import random
 
     from poem.method import recipe
@@ -121,7 +122,10 @@ def run(args: argparse.Namespace) -> int:
         for each in [each for each in found if each.error][:5]:
             print(f"unreadable: {each.error}")
         print(f"{summary(found)}\nwritten to {args.out}")
-    return 1 if any(each.error for each in found) else 0
+    lost = sum(each.confidence is not None and not math.isfinite(each.confidence) for each in found)
+    if lost:
+        say(f"{lost} answers were not finite (NaN or Inf): their labels mean nothing, and nan stands in {args.out}")
+    return 1 if lost or any(each.error for each in found) else 0
 
 
 def classes(which: str | None, files: Sequence[Path], folder: Path) -> tuple[list[int] | None, bool]:

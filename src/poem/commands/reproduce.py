@@ -5,7 +5,8 @@ poem reproduce table3 fig5 --scale cifar10 --root ROOT --weights FOLDER
 poem reproduce all --scale full --root ROOT --limit 256 --dry-run
 
 Every table and figure of the paper: measures what is not there yet, then writes one page with all of it.
-Exit codes: 0 all cells are there, 1 some failed, 2 bad input, 3 broken off (disk full, workers die), 130 stopped.
+Exit codes: 0 all cells are there, 1 some failed or answered with NaN, 2 bad input, 3 broken off (disk full, workers
+die), 130 stopped.
 """  # noqa: D205, D415 - an epilog of the command's help
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ poem run --base digits-gn --data digits-test --method tent --scenario continual 
 poem run CELL.json --seed 1 --set changes.threshold=0.5
 
 CELL.json holds a cell, or a result whose cell is run again; flags > file > defaults.
+Exit codes: 0 measured, 1 measured with answers that are NaN or infinite, 2 bad input.
 """  # noqa: D205, D415 - an epilog of the command's help
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure one cell and print its card and metrics."""
+    """Measure one cell and print its card and metrics; 1 if an answer was not finite."""
     from poem.benchmark import Place, measure
     from poem.commands._bar import Bar
     from poem.engines import Moved
@@ -67,7 +68,18 @@ def run(args: argparse.Namespace) -> int:
     if args.out is not None:
         report.save(args.out)
         print(f"\nresult in {args.out}")
-    return 0
+    if report.nonfinite:
+        count = f"{report.nonfinite} of {report.card['total']}"
+        print(f"poem run: {count} answers were not finite (NaN or Inf) and count as wrong; {_remedy(report)}",
+              file=sys.stderr)  # fmt: skip
+    return 1 if report.nonfinite else 0
+
+
+def _remedy(report: Report) -> str:
+    """What to type next."""
+    if report.cell.method == "source":
+        return "the model itself gives them: check its weights and its input, poem verify names causes"
+    return "see whether --method source has them too; if not, try a smaller --lr"
 
 
 def _cell(args: argparse.Namespace) -> Cell:
@@ -122,6 +134,7 @@ def _text(report: Report) -> str:
     units = {"nll": "nats", "entropy_before": "nats", "entropy_after": "nats"}
     lines.append(f"{'n':<16}{report.ledger['images']:10d} images")
     lines += [f"{name:<16}{value:10.3f} {units.get(name, '%')}" for name, value in report.metrics.items()]
+    lines += [f"{'not finite':<16}{report.nonfinite:10d} answers"] if report.nonfinite else []
     lines += [f"{name:<16}{value:10.1f}" for name, value in report.timing.items() if name == "images_per_s"]
     lines += [f"{name:<16}{value:10d} images" for name, value in report.ledger.items() if name.endswith("wards")]
     lines += [f"note: {note}" for note in report.notes]

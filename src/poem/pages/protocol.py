@@ -99,6 +99,24 @@ def is_chosen(grid: Grid) -> bool:
 # --- what should not stand in one table
 
 
+def not_finite(grid: Grid) -> Iterator[str]:
+    """A warning for each block with answers that are NaN or infinite: which rows, how many."""
+    for group, _ in _blocks(grid):
+        found = []
+        for row in grid.rows(group):
+            reports = [report for report in grid.at(group, row) if report.nonfinite]
+            images = sum(report.ledger.get("images", 0) for report in reports)
+            if reports:
+                found.append(
+                    f"{row}, {sum(report.nonfinite for report in reports)} of {images} answers were not finite"
+                )
+        if found:
+            yield (
+                f"{titled(grid, group) or 'This table'}: {'; '.join(found)} (NaN or Inf). They count as wrong; "
+                "calibration, likelihood and risk of these streams are left out."
+            )
+
+
 def mixed(grid: Grid) -> Iterator[str]:
     """A warning for each block whose cells were measured with two files of weights, or two kinds of frost."""
     for group, reports in _blocks(grid):

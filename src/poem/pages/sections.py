@@ -119,7 +119,7 @@ def section(grid: Grid, failures: Mapping[str, Failure]) -> Section:
         drawn=suite.kind not in ("table", "efficiency"),
         readout=suite.readout,
         said=tuple(demo.sentences(suite, demo.table(suite, grid.reports.values()))) if suite.name == demo.NAME else (),
-        warnings=tuple(protocol.mixed(grid)),
+        warnings=(*protocol.not_finite(grid), *protocol.mixed(grid)),
         coverage=_coverage(grid, len(failed)) + ("" if drawn or numbers or not grid.present else NOTHING_DRAWN),
         brief=_brief(grid),
         complete=grid.present == grid.planned,
