@@ -215,8 +215,8 @@ def test_a_full_disk_at_the_first_file_is_told_like_any_other(
     assert contents(target) == {}
     assert run(source, target, "--corruptions", "fog", "--workers", 1) == 0
     (tmp_path / "file").write_text("in the way")
-    assert run(source, tmp_path / "file", "--corruptions", "fog", "--workers", 1) == 1
-    assert "file" in capsys.readouterr().err
+    with pytest.raises(NotADirectoryError, match=r"expected a folder, or nothing yet, at .*file, got a file"):
+        run(source, tmp_path / "file", "--corruptions", "fog", "--workers", 1)
 
 
 def test_a_spoilt_record_is_named(tmp_path: Path) -> None:

@@ -9,10 +9,12 @@ The key in a file's name makes it the cell's own; the words before it are for pe
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
 import socket
+import stat
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,7 +22,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
-from poem._files import write_whole
+from poem._files import PART, write_whole
 from poem._suite_files import is_path
 from poem.cells import Cell
 from poem.report import SCHEMA, Report
@@ -33,7 +35,7 @@ except ImportError:  # not a Unix
 FAILED = ".failed.json"
 ASKED, SUITES = "asked.json", "suites"
 """Of what was asked for, and the folder of suites of the user's own."""
-_LEFT_OVER = re.compile(r"\..+\.json\.\d+")
+_LEFT_OVER = re.compile(rf"\..+{PART}|\..+\.json\.\d+")  # the second form is an older version's
 _PATIENCE = 8.0  # seconds in which helpers of a killed process notice that it is gone
 
 
@@ -168,7 +170,7 @@ class Store:
         What killed writers left half-written is removed. Where the platform has no `fcntl`, nothing is locked.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / ".lock").open("a+", encoding="utf-8") as file:
+        with _lock_file(self.folder / ".lock") as file:
             _hold(file, self.folder)
             file.truncate(0)
             file.write(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}))
@@ -202,14 +204,28 @@ class Store:
 
     def _move_aside(self, path: Path) -> None:
         """Give a file that is no result another name, so that its place is free and nothing is lost."""
-        if path.exists():
+        if os.path.lexists(path):
             names = (path.with_name(f"{path.name}.broken{number or ''}") for number in range(1_000_000))
-            path.rename(next(name for name in names if not name.exists()))
+            path.rename(next(name for name in names if not os.path.lexists(name)))
 
 
 def safe(words: str) -> str:
     """A name for any file system: letters, digits and - . + _ stay, `*` is written out, the rest becomes `_`."""
     return re.sub(r"[^A-Za-z0-9.+_-]", "_", words.replace("*", "-twice")).lstrip(".") or "_"
+
+
+def _lock_file(path: Path) -> IO[str]:
+    """The file to lock, open to read and write; a link, a FIFO or a device in its place is an error."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    try:
+        descriptor = os.open(path, flags, 0o666)
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return os.fdopen(descriptor, "a+", encoding="utf-8")
+        os.close(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+            raise
+    raise OSError(f"expected a file, or nothing yet, at {path}, got something else; remove it")
 
 
 def _hold(file: IO[str], folder: Path) -> None:

@@ -184,10 +184,12 @@ def run(args: argparse.Namespace, todo: Sequence[Cell], store: Store, names: Seq
     """Sweep with a bar, then say what became of it; gives the exit code. Names of suites are kept for `poem report`."""
     from contextlib import suppress
 
+    from poem._files import check_folder
     from poem.commands._bar import Bar
     from poem.commands._quiet import quiet
     from poem.sweep import CannotWriteError, sweep
 
+    check_folder(store.folder)
     made = engine(args, todo)
     if not args.keep_going:
         _look(args, todo, store)

@@ -16,16 +16,18 @@ def run(args: argparse.Namespace) -> int:
     import math
     import random
 
+    from poem._files import check_file, write_whole
     from poem.api import adapt
     from poem.commands.predict import narrowed, progress, save, wnids
     from poem.method import recipe
     from poem.pages.photos import Shown, page, thumbnail
     from poem.predict import answers, photos, summary, wnid_folders
-    from poem.report import write_whole
     from poem.streams._shift import Shift
 
     if args.images is None:
         raise ValueError("expected your photos, as in poem demo imagenet --images photos/")
+    for place in ("predictions.csv", "photos.html"):
+        check_file(args.out / place)
     files, method, name = photos(args.images), args.method or "poem", args.model or "effnet-lite0"
     random.Random(0).shuffle(files)  # class folders would come one class at a time
     recipe(method)  # names that nobody knows are told before a model is loaded

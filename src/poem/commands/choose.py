@@ -18,12 +18,14 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Choose, write, and say what was looked at."""
+    from poem._files import check_file
     from poem.choice import RULE, choose, save
     from poem.store import Store
     from poem.streams import EXTRA
 
     if not args.results.is_dir():
         raise FileNotFoundError(f"expected a folder of results, got {args.results}; poem bench holdout makes one")
+    check_file(args.out)
     held_out = [report for report in Store(args.results).reports() if set(report.cell.corruptions) <= set(EXTRA)]
     chosen = choose(held_out)
     save(chosen, args.out)

@@ -38,6 +38,7 @@ def run(args: argparse.Namespace) -> int:
     import os
     from concurrent.futures.process import BrokenProcessPool
 
+    from poem._files import check_folder
     from poem.streams import _tree
     from poem.streams.corruptions import CORRUPTIONS, EXTRA, PROFILES, check, frost_source
 
@@ -56,6 +57,7 @@ def run(args: argparse.Namespace) -> int:
     except ImportError as error:
         raise ImportError("poem corrupt reads images with Pillow; type: pip install 'poem-tta[bench]'") from error
 
+    check_folder(args.target)
     settings = _tree.Settings(seed=args.seed, quality=args.quality, size=args.size, profile=args.profile)
     found = _tree.survey(args.source)
     if args.target.resolve().is_relative_to(args.source.resolve()):

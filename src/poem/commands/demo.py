@@ -56,15 +56,18 @@ def _digits(args: argparse.Namespace) -> int:
     import json
     from dataclasses import asdict
 
+    from poem._files import check_file, check_folder, write_whole
     from poem.commands._bar import Bar
     from poem.commands._quiet import quiet
     from poem.demo import table, text
     from poem.pages import build
-    from poem.report import write_whole
     from poem.store import Store
     from poem.suites import load
     from poem.sweep import Inline, Workers, sweep
 
+    check_folder(args.out)
+    if args.json is not None:
+        check_file(args.json)
     count = args.count or 384
     changes = {"severity": args.severity} | ({"batch_size": args.batch_size} if args.batch_size else {})
     suite = load("demo", "tiny", limit=count, changes=changes)

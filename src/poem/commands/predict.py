@@ -81,10 +81,14 @@ def run(args: argparse.Namespace) -> int:
     import math
     import random
 
+    from poem._files import check_file
     from poem.method import recipe
     from poem.predict import answers, photos, summary
 
+    check_file(args.out)
     files = photos(args.folder)
+    if args.out.exists() and any(args.out.samefile(path) for path in files if path.name == args.out.name):
+        raise ValueError(f"{args.out} is one of the images; give another file with -o")
     recipe(args.method, args.preset)  # a name that nobody knows is told before a model is loaded
     if args.shuffle is None and len({path.parent for path in files}) > 1:
         print("files come folder by folder; if folders are classes, --shuffle 0 mixes them", file=sys.stderr)

@@ -30,11 +30,13 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write both pages and say where they are."""
+    from poem._files import check_folder
     from poem.commands import _grid
     from poem.pages import build
     from poem.pages.contents import about
     from poem.store import Store
 
+    check_folder(args.out or args.results)
     store = Store(args.results)
     reports, failures = list(store.reports()), store.failures()
     if not reports and not failures:

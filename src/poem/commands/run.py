@@ -51,11 +51,14 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure one cell and print its card and metrics; 1 if an answer was not finite."""
+    from poem._files import check_file
     from poem.benchmark import Place, measure
     from poem.commands._bar import Bar
     from poem.engines import Moved
     from poem.sweep import Planned
 
+    if args.out is not None:
+        check_file(args.out)
     cell = _cell(args)
     if cell.data == "digits" and cell.base.startswith("digits-"):
         print(f"digits are another set, 8x8 and enlarged, than {cell.base} knows; its own is --data digits-test",

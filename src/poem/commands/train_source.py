@@ -28,6 +28,7 @@ def run(args: argparse.Namespace) -> int:
 
     import torch
 
+    from poem._files import check_folder, write_whole
     from poem.train import PLANS, cifar10, digits, train
 
     names = [name for name in PLANS if name.startswith(args.data)]
@@ -37,6 +38,7 @@ def run(args: argparse.Namespace) -> int:
             raise ValueError(f"expected --nets among {', '.join(names)}, got {name!r}")
     if args.epochs is not None and args.epochs < 1:
         raise ValueError(f"expected --epochs of at least 1, got {args.epochs}")
+    check_folder(args.out)
     root = args.root or os.environ.get("POEM_DATA")
     if args.data == "cifar10" and not root:
         raise ValueError("no root given: pass --root, or set POEM_DATA to the folder or tar that holds CIFAR-10")
@@ -51,9 +53,7 @@ def run(args: argparse.Namespace) -> int:
         plan = replace(PLANS[name], epochs=args.epochs) if args.epochs else PLANS[name]
         with _bar(name) as tell:
             records[name] = train(name, task, args.out, seed=args.seed, device=device, plan=plan, tell=tell)
-        beside = place.with_name(f".{place.name}.{os.getpid()}")
-        beside.write_text(json.dumps(dict(sorted(records.items())), indent=1) + "\n")
-        beside.replace(place)
+        write_whole(place, json.dumps(dict(sorted(records.items())), indent=1) + "\n")
         record = records[name]
         print(f"{name}: {record['accuracy']:.2f} % of {record['test_images']} images never seen, {record['seconds']} s")
         print(f"  {args.out / record['file']} sha256 {record['sha256']}")

@@ -55,7 +55,11 @@ def run(args: argparse.Namespace) -> int:
     import sys
     from pathlib import Path
 
+    from poem._files import check_file, write_whole
     from poem.verify import verify
+
+    if args.json not in (None, "-"):
+        check_file(Path(args.json))
 
     verdict = verify(
         args.base, args.data, args.root, weights=args.weights, mean=args.mean, std=args.std, limit=args.limit,
@@ -66,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     held = json.dumps({"command": command, **verdict.to_dict()}, indent=1)
     print(held if args.json == "-" else f"{verdict.card}\n\n{verdict}")
     if args.json not in (None, "-"):
-        Path(args.json).write_text(f"{held}\n")
+        write_whole(Path(args.json), f"{held}\n")
     return 0 if verdict.passed else 1
 
 

@@ -21,6 +21,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from poem._files import whole_file
+
 log = logging.getLogger("poem")
 
 _MAGIC: dict[bytes, Callable[..., Any]] = {b"\xfd7zXZ\x00": lzma.open, b"\x1f\x8b": gzip.open, b"BZh": bz2.open}
@@ -51,22 +53,15 @@ def plain_tar(path: Path, cache: Path | None = None) -> Path:
             "set POEM_CACHE to a folder with room"
         )
     log.warning("unpacking %s once, to %s", path, place)
-    beside = folder / f".{place.name}.{os.getpid()}"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with opener(path, "rb") as packed, beside.open("wb") as file:
+        with opener(path, "rb") as packed, whole_file(place) as file:
             shutil.copyfileobj(packed, file, 1 << 20)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(place)
     except (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile) as error:
         raise ValueError(f"{path} is cut short or damaged ({error}); copy it again") from error
     except OSError as error:
         raise ValueError(
             f"could not unpack {path} to {folder}: {error}; set POEM_CACHE to a folder with room"
         ) from error
-    finally:
-        beside.unlink(missing_ok=True)
     return place
 
 

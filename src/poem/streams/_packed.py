@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 from torch import Tensor
 
+from poem._files import whole_file
 from poem.streams._folders import Files
 from poem.streams._images import About, ImageSet, Labels
 from poem.streams._prepare import Prepare
@@ -41,15 +42,16 @@ def pack(parts: dict[str, ImageSet], out: Path) -> int:
             raise ValueError(f"expected encoded images to pack (class folders, or a tar of them), got {data!r}")
         names += [bytes(data.store.names[at]) for at in data.places.tolist()]
         blobs += [data.store.read(at) for at in data.places.tolist()]
-    out.parent.mkdir(parents=True, exist_ok=True)
-    np.savez_compressed(
-        out,
-        names=np.array(names),
-        blobs=np.frombuffer(b"".join(blobs), np.uint8),
-        lengths=np.array([len(blob) for blob in blobs], np.int32),
-        labels=np.concatenate([data.labels for data in parts.values()]).astype(np.uint8),
-        splits=np.repeat([split == "test" for split in parts], [len(data) for data in parts.values()]).astype(np.uint8),
-    )
+    sizes = [len(data) for data in parts.values()]
+    with whole_file(out) as file:
+        np.savez_compressed(
+            file,
+            names=np.array(names),
+            blobs=np.frombuffer(b"".join(blobs), np.uint8),
+            lengths=np.array([len(blob) for blob in blobs], np.int32),
+            labels=np.concatenate([data.labels for data in parts.values()]).astype(np.uint8),
+            splits=np.repeat([split == "test" for split in parts], sizes).astype(np.uint8),
+        )
     return out.stat().st_size
 
 

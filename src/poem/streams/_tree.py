@@ -11,6 +11,7 @@ import io
 import json
 import multiprocessing
 import os
+import re
 import signal
 import threading
 import time
@@ -21,7 +22,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from poem._files import write_whole
+from poem._files import PART, write_whole
 from poem.streams._folders import FORMATS, listing
 from poem.streams._frost import frost_source
 from poem.streams._images import Unreadable
@@ -31,6 +32,7 @@ from poem.streams.corruptions import corrupt, profile_of
 RECORD = "poem-corrupt.json"
 _LOOKS = 32  # images whose sizes choose the profile
 _PARTS = ".poem-parts"
+_LEFT_OVER = re.compile(rf"\..*{PART}|(?P<before>\d+)-\d+")  # the second form is an older version's
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,11 +195,9 @@ def work(job: Job, target: Path, settings: Settings) -> Outcome:
 
 def _write(target: Path, path: Path, data: bytes) -> None:
     """Write a file whole or not at all, by way of a folder apart, so that no half of one stands among images."""
-    part = target / _PARTS / f"{os.getpid()}-{threading.get_ident()}"
     for tries in range(5, -1, -1):
-        part.parent.mkdir(parents=True, exist_ok=True)
         try:
-            write_whole(path, data, beside=part, sync=False)
+            write_whole(path, data, beside=target / _PARTS, sync=False)
             break
         except FileNotFoundError:  # another run of the command, ending, has just swept the folder
             if not tries:
@@ -207,9 +207,10 @@ def _write(target: Path, path: Path, data: bytes) -> None:
 def sweep(target: Path) -> None:
     """Remove half-written files that dead processes left, and their folder, as far as that can be done."""
     parts = target / _PARTS
-    for part in parts.glob("*-*"):
-        owner = int(part.name.split("-")[0])
-        if owner == os.getpid() or not _alive(owner):
+    for part in parts.glob("*"):
+        named = _LEFT_OVER.fullmatch(part.name)
+        owner = 0 if named is None else int(named["process"] or named["before"])
+        if named is not None and (owner == os.getpid() or not _alive(owner)):
             with contextlib.suppress(OSError):
                 part.unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # not there, or in use by another run
@@ -219,7 +220,7 @@ def sweep(target: Path) -> None:
 def _alive(process: int) -> bool:
     try:
         os.kill(process, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):
         return False
     except OSError:
         return True
