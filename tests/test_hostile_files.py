@@ -1,16 +1,29 @@
-"""Files that are not what they seem: links, FIFOs and devices, disguised images, archives that swell, edited results."""
+"""Files that are not what they seem: links, FIFOs, devices, disguised images, archives that swell, edited results."""
 
 from __future__ import annotations
 
+import io
 import os
 import socket
 import stat
+import struct
+import tarfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image, ImageOps
+from stand_ins import cell, report
 
+from poem import predict
 from poem._files import write_whole
 from poem.store import Store
+from poem.streams import _tree
+from poem.streams._archives import plain_tar, unpacked_limit
+from poem.streams._folders import walk
+from poem.streams.datasets import Prepare, Unreadable, cifar, image_folder
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs links, FIFOs and permissions")
 
@@ -128,8 +141,6 @@ def test_the_lock_of_a_store_is_not_written_through_a_link(tmp_path: Path) -> No
 
 
 def test_what_a_killed_writer_left_is_removed_under_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from stand_ins import cell, report
-
     store = Store(tmp_path)
     with monkeypatch.context() as patch:  # as after kill -9: neither moved nor removed
         patch.setattr(Path, "replace", lambda *_: None)
@@ -142,8 +153,6 @@ def test_what_a_killed_writer_left_is_removed_under_the_lock(tmp_path: Path, mon
 
 
 def test_a_dangling_link_in_place_of_a_result_is_moved_aside(tmp_path: Path) -> None:
-    from stand_ins import cell, report
-
     store = Store(tmp_path)
     path = store.path(cell())
     path.parent.mkdir(parents=True)
@@ -155,10 +164,6 @@ def test_a_dangling_link_in_place_of_a_result_is_moved_aside(tmp_path: Path) -> 
 
 
 def test_a_tar_is_not_unpacked_through_a_link(tmp_path: Path) -> None:
-    import tarfile
-
-    from poem.streams._archives import plain_tar
-
     victim, packed = tmp_path / "victim", tmp_path / "set.tar.xz"
     victim.write_text("mine")
     with tarfile.open(packed, "w:xz") as tar:
@@ -168,3 +173,378 @@ def test_a_tar_is_not_unpacked_through_a_link(tmp_path: Path) -> None:
     (tmp_path / "second" / f".{place.name}.{os.getpid()}").symlink_to(victim)
     assert plain_tar(packed, tmp_path / "second").read_bytes() == place.read_bytes()
     assert victim.read_text() == "mine"
+
+
+# Images -------------------------------------------------------------------------------------------------------------
+
+GREY = np.arange(0, 256, dtype=np.uint8).reshape(16, 16)
+POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 32 32\n%%EndComments\nshowpage\n%%EOF\n"
+
+
+def encoded(picture: Any, kind: str, **options: Any) -> bytes:
+    """A picture as a file of a kind."""
+    held = io.BytesIO()
+    picture.save(held, kind, **options)
+    return held.getvalue()
+
+
+def read(data: bytes) -> Any:
+    """The pixels (H, W, 3) that everybody gets."""
+    return Prepare()(data, "image").permute(1, 2, 0).numpy()
+
+
+def by_data_set(path: Path) -> Any:
+    return image_folder(path.parents[1])[0].permute(1, 2, 0).numpy()
+
+
+def by_predict(path: Path) -> Any:
+    pixels, _, bad = predict._read([path], Prepare(), path.parent)
+    if pixels is None:
+        raise Unreadable(bad[0].error)
+    return pixels[0].permute(1, 2, 0).numpy()
+
+
+def by_corrupt(path: Path) -> Any:
+    """What `poem corrupt` reads, as handed to the corruption."""
+    seen: list[Any] = []
+
+    def kept(pixels: Any, *_: Any, **__: Any) -> Any:
+        seen.append(pixels[0].permute(1, 2, 0).numpy())
+        return pixels
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_tree, "corrupt", kept)
+        job = _tree.Job(path, path.name, (("fog", 5),), 0)
+        outcome = _tree.work(job, path.parents[1] / "out", _tree.Settings())
+    if not seen:
+        raise Unreadable(f"{outcome.name}: {outcome.unreadable}")
+    return seen[0]
+
+
+WAYS = {"data set": by_data_set, "predict": by_predict, "corrupt": by_corrupt}
+
+
+@pytest.fixture(params=WAYS)
+def way(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[bytes, str], Any]:
+    """Reads bytes as the file of a class folder, by each of the commands' own ways."""
+
+    def reads(data: bytes, name: str = "0.png") -> Any:
+        path = tmp_path / "in" / "class" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+        return WAYS[request.param](path)
+
+    return reads
+
+
+def test_postscript_under_an_image_s_name_starts_no_program(
+    way: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from PIL import EpsImagePlugin
+
+    started: list[bool] = []
+    monkeypatch.setattr(EpsImagePlugin, "Ghostscript", lambda *_, **__: started.append(True))
+    with pytest.raises(Unreadable, match=r"0\.jpg: .*JPEG, PNG, BMP, WEBP, PPM, TIFF, GIF"):
+        way(POSTSCRIPT, "0.jpg")
+    assert not started
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "BMP", "WEBP", "PPM", "TIFF", "GIF"])
+def test_formats_are_known_by_content_not_by_name(kind: str) -> None:
+    picture = Image.fromarray(GREY)
+    options = {"lossless": True} if kind == "WEBP" else {"quality": 100} if kind == "JPEG" else {}
+    assert abs(read(encoded(picture, kind, **options)).astype(int) - GREY[..., None]).max() <= 2
+
+
+@pytest.mark.parametrize("kind", ["ICO", "PCX", "TGA", "SGI", "IM", "JPEG2000", "DDS"])
+def test_other_formats_are_refused(kind: str) -> None:
+    picture = Image.fromarray(np.stack([GREY] * 3, 2))
+    try:
+        data = encoded(picture, kind)
+    except (OSError, KeyError):
+        pytest.skip("Pillow was built without it")
+    with pytest.raises(Unreadable, match="none of the formats"):
+        read(data)
+
+
+SIXTEEN = {
+    "PNG": lambda: encoded(Image.fromarray(GREY.astype(np.uint16) * 257), "PNG"),
+    "TIFF": lambda: encoded(Image.fromarray(GREY.astype(np.uint16) * 257), "TIFF"),
+    "TIFF, high byte first": lambda: tiff(GREY.astype(">u2") * 257, order=">"),
+    "TIFF, white is zero": lambda: tiff(65535 - GREY.astype("<u2") * 257, photometric=0),
+    "TIFF of 12 bits": lambda: tiff(GREY.astype("<u2"), bits=12),
+    "PGM": lambda: encoded(Image.fromarray(GREY.astype(np.uint16) * 257), "PPM"),
+    "PGM of 10 bits": lambda: b"P5 16 16 1023\n" + np.rint(GREY / 255 * 1023).astype(">u2").tobytes(),
+}
+
+
+def tiff(values: Any, *, order: str = "<", photometric: int = 1, bits: int = 16) -> bytes:
+    """A grey TIFF of one strip; values of 12 bits are packed two to three bytes, scaled from 8."""
+    if bits == 12:
+        wide = np.rint(values.astype(float) / 255 * 4095).astype(int).reshape(-1, 2)
+        packed = np.stack([wide[:, 0] >> 4, (wide[:, 0] & 15) << 4 | wide[:, 1] >> 8, wide[:, 1] & 255], 1)
+        strip = packed.astype(np.uint8).tobytes()
+    else:
+        strip = values.tobytes()
+    tags = {256: 16, 257: 16, 258: bits, 259: 1, 262: photometric, 273: 8, 277: 1, 278: 16, 279: len(strip)}
+    head = (b"II" if order == "<" else b"MM") + struct.pack(f"{order}HI", 42, 8 + len(strip))
+    entries = b"".join(struct.pack(f"{order}HHII", tag, 4, 1, value) for tag, value in tags.items())
+    return head + strip + struct.pack(f"{order}H", len(tags)) + entries + struct.pack(f"{order}I", 0)
+
+
+@pytest.mark.parametrize("kind", SIXTEEN)
+def test_sixteen_bits_are_scaled_not_clipped(kind: str) -> None:
+    pixels = read(SIXTEEN[kind]())
+    assert abs(pixels.astype(int) - GREY[..., None]).max() <= (0 if "10" not in kind and "12" not in kind else 1)
+
+
+def test_everybody_reads_sixteen_bits_alike(way: Callable[..., Any]) -> None:
+    assert (way(SIXTEEN["PNG"]()) == GREY[..., None]).all()
+
+
+def test_floats_from_0_to_1_are_scaled() -> None:
+    for kind in ("TIFF", "PPM"):
+        assert (read(encoded(Image.fromarray((GREY / 255).astype(np.float32)), kind)) == GREY[..., None]).all()
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        (GREY.astype(np.float32), r"floating-point pixels from 0 to 255, expected 0 to 1"),
+        (np.where(GREY == 7, np.nan, 0.5).astype(np.float32), r"floating-point pixels that are NaN or infinite"),
+        (-GREY.astype(np.float32) / 255, r"floating-point pixels from -1 to 0"),
+        (GREY.astype(np.int32) * 1000, r"32-bit integers.*; save it with 8 or 16 bits"),
+    ],
+)
+def test_pixels_without_a_known_white_are_refused(way: Callable[..., Any], values: Any, says: str) -> None:
+    with pytest.raises(Unreadable, match=rf"0\.tif: .*{says}"):
+        way(encoded(Image.fromarray(values), "TIFF"), "0.tif")
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_exif_rotation_is_applied_by_everybody(way: Callable[..., Any], orientation: int) -> None:
+    picture, exif = Image.fromarray(np.stack([GREY[:6]] * 3, 2)), Image.Exif()
+    exif[0x0112] = orientation
+    data = encoded(picture, "PNG", exif=exif)
+    expected = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(data))))
+    assert (way(data) == expected).all()
+    if orientation == 1:
+        assert (way(data) == np.asarray(picture)).all()
+
+
+def test_a_tiff_is_turned_once() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    picture = Image.fromarray(np.stack([GREY[:6]] * 3, 2))
+    assert (
+        read(encoded(picture, "TIFF", exif=exif)) == np.asarray(picture.transpose(Image.Transpose.ROTATE_270))
+    ).all()
+
+
+def test_damaged_exif_does_not_spoil_the_image() -> None:
+    picture = Image.fromarray(np.stack([GREY] * 3, 2))
+    assert (read(encoded(picture, "PNG", exif=b"Exif\x00\x00MM\x00*\xff\xff\xff\xff")) == np.asarray(picture)).all()
+
+
+def test_what_is_transparent_shows_white() -> None:
+    colours = np.stack([GREY, GREY[::-1], np.zeros_like(GREY), np.where(GREY < 128, 0, 255).astype(np.uint8)], 2)
+    hidden = colours[..., 3] == 0
+    for kind in ("PNG", "WEBP", "TIFF"):
+        options = {"lossless": True, "exact": True} if kind == "WEBP" else {}
+        pixels = read(encoded(Image.fromarray(colours), kind, **options))
+        assert (pixels[hidden] == 255).all(), kind
+        assert (pixels[~hidden] == colours[~hidden][:, :3]).all(), kind
+    pixels = read(encoded(Image.fromarray(colours[..., [0, 3]]), "PNG"))
+    assert (pixels[hidden] == 255).all()
+    assert (pixels[~hidden] == colours[~hidden][:, :1]).all()
+    palette = Image.fromarray(GREY // 64, "P")
+    palette.putpalette([0, 0, 0, 200, 0, 0, 0, 200, 0, 0, 0, 200])
+    pixels = read(encoded(palette, "PNG", transparency=0))
+    assert (pixels[GREY < 64] == 255).all()
+    assert (pixels[GREY // 64 == 1] == (200, 0, 0)).all()
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "1", "P", "CMYK", "RGBA", "LA", "YCbCr"])
+def test_ordinary_images_have_the_pixels_that_pillow_s_rgb_has(mode: str) -> None:
+    rng = np.random.default_rng(0)
+    picture = Image.fromarray(rng.integers(0, 256, (20, 30, 3), dtype=np.uint8)).convert(mode)
+    for kind in {"RGB": ("JPEG", "PNG", "BMP"), "L": ("JPEG", "PNG"), "CMYK": ("JPEG", "TIFF"), "YCbCr": ("JPEG",)}.get(
+        mode, ("PNG",)
+    ):
+        data = encoded(picture, kind)
+        assert (read(data) == np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))).all(), kind
+
+
+def test_too_many_pixels_are_refused_by_name(way: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    data = encoded(Image.new("RGB", (40, 30)), "PNG")
+    for limit in (1199, 100):  # Pillow itself warns above the limit, and raises above twice the limit
+        monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
+        with pytest.raises(Unreadable, match=rf"0\.png: .*more than {limit} pixels.*POEM_MAX_PIXELS"):
+            way(data)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1200)
+    assert way(data).shape == (30, 40, 3)
+
+
+def test_the_limit_of_pixels_can_be_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = encoded(Image.new("RGB", (40, 30)), "PNG")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    monkeypatch.setenv("POEM_MAX_PIXELS", "5000")
+    assert read(data).shape == (30, 40, 3)
+    monkeypatch.setenv("POEM_MAX_PIXELS", "many")
+    with pytest.raises(ValueError, match="expected POEM_MAX_PIXELS as a number"):
+        read(data)
+
+
+def test_a_strip_of_an_image_is_not_blown_up() -> None:
+    data = encoded(Image.new("L", (60_000, 2)), "PNG")
+    with pytest.raises(Unreadable, match=r"strip: 60000x2 pixels would become 7680000x256, more than"):
+        Prepare(resize=256, crop=224)(data, "strip")
+
+
+@pytest.mark.parametrize("sizes", [{"resize": 100_000_000}, {"crop": 10_000}, {"resize": 0}, {"crop": -3}])
+def test_sizes_that_no_model_has_are_refused(sizes: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match=r"expected sizes from 1 to 8192"):
+        Prepare(**sizes)
+
+
+def test_names_of_any_bytes_are_shown_on_one_line() -> None:
+    with pytest.raises(Unreadable) as told:
+        Prepare()(b"", os.fsdecode(b"a\nb\x1b[31m\xff.jpg"))
+    assert str(told.value).startswith(r"a\nb\x1b[31m\udcff.jpg: ")
+
+
+# Folders ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def strange(tmp_path: Path) -> Path:
+    """A class folder with one image, one link to it, and everything else that a folder may hold."""
+    folder = tmp_path / "set" / "class"
+    (folder / "deeper").mkdir(parents=True)
+    Image.fromarray(GREY).save(folder / "0.png")
+    (folder / "deeper" / "1.png").symlink_to(folder / "0.png")
+    odd("FIFO", folder / "2.png", folder)
+    odd("socket", folder / "3.png", folder)
+    (folder / "4.png").symlink_to(folder / "4.png")
+    (folder / "5.png").symlink_to(folder / "nowhere")
+    (folder / "6.png").symlink_to(folder / "2.png")
+    (folder / "deeper" / "up").symlink_to(folder)
+    (folder / "deeper" / "top").symlink_to(tmp_path / "set")
+    (folder.parent / "loop").symlink_to(folder.parent / "loop")
+    (folder.parent / "again").symlink_to(folder.parent)
+    (folder.parent / ".hidden").mkdir()
+    os.mkfifo(folder.parent / ".hidden" / "7.png")
+    return folder.parent
+
+
+def test_what_is_no_file_in_a_folder_is_skipped_with_a_word(strange: Path, caplog: pytest.LogCaptureFixture) -> None:
+    data = image_folder(strange)
+    assert [Path(data.where(at)).name for at in range(len(data))] == ["0.png", "1.png"]
+    assert data.classes == ("class",)
+    assert all((data[at].numpy() == GREY).all() for at in range(2))
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert f"{strange}: 9 entries skipped" in said
+    for words in ("2 FIFOs", "1 socket", "3 links that lead nowhere", "3 folders met before"):
+        assert words in said, said
+    caplog.clear()
+    assert [path.name for path in predict.photos(strange)] == ["0.png", "1.png"]
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert "2 FIFOs" in said
+    assert "3 linked folders" in said
+    assert _tree.survey(strange).images == ("class/0.png", "class/deeper/1.png")
+
+
+def test_folders_of_any_depth_are_walked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    depth = 1200  # more than Python's stack holds; made and removed step by step, as rmtree could not
+    monkeypatch.chdir(tmp_path)
+    for _ in range(depth):
+        os.mkdir("d")
+        os.chdir("d")
+    Path("0.png").touch()
+    try:
+        found = list(walk(tmp_path))
+    finally:
+        Path("0.png").unlink()
+        for _ in range(depth):
+            os.chdir("..")
+            os.rmdir("d")
+    assert [name.count("/") for name in found] == [depth]
+
+
+def test_a_file_that_becomes_a_fifo_is_not_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "set" / "class" / "0.png"
+    path.parent.mkdir(parents=True)
+    Image.fromarray(GREY).save(path)
+    data = image_folder(tmp_path / "set")
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(Unreadable, match="expected a regular file, got a FIFO"):
+        data[0]
+    with pytest.raises(Unreadable, match="expected a regular file, got a FIFO"):
+        by_predict(path)
+    with pytest.raises(Unreadable, match="expected a regular file, got a FIFO"):
+        by_corrupt(path)
+
+
+def test_a_file_larger_than_any_image_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "set" / "class" / "0.png"
+    path.parent.mkdir(parents=True)
+    with path.open("wb") as file:
+        file.truncate(1 << 40)  # a hole: it takes no room
+    with pytest.raises(Unreadable, match="expected at most"):
+        by_data_set(path)
+
+
+# Archives -----------------------------------------------------------------------------------------------------------
+
+
+def swollen(path: Path, size: int = 3 << 20) -> Path:
+    """A compressed tar whose one file is all zeros."""
+    with tarfile.open(path, f"w:{path.suffix[1:]}") as tar:
+        member = tarfile.TarInfo("class/0.png")
+        member.size = size
+        tar.addfile(member, io.BytesIO(bytes(size)))
+    return path
+
+
+@pytest.mark.parametrize("kind", ["xz", "gz", "bz2"])
+def test_an_archive_that_swells_is_refused(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    packed = swollen(tmp_path / f"set.tar.{kind}")
+    monkeypatch.setenv("POEM_MAX_UNPACKED", "1M")
+    with pytest.raises(ValueError, match=rf"set\.tar\.{kind} unpacks to more than 1\.0 MB.*POEM_MAX_UNPACKED"):
+        image_folder(packed, cache=tmp_path / "cache")
+    assert files(tmp_path / "cache") == []
+    monkeypatch.setenv("POEM_MAX_UNPACKED", "1G")
+    assert len(image_folder(packed, cache=tmp_path / "cache")) == 1
+    monkeypatch.setenv("POEM_MAX_UNPACKED", "much")
+    with pytest.raises(ValueError, match="expected POEM_MAX_UNPACKED as a number of bytes, such as 200G, got 'much'"):
+        image_folder(packed, cache=tmp_path / "other")
+
+
+def test_the_limit_of_an_archive_grows_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("POEM_MAX_UNPACKED", raising=False)
+    assert unpacked_limit(1000) == 1 << 30
+    assert unpacked_limit(10**9) == 20 * 10**9
+
+
+def test_a_packed_file_that_swells_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "cifar10.npz"
+    np.savez_compressed(path, blobs=np.zeros(3 << 20, np.uint8), lengths=[1], splits=[1], names=[b"a"], labels=[0])
+    monkeypatch.setenv("POEM_MAX_UNPACKED", "1M")
+    with pytest.raises(ValueError, match=r"cifar10\.npz unpacks to 3\.\d MB, more than 1\.0 MB.*POEM_MAX_UNPACKED"):
+        cifar(path, partial=True)
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        {"lengths": [1], "splits": [1, 1, 1], "names": [b"a"], "labels": [0], "blobs": np.zeros(1, np.uint8)},
+        {"lengths": ["x"], "splits": [1], "names": [b"a"], "labels": [0], "blobs": np.zeros(1, np.uint8)},
+        {"lengths": [1], "splits": [1], "names": [7], "labels": [0], "blobs": np.zeros(1, np.uint8)},
+        {"splits": [1]},
+    ],
+)
+def test_a_packed_file_of_other_arrays_is_refused(tmp_path: Path, arrays: dict[str, Any]) -> None:
+    np.savez(tmp_path / "cifar10.npz", **arrays)
+    with pytest.raises(ValueError, match="expected packed images of CIFAR-10"):
+        cifar(tmp_path / "cifar10.npz", partial=True)

@@ -18,6 +18,7 @@ from torch import Tensor
 SCHEMA = 2
 PART = r"\.(?P<process>\d+)-[0-9a-f]{16}\.part"
 """How the name of a temporary file ends, with the id of the process that writes it."""
+_READ = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 _KINDS = {
     stat.S_IFDIR: "folder", stat.S_IFLNK: "symbolic link", stat.S_IFIFO: "FIFO", stat.S_IFSOCK: "socket",
     stat.S_IFCHR: "device", stat.S_IFBLK: "device",
@@ -131,6 +132,31 @@ def _check_writable(folder: Path, path: Path) -> None:
         part.unlink()
     except OSError as error:
         raise OSError(f"cannot write {path}: {error.strerror or error} in {there}; choose another place") from error
+
+
+def read_bytes(path: Path, most: int | None = None) -> bytes:
+    """The content of a regular file, at most so many bytes; a FIFO, socket or device is an error, not a wait.
+
+    Opening a FIFO waits for somebody to write into it, unless it is opened with `O_NONBLOCK`.
+    """
+    with os.fdopen(os.open(path, _READ), "rb") as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode):
+            kind = _KINDS.get(stat.S_IFMT(found.st_mode), "special file")
+            raise OSError(f"expected a regular file, got a {kind}")
+        if most is None:
+            return file.read()
+        data = file.read(most + 1) if found.st_size <= most else b""
+        if found.st_size > most or len(data) > most:
+            raise OSError(f"expected at most {most} bytes, got {max(found.st_size, len(data))}")
+        return data
+
+
+def printable(text: str) -> str:
+    """Text on one line of a terminal: control characters, and bytes that are no UTF-8, as backslash escapes."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
 def save(state: dict[str, Any], path: Path) -> None:

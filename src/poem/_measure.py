@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from poem import zoo
-from poem.streams._prepare import Prepare, pillow
+from poem.streams._decode import pillow
+from poem.streams._prepare import Prepare
 from poem.streams.indices import class_indices, is_wnid
 
 if TYPE_CHECKING:

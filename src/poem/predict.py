@@ -18,11 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from poem._files import printable, read_bytes
 from poem.api import adapt
 from poem.model import anatomy
 from poem.streams import corrupt
-from poem.streams._folders import FORMATS
-from poem.streams._images import Unreadable
+from poem.streams._archives import LARGEST
+from poem.streams._folders import FORMATS, walk
 from poem.streams._prepare import Prepare
 from poem.streams.indices import class_indices, is_wnid
 
@@ -63,11 +64,14 @@ class Answer:
 
 
 def photos(folder: Path) -> list[Path]:
-    """Every image under a folder, by name; what begins with a dot is not looked at."""
+    """Every image under a folder, by name.
+
+    What begins with a dot is not looked at. Links to files are followed, links to folders are not. What is no regular
+    file (FIFOs, sockets, devices, links that lead nowhere) is skipped, and a warning says how many there were.
+    """
     if not folder.is_dir():
         raise FileNotFoundError(f"expected a folder of images, got {folder}, which is not one")
-    found = (path for path in folder.rglob("*") if path.suffix.lower() in FORMATS and path.is_file())
-    kept = sorted(path for path in found if not any(word.startswith(".") for word in path.relative_to(folder).parts))
+    kept = sorted(folder / name for name in walk(folder, links=False) if Path(name).suffix.lower() in FORMATS)
     if not kept:
         raise FileNotFoundError(f"no images under {folder}; endings looked for: {' '.join(FORMATS)}")
     return kept
@@ -172,9 +176,11 @@ def _read(batch: Sequence[Path], prepare: Prepare, folder: Path) -> tuple[Tensor
     for path in batch:
         name = str(path.relative_to(folder))
         try:
-            images.append(prepare(path.read_bytes(), name))
+            images.append(prepare(read_bytes(path, LARGEST), name))
             good.append(path)
-        except (Unreadable, OSError, ValueError) as error:
+        except OSError as error:
+            bad.append(Answer(file=name, error=f"{printable(name)}: {error.strerror or error}"))
+        except ValueError as error:
             bad.append(Answer(file=name, error=str(error)))
     sizes = {tuple(image.shape[1:]) for image in images}
     if len(sizes) > 1:

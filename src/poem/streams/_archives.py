@@ -11,19 +11,23 @@ import hashlib
 import logging
 import lzma
 import os
-import shutil
+import re
 import tarfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from poem._files import whole_file
+from poem._files import read_bytes, whole_file
 
 log = logging.getLogger("poem")
+
+LARGEST = 1 << 30
+"""Bytes of one image file; no image that `poem.streams._decode` takes is larger, and it is read into memory whole."""
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 _MAGIC: dict[bytes, Callable[..., Any]] = {b"\xfd7zXZ\x00": lzma.open, b"\x1f\x8b": gzip.open, b"BZh": bz2.open}
 
@@ -33,7 +37,7 @@ def plain_tar(path: Path, cache: Path | None = None) -> Path:
 
     xz, gz and bz2 have no random access, so the tar is unpacked once: to `cache`, else to the folder named by
     POEM_CACHE, else beside the archive, if that folder is not marked read-only. The copy appears under its name only
-    when it is complete.
+    when it is complete. One that grows beyond `unpacked_limit` is refused.
     """
     with path.open("rb") as file:
         head = file.read(6)
@@ -55,7 +59,7 @@ def plain_tar(path: Path, cache: Path | None = None) -> Path:
     log.warning("unpacking %s once, to %s", path, place)
     try:
         with opener(path, "rb") as packed, whole_file(place) as file:
-            shutil.copyfileobj(packed, file, 1 << 20)
+            _copy(packed, file, path, unpacked_limit(stat.st_size))
     except (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile) as error:
         raise ValueError(f"{path} is cut short or damaged ({error}); copy it again") from error
     except OSError as error:
@@ -63,6 +67,38 @@ def plain_tar(path: Path, cache: Path | None = None) -> Path:
             f"could not unpack {path} to {folder}: {error}; set POEM_CACHE to a folder with room"
         ) from error
     return place
+
+
+def unpacked_limit(size: int) -> int:
+    """How many bytes an archive of a size may unpack to: POEM_MAX_UNPACKED, else 20 times its size and at least 1 GiB.
+
+    Images are compressed already, so a tar of them hardly shrinks; one that grows a thousandfold would fill the disk.
+    """
+    stated = os.environ.get("POEM_MAX_UNPACKED", "").strip()
+    if not stated:
+        return max(1 << 30, 20 * size)
+    found = re.fullmatch(r"(\d+)\s*([KMGT]?)B?", stated, re.IGNORECASE)
+    if found is None:
+        raise ValueError(f"expected POEM_MAX_UNPACKED as a number of bytes, such as 200G, got {stated!r}")
+    return int(found[1]) * _UNITS[found[2].upper()]
+
+
+def megabytes(size: int) -> str:
+    """A number of bytes for a message."""
+    return f"{size / 10**6:,.1f} MB"
+
+
+def _copy(packed: IO[bytes], file: IO[bytes], path: Path, most: int) -> None:
+    """Unpack piece by piece, up to a limit."""
+    total = 0
+    while piece := packed.read(1 << 20):
+        total += len(piece)
+        if total > most:
+            raise ValueError(
+                f"{path} unpacks to more than {megabytes(most)}, from {megabytes(path.stat().st_size)}; if you trust "
+                "it, set POEM_MAX_UNPACKED to the bytes to allow, such as 200G"
+            )
+        file.write(piece)
 
 
 def _writable(folder: Path) -> bool:
@@ -104,6 +140,8 @@ class TarStore:
         start, size = (int(number) for number in self.spans[at])
         with self.path.open("rb") as file:
             file.seek(start)
+            if size > LARGEST:
+                raise OSError(f"expected at most {LARGEST} bytes, got {size}")
             return file.read(size)
 
     def where(self, at: int) -> str:
@@ -120,7 +158,7 @@ class FolderStore:
 
     def read(self, at: int) -> bytes:
         """The bytes of one file."""
-        return self._path(at).read_bytes()
+        return read_bytes(self._path(at), LARGEST)
 
     def where(self, at: int) -> str:
         """The file's path."""

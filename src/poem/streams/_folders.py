@@ -2,12 +2,16 @@
 
 One rule for all who look: an image is a file in a class folder, at any depth, with one of the endings of `FORMATS`.
 What begins with a dot, file or folder, is not looked at. All other files, images outside class folders among them, are
-left alone and named in `Listing.others`.
+left alone and named in `Listing.others`. What is no regular file (FIFOs, sockets, devices, links that lead nowhere or
+in a circle) is skipped, never opened, and counted in a warning.
 """
 
 from __future__ import annotations
 
+import logging
 import os
+import stat
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -16,9 +20,12 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from poem._files import printable
 from poem.streams._archives import FolderStore, TarStore, index, plain_tar
 from poem.streams._images import About, ImageSet, Unreadable
 from poem.streams._prepare import Prepare
+
+log = logging.getLogger("poem")
 
 FORMATS = {
     ".jpeg": "JPEG", ".jpg": "JPEG", ".png": "PNG", ".bmp": "BMP", ".webp": "WEBP", ".ppm": "PPM", ".tif": "TIFF",
@@ -113,15 +120,15 @@ def listing(path: Path, *, under: str | None = None, numbered: bool = False, cac
     folder = path / under if under else path
     if not folder.is_dir():
         raise FileNotFoundError(f"expected a folder of class folders, or a tar of them, at {folder}")
-    classes = sorted(
-        (entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith(".")),
-        key=_rank(numbered, folder),
-    )
+    below: dict[str, list[str]] = {}
+    others = []
+    for name in sorted(walk(folder, within=below)):
+        first, apart, _ = name.partition("/")
+        (below[first] if apart else others).append(name)
     names: list[str] = []
     members: dict[str, list[int]] = {}
-    others = sorted(entry.name for entry in os.scandir(folder) if entry.is_file() and not entry.name.startswith("."))
-    for name in classes:
-        files = sorted(_walk(folder / name, name))
+    for name in sorted(below, key=_rank(numbered, folder)):
+        files = below[name]
         images = [file for file in files if _is_image(file)]
         others += [file for file in files if not _is_image(file)]
         members[name] = list(range(len(names), len(names) + len(images)))
@@ -129,14 +136,69 @@ def listing(path: Path, *, under: str | None = None, numbered: bool = False, cac
     return Listing(folder, FolderStore(folder, names), members, tuple(others))
 
 
-def _walk(folder: Path, prefix: str) -> Iterator[str]:
-    for entry in os.scandir(folder):
-        if entry.name.startswith("."):
+def walk(folder: Path, *, links: bool = True, within: dict[str, list[str]] | None = None) -> Iterator[str]:
+    """Names of the regular files under a folder, relative to it, in no order; a warning counts what was skipped.
+
+    Args:
+        folder: Where to look; what begins with a dot is passed over.
+        links: Follow links to folders. Within one top folder, each real folder is entered once.
+        within: Takes a list for every top folder, those without files too.
+    """
+    skipped: Counter[str] = Counter()
+    waiting = [(os.fspath(folder), "", {_identity(folder)})]
+    while waiting:
+        path, prefix, seen = waiting.pop()
+        try:
+            with os.scandir(path) as found:
+                entries = [entry for entry in found if not entry.name.startswith(".")]
+        except OSError:
+            if not prefix:
+                raise
+            skipped["folders that cannot be read"] += 1
             continue
+        for entry in entries:
+            kind, name = _kind(entry, links), prefix + entry.name
+            if kind == "file":
+                yield name
+            elif kind == "folder" and (real := _identity(entry.path)) not in seen:
+                if prefix:
+                    seen.add(real)
+                elif within is not None:
+                    within[name] = []
+                waiting.append((entry.path, f"{name}/", seen if prefix else {*seen, real}))
+            else:
+                skipped["folders met before" if kind == "folder" else kind] += 1
+    if skipped:
+        words = ", ".join(f"{count} {name if count > 1 else _SINGLE[name]}" for name, count in sorted(skipped.items()))
+        total = sum(skipped.values())
+        log.warning("%s: %d entr%s skipped: %s", printable(str(folder)), total, "y" if total == 1 else "ies", words)
+
+
+_SINGLE = {
+    "FIFOs": "FIFO", "sockets": "socket", "devices": "device", "links that lead nowhere": "link that leads nowhere",
+    "linked folders": "linked folder", "folders met before": "folder met before",
+    "folders that cannot be read": "folder that cannot be read", "other entries": "other entry",
+}  # fmt: skip
+"""What is skipped, for several and for one."""
+
+
+def _identity(folder: str | Path) -> tuple[int, int]:
+    found = os.stat(folder)
+    return found.st_dev, found.st_ino
+
+
+def _kind(entry: os.DirEntry[str], links: bool) -> str:
+    """The word "file" or "folder", or in what words to count something else."""
+    try:
+        if entry.is_file():
+            return "file"
         if entry.is_dir():
-            yield from _walk(Path(entry.path), f"{prefix}/{entry.name}")
-        else:
-            yield f"{prefix}/{entry.name}"
+            return "folder" if links or not entry.is_symlink() else "linked folders"
+        mode = entry.stat().st_mode
+    except OSError:
+        return "links that lead nowhere" if entry.is_symlink() else "other entries"
+    kinds = {stat.S_IFIFO: "FIFOs", stat.S_IFSOCK: "sockets"}
+    return kinds.get(stat.S_IFMT(mode), "devices")
 
 
 def _is_image(name: str) -> bool:

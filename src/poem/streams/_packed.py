@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import zipfile
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -11,11 +13,22 @@ import numpy as np
 from torch import Tensor
 
 from poem._files import whole_file
+from poem.streams._archives import megabytes, unpacked_limit
 from poem.streams._folders import Files
 from poem.streams._images import About, ImageSet, Labels
 from poem.streams._prepare import Prepare
 
 AGAIN = "pack it again: python benchmarks/train_cifar10.py --pack CIFAR10_TAR FILE.npz"
+
+_OTHER_FILES = (
+    ValueError, KeyError, IndexError, TypeError, OverflowError, EOFError, MemoryError, NotImplementedError, zlib.error,
+    zipfile.BadZipFile,
+)  # fmt: skip
+"""What numpy and zipfile raise for a file that `pack` did not write, or that is damaged."""
+
+
+class TooLargeError(ValueError):
+    """A packed file that would fill the memory."""
 
 
 class Packed(ImageSet):
@@ -58,11 +71,25 @@ def pack(parts: dict[str, ImageSet], out: Path) -> int:
 def packed(path: Path, split: Literal["test", "train"], count: int, partial: bool) -> Packed:
     """One split of a file that `pack` wrote; one with another number of images is an error unless `partial`."""
     try:
-        with np.load(path, allow_pickle=False) as held:
-            ends, whole = np.cumsum(held["lengths"], dtype=np.int64), held["blobs"].tobytes()
-            rows = np.flatnonzero(held["splits"] == (split == "test")).tolist()
-            names, labels = held["names"], held["labels"]
-    except (ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        with zipfile.ZipFile(path) as held:
+            unpacked = sum(each.file_size for each in held.infolist())  # zipfile reads no more than that
+        most = unpacked_limit(path.stat().st_size)
+        if unpacked > most:
+            raise TooLargeError(
+                f"{path} unpacks to {megabytes(unpacked)}, more than {megabytes(most)}; if you trust it, set "
+                "POEM_MAX_UNPACKED to the bytes to allow, such as 200G"
+            )
+        with np.load(path, allow_pickle=False) as arrays:
+            ends, whole = np.cumsum(arrays["lengths"], dtype=np.int64), arrays["blobs"].tobytes()
+            rows = np.flatnonzero(arrays["splits"] == (split == "test")).tolist()
+            stored, labels = arrays["names"], arrays["labels"][rows]
+        if stored.dtype.kind != "S":
+            raise TypeError(f"expected names as bytes, got {stored.dtype}")
+        names = [os.fsdecode(bytes(stored[row])) for row in rows]
+        blobs = [whole[ends[row - 1] if row else 0 : ends[row]] for row in rows]
+    except TooLargeError:
+        raise
+    except _OTHER_FILES as error:
         raise ValueError(
             f"expected packed images of CIFAR-10 in {path}, got another file ({error}); {AGAIN}"
         ) from error
@@ -73,5 +100,4 @@ def packed(path: Path, split: Literal["test", "train"], count: int, partial: boo
         provenance="packed class folders (re-encoded images)",
         subset=f"{len(rows)} of {count} ({split})",
     )
-    blobs = [whole[ends[row - 1] if row else 0 : ends[row]] for row in rows]
-    return Packed([names[row].decode() for row in rows], blobs, labels[rows], about)
+    return Packed(names, blobs, labels, about)

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from io import BytesIO
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from poem.streams._images import Unreadable
+from poem._files import printable
+from poem.streams._decode import check_pixels, decode, pillow
 
 
-def pillow() -> Any:
-    """PIL's Image module."""
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise ImportError("reading image files needs Pillow: pip install 'poem-tta[bench]'") from error
-    return Image
+LARGEST = 8192
+"""Pixels a side; more would be a slip of the finger, and gigabytes for one image."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,35 +31,31 @@ class Prepare:
     def __post_init__(self) -> None:
         if self.interpolation not in ("bilinear", "bicubic"):
             raise ValueError(f"expected interpolation 'bilinear' or 'bicubic', got {self.interpolation!r}")
-        if min(self.resize or 1, self.crop or 1) < 1:
-            raise ValueError(f"expected sizes >= 1, got {self}")
+        for name, size in (("resize", self.resize), ("crop", self.crop)):
+            if size is not None and not 1 <= size <= LARGEST:
+                raise ValueError(f"expected sizes from 1 to {LARGEST} pixels, got {name} {size}")
 
     def __str__(self) -> str:
         steps = [f"short side to {self.resize} ({self.interpolation})"] if self.resize else []
         return ", ".join(steps + ([f"centre {self.crop}"] if self.crop else [])) or "as stored"
 
     def __call__(self, data: bytes, where: str) -> Tensor:
-        """Decode a file to uint8 (3, H, W); a broken one is an error that names it."""
-        image_module, file = pillow(), BytesIO(data)
-        try:
-            with image_module.open(file) as opened:
-                picture = opened.convert("RGB")
-        except Exception as error:  # Pillow's plugins raise whatever a broken file makes them meet
-            reason = str(error).replace(repr(file), where.replace("\\", "/").rsplit("/", 1)[-1])
-            raise Unreadable(f"{where}: {len(data)} bytes that are no whole image ({reason})") from error
-        return self.frame(picture, where)
+        """Decode a file to uint8 (3, H, W), by `poem.streams._decode`; a broken one is an error that names it."""
+        return self.frame(decode(data, where), where)
 
     def frame(self, picture: Any, where: str = "the image") -> Tensor:
         """Resize and crop an RGB image of PIL's: uint8 (3, H, W)."""
         wide, high = picture.size
         short = min(wide, high)
         if self.resize and short != self.resize:
+            stored = f"{wide}x{high} pixels would become "
             wide, high = (self.resize if side == short else int(self.resize * side / short) for side in (wide, high))
+            check_pixels(wide, high, printable(where), stored)
             picture = picture.resize((wide, high), getattr(pillow().Resampling, self.interpolation.upper()))
         if self.crop:
             if min(wide, high) < self.crop:
                 raise ValueError(
-                    f"{where}: expected at least {self.crop} pixels a side, got {wide}x{high}; add resize="
+                    f"{printable(where)}: expected at least {self.crop} pixels a side, got {wide}x{high}; add resize="
                 )
             left, top = round((wide - self.crop) / 2), round((high - self.crop) / 2)
             picture = picture.crop((left, top, left + self.crop, top + self.crop))

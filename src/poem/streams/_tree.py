@@ -22,11 +22,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from poem._files import PART, write_whole
+from poem._files import PART, printable, read_bytes, write_whole
+from poem.streams._archives import LARGEST
+from poem.streams._decode import pillow, size
 from poem.streams._folders import FORMATS, listing
 from poem.streams._frost import frost_source
 from poem.streams._images import Unreadable
-from poem.streams._prepare import EVAL, Prepare, pillow
+from poem.streams._prepare import EVAL, Prepare
 from poem.streams.corruptions import corrupt, profile_of
 
 RECORD = "poem-corrupt.json"
@@ -142,8 +144,8 @@ def _profile(settings: Settings, found: Survey) -> str | None:
         return profile_of(settings.prepare.crop)
     sides = []
     for name in found.images[:: -(-len(found.images) // _LOOKS)]:
-        with contextlib.suppress(Exception), pillow().open(found.source / name) as file:  # a broken one is told later
-            sides.append(min(file.size))
+        with contextlib.suppress(Exception):  # a broken one is told later
+            sides.append(min(size(read_bytes(found.source / name, LARGEST), name)))
     return profile_of(round(median(sides))) if sides else None
 
 
@@ -166,9 +168,9 @@ def work(job: Job, target: Path, settings: Settings) -> Outcome:
     """Make all files of one job; a file that cannot be read or written is told, not raised."""
     outcome = Outcome(job.name, job.there)
     try:
-        pixels = settings.prepare(job.source.read_bytes(), job.name)
+        pixels = settings.prepare(read_bytes(job.source, LARGEST), job.name)
     except (OSError, Unreadable) as error:
-        outcome.unreadable = str(error).removeprefix(f"{job.name}: ")
+        outcome.unreadable = str(error).removeprefix(f"{printable(job.name)}: ")
         return outcome
     kind = FORMATS[job.source.suffix.lower()]
     options: dict[str, Any] = {"quality": settings.quality} if kind in ("JPEG", "WEBP") else {}
