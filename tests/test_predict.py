@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -441,3 +448,246 @@ def test_progress_says_how_long_is_left(capsys: pytest.CaptureFixture[str]) -> N
 
     assert len(list(progress(iter([[0] * 4, [0] * 4]), 8, "tent"))) == 2
     assert capsys.readouterr().err.startswith("tent: 4/8 images, about 0 s left")
+
+
+# Stopping and going on ----------------------------------------------------------------------------------------------
+
+STREAM = ("--model", "digits-bn", "--method", "tent", "--lr", "0.05", "--preset", "cifar", "--batch-size", "3")
+
+
+class Stop:
+    """Does something before a certain batch is read, and counts the batches."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, before: int = 10**9, do: Callable[[], None] | None = None) -> None:
+        import poem.predict
+
+        plain, self.batches = poem.predict._read, 0
+
+        def read(*args: Any) -> Any:
+            self.batches += 1
+            if self.batches == before:
+                assert do is not None
+                do()
+            return plain(*args)
+
+        patch.setattr(poem.predict, "_read", read)
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def terminate() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.fixture
+def whole(folder: Path, tmp_path: Path) -> bytes:
+    """What a run writes that nobody stops."""
+    out = tmp_path / "whole.csv"
+    assert main(["predict", str(folder), *STREAM, "-o", str(out)]) == 1
+    assert sorted(os.listdir(tmp_path)) == ["whole.csv"]
+    return out.read_bytes()
+
+
+@pytest.mark.parametrize(("stop", "code"), [(interrupt, 130), (terminate, 143)])
+def test_a_stopped_run_keeps_its_answers_and_goes_on(
+    folder: Path, tmp_path: Path, whole: bytes, stop: Callable[[], None], code: int,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    out, handler = tmp_path / "a.csv", signal.getsignal(signal.SIGTERM)
+    words = ["predict", str(folder), *STREAM, "-o", str(out)]
+    with pytest.MonkeyPatch.context() as patch:
+        Stop(patch, 3, stop)
+        assert main(words) == code
+    assert signal.getsignal(signal.SIGTERM) is handler
+    said = capsys.readouterr().err
+    assert "stopped after 6 of 13 images" in said
+    assert "the same command goes on" in said
+    assert not out.exists(), "whole or not at all"
+    kept = (tmp_path / "a.partial.csv").read_bytes()
+    rows = list(csv.DictReader((tmp_path / "a.partial.csv").open()))
+    assert len(rows) == 6
+    with pytest.MonkeyPatch.context() as patch:
+        going_on = Stop(patch)
+        assert main(words) == 1, "one file could not be read"
+        assert going_on.batches == 3, "the first two of five batches are not read again"
+    assert "going on after 6 of 13 images" in capsys.readouterr().err
+    assert out.read_bytes() == whole
+    assert kept.splitlines()[0] == whole.splitlines()[0]
+    assert sorted(os.listdir(tmp_path)) == ["a.csv", "whole.csv"]
+
+
+def test_answers_after_going_on_depend_on_what_was_learnt(folder: Path, tmp_path: Path, whole: bytes) -> None:
+    """The test above would not notice a lost state if nothing were learnt."""
+    from poem.predict import answers
+
+    model, base = zoo.load("digits-bn")
+    late = photos(folder)[6:]
+    settings: dict[str, Any] = {"mean": base.mean, "std": base.std, "lr": 0.05, "preset": "cifar"}
+    fresh = next(iter(answers(model, late, "tent", folder=folder, prepare=Prepare(), batch_size=3, **settings)))
+    rows = {row["file"]: row for row in csv.DictReader(whole.decode().splitlines())}
+    assert any(abs(float(rows[each.file]["entropy"]) - (each.entropy or 0)) > 1e-3 for each in fresh if not each.error)
+
+
+def test_a_run_killed_at_any_moment_goes_on(folder: Path, tmp_path: Path, whole: bytes) -> None:
+    """As a crash leaves it: rows that no state belongs to, the last of them half."""
+    out = tmp_path / "a.csv"
+    words = ["predict", str(folder), *STREAM, "-o", str(out)]
+    with pytest.MonkeyPatch.context() as patch:
+        Stop(patch, 4, interrupt)
+        patch.setattr("poem._journal.EVERY", 3600.0)  # the state of the first batch is the last one written
+        patch.setattr("poem._journal.Journal.__exit__", lambda *_: None)
+        assert main(words) == 130
+    with (tmp_path / "a.partial.csv").open("ab") as file:
+        file.write(b'"half a ro')
+    with pytest.MonkeyPatch.context() as patch:
+        going_on = Stop(patch)
+        assert main(words) == 1
+        assert going_on.batches == 4
+    assert out.read_bytes() == whole
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs kill -9")
+def test_a_process_that_is_killed_goes_on(folder: Path, tmp_path: Path, whole: bytes) -> None:
+    out, partial = tmp_path / "a.csv", tmp_path / "a.partial.csv"
+    words = ["predict", str(folder), *STREAM, "-o", str(out)]
+    slow = "import time, poem.predict as p; q = p._read; p._read = lambda *a: (time.sleep(0.5), q(*a))[1]"
+    line = f"import torch; torch.set_num_threads(1); {slow}; from poem.cli import main; main({words!r})"
+    process = subprocess.Popen([sys.executable, "-c", line], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    try:
+        while process.poll() is None and not (partial.exists() and partial.read_bytes().count(b"\n") > 6):
+            time.sleep(0.02)
+        assert process.poll() is None, "it should not have ended by itself"
+    finally:
+        process.kill()
+        process.wait()
+    assert not out.exists()
+    assert main(words) == 1
+    assert out.read_bytes() == whole
+    assert sorted(os.listdir(tmp_path)) == ["a.csv", "whole.csv"]
+
+
+@pytest.fixture
+def stopped(folder: Path, tmp_path: Path) -> Path:
+    """The place of a result whose run was stopped after two batches."""
+    out = tmp_path / "a.csv"
+    with pytest.MonkeyPatch.context() as patch:
+        Stop(patch, 3, interrupt)
+        assert main(["predict", str(folder), *STREAM, "-o", str(out)]) == 130
+    return out
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (["--method", "source"], "method 'tent', now 'source'"),
+        (["--batch-size", "4"], "batch_size 3, now 4"),
+        (["--lr", "0.01"], "lr 0.05, now 0.01"),
+        (["--shuffle", "0"], "images"),
+        (["--resize", "40"], "prepare"),
+    ],
+)
+def test_other_settings_do_not_go_on(
+    folder: Path, stopped: Path, change: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    capsys.readouterr()
+    before = stopped.with_name("a.partial.csv").read_bytes()
+    assert main(["predict", str(folder), *STREAM, "-o", str(stopped), *change]) == 2
+    said = capsys.readouterr().err
+    assert "was begun with other settings" in said
+    assert says in said
+    assert "--restart" in said
+    assert stopped.with_name("a.partial.csv").read_bytes() == before
+    assert main(["predict", str(folder), *STREAM, "-o", str(stopped), *change, "--restart"]) == 1
+    assert len(list(csv.DictReader(stopped.open()))) == 13
+    assert os.listdir(stopped.parent) == ["a.csv"]
+
+
+@pytest.mark.parametrize("harm", ["rows edited", "rows cut", "state spoilt", "state gone", "state is another's"])
+def test_a_record_that_cannot_be_trusted_is_refused(
+    folder: Path, stopped: Path, harm: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows, state = stopped.with_name("a.partial.csv"), stopped.with_name("a.partial.csv.state")
+    if harm == "rows edited":
+        rows.write_bytes(rows.read_bytes().replace(b"png", b"jpg", 1))
+    elif harm == "rows cut":
+        rows.write_bytes(rows.read_bytes()[:-20])
+    elif harm == "state spoilt":
+        state.write_bytes(state.read_bytes()[:-20])
+    elif harm == "state is another's":
+        model, _ = zoo.load("digits-bn")
+        poem.adapt(model, "tent").save(state)
+    else:
+        state.unlink()
+    words = ["predict", str(folder), *STREAM, "-o", str(stopped)]
+    capsys.readouterr()
+    if harm == "state gone":
+        assert main(words) == 1, "there is nothing to go on from"
+    else:
+        assert main(words) == 2
+        assert "--restart" in capsys.readouterr().err
+        assert main([*words, "--restart"]) == 1
+    assert len(list(csv.DictReader(stopped.open()))) == 13
+
+
+def test_two_runs_do_not_write_one_result(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("fcntl")
+    words = ["predict", str(folder), *STREAM, "-o", str(tmp_path / "a.csv")]
+    codes = []
+    with pytest.MonkeyPatch.context() as patch:
+        Stop(patch, 3, lambda: codes.append(main(words)))
+        assert main(words) == 1
+    assert codes == [2]
+    assert "another process writes" in capsys.readouterr().err
+    assert len(list(csv.DictReader((tmp_path / "a.csv").open()))) == 13
+
+
+def test_a_link_in_place_of_the_record_is_not_written_through(folder: Path, tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    (tmp_path / "a.partial.csv").symlink_to(victim)
+    assert main(["predict", str(folder), *STREAM, "-o", str(tmp_path / "a.csv")]) == 2
+    assert victim.read_text() == "mine"
+
+
+ODD_NAMES = [
+    b"a,b.png", b'quo"ted".png', b"new\nline.png", b"car\rriage.png", b"-dash.png", b"--method.png", b"=1+1.png",
+    b"sp ace .png", "\u00e9\u2603.png".encode(), b"not utf-8 \xff\xfe.png", b"\x1b[31mred.png", b"tab\t'.png",
+    b"x" * 251 + b".png", b"%s{}.png", b"$(touch x).png",
+]  # fmt: skip
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems take fewer names")
+def test_any_file_name_survives(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    top, out = tmp_path / "-photos", tmp_path / "out" / "a.csv"
+    top.mkdir()
+    data = io.BytesIO()
+    Image.new("RGB", (32, 32), (90, 10, 30)).save(data, "PNG")
+    for name in ODD_NAMES:
+        (top / os.fsdecode(name)).write_bytes(data.getvalue())
+    (top / os.fsdecode(b"broken\n\xff.png")).write_bytes(b"")
+    words = ["predict", f"{tmp_path}/-photos", *STREAM, "-o", str(out)]
+    with pytest.MonkeyPatch.context() as patch:
+        Stop(patch, 4, interrupt)
+        assert main(words) == 130
+    assert main(words) == 1
+    with out.open(encoding="utf-8", errors="surrogateescape", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert sorted(os.fsencode(row["file"]) for row in rows) == sorted([*ODD_NAMES, b"broken\n\xff.png"])
+    (lost,) = [row for row in rows if row["error"]]
+    assert "\n" not in lost["error"]
+    said = capsys.readouterr().out
+    assert r"unreadable: broken\n\udcff.png: 0 bytes" in said
+    assert main([*words, "--json"]) == 1
+    found = [json.loads(line)["file"] for line in capsys.readouterr().out.splitlines()]
+    assert sorted(map(os.fsencode, found)) == sorted([*ODD_NAMES, b"broken\n\xff.png"])
+
+
+def test_a_terminal_of_another_encoding_is_no_reason_to_fail() -> None:
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    code = "import sys; from poem.cli import main; import poem.commands.list as l; "
+    code += "l.named = lambda kind: {'n\\u00e9\\udcff': 'x'}; sys.exit(main(['list', 'methods']))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(b"n\\xe9\\udcff")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import io
 import logging
 import os
 import sys
@@ -55,6 +56,9 @@ def parser(chosen: str | None = None) -> tuple[argparse.ArgumentParser, argparse
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; one whose reader goes away, as in `poem list | head`, ends without a word."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # names of any bytes can be printed, on a terminal of any encoding
+            stream.reconfigure(errors="backslashreplace")
     try:
         try:
             return _run(argv)

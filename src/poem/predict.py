@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,9 @@ from poem.streams._archives import LARGEST
 from poem.streams._folders import FORMATS, walk
 from poem.streams._prepare import Prepare
 from poem.streams.indices import class_indices, is_wnid
+
+if TYPE_CHECKING:
+    from poem._journal import Journal
 
 FEW, DOUBT = 20, 0.5
 """From so many images on, a smaller share of answers that are the model's own is a reason not to use them."""
@@ -105,6 +108,7 @@ def answers(
     classes: Sequence[int] | None = None,
     corruption: tuple[str, int] | None = None,
     on_batch: Callable[[Tensor, list[Path], Any], None] | None = None,
+    journal: Journal | None = None,
     **settings: Any,
 ) -> Iterator[list[Answer]]:
     """Batch by batch in the files' order; a file that does not decode is an answer with its error.
@@ -121,6 +125,7 @@ def answers(
         classes: Indices the logits are cut to; labels are then places in this list.
         corruption: A shift to put on the images, such as `("fog", 3)`.
         on_batch: Called with images, their files and `adapter.last`, for whoever wants to look closer.
+        journal: Is given every batch, and says where a stopped run goes on; its answers are not given again.
         settings: Passed on to `poem.adapt`.
     """
     adapter = adapt(model, method, classes=classes, batch_size=batch_size, **settings)
@@ -129,20 +134,23 @@ def answers(
     device = next(model.parameters()).device
     words = _Words(names or {}, wnids or {}, classes)
     try:
-        for start in range(0, len(files), batch_size):
+        if journal is not None and journal.state is not None:
+            adapter.load_state_dict(journal.state)
+        for start in range(0 if journal is None else journal.done, len(files), batch_size):
             batch = files[start : start + batch_size]
-            pixels, good, bad = _read(batch, prepare, folder)
-            if pixels is None:
-                yield bad
-                continue
-            if corruption is not None:
-                ids = [start + batch.index(path) for path in good]
-                pixels = corrupt(pixels, *corruption, ids=ids)
-            images = pixels.to(device).float() / 255
-            logits, before = adapter(images), plain(images)
-            if on_batch is not None:
-                on_batch(images, good, adapter.last)
-            yield sorted(bad + _answered(logits, before, adapter.last, good, folder, words), key=_by_file)
+            pixels, good, found = _read(batch, prepare, folder)
+            if pixels is not None:
+                if corruption is not None:
+                    ids = [start + batch.index(path) for path in good]
+                    pixels = corrupt(pixels, *corruption, ids=ids)
+                images = pixels.to(device).float() / 255
+                logits, before = adapter(images), plain(images)
+                if on_batch is not None:
+                    on_batch(images, good, adapter.last)
+                found = sorted(found + _answered(logits, before, adapter.last, good, folder, words), key=_by_file)
+            if journal is not None:
+                journal.add(found, start + len(batch), adapter)
+            yield found
     finally:
         adapter.unload()
         plain.unload()

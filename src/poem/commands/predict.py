@@ -5,6 +5,9 @@ poem predict photos/ --model mypackage.nets:build --mean 0.5 --std 0.5 --crop 22
 poem predict photos/ --model torchvision.models:resnet18 --weights resnet18.pth --crop 224 --mean ... --std ...
 poem predict val/ --classes folders --shuffle 0
 
+Answers are kept in predictions.partial.csv while it runs. Run the same command again to go on after a stop: images that
+are answered are not read again, what was learnt from them is loaded, and the result is that of a run without a stop.
+
 A row of predictions.csv is a file; its columns:
 file             below the folder given
 label, name      the answer: the class's index (with --classes its place in that list), and what it is called
@@ -53,6 +56,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--method", default="poem", help="a name that `poem list` prints; default: poem")
     parser.add_argument("-o", "--out", type=Path, default=Path("predictions.csv"), help="default: predictions.csv")
+    parser.add_argument("--restart", action="store_true", help="begin anew, though a stopped run left answers")
     parser.add_argument("--batch-size", type=int, default=64, help="default: 64")
     parser.add_argument("--lr", type=float, help="learning rate; default: the method's rule")
     parser.add_argument(
@@ -82,6 +86,8 @@ def run(args: argparse.Namespace) -> int:
     import random
 
     from poem._files import check_file
+    from poem._journal import Journal
+    from poem.commands._stop import Stopped, stoppable
     from poem.method import recipe
     from poem.predict import answers, photos, summary
 
@@ -105,21 +111,24 @@ def run(args: argparse.Namespace) -> int:
           file=sys.stderr)  # fmt: skip
     if args.shuffle is not None:
         random.Random(args.shuffle).shuffle(files)
-    found: list[Answer] = []
-    try:
+    stated = _settings(args, settings, files)
+    with stoppable(), Journal(args.out, stated, restart=args.restart) as journal:
+        if journal.done:
+            say(f"going on after {journal.done} of {len(files)} images; --restart begins anew")
         batches = answers(
             model, files, args.method, folder=args.folder, batch_size=args.batch_size, lr=args.lr, preset=args.preset,
-            **settings,
+            journal=journal, **settings,
         )  # fmt: skip
-        for batch in progress(batches, len(files), args.method):
-            found += batch
-    except KeyboardInterrupt:
-        partial = args.out.with_name(f"{args.out.stem}.partial{args.out.suffix}")
-        save(found, partial)
-        print(f"poem: stopped; the first {len(found)} of {len(files)} answers are in {partial}")
-        return 130
-    found.sort(key=lambda each: each.file)
-    save(found, args.out)
+        try:
+            for _ in progress(batches, len(files), args.method, journal.done):
+                pass
+        except KeyboardInterrupt as stop:
+            say(f"poem: stopped after {journal.done} of {len(files)} images, whose answers are in {journal.rows}; the "
+                "same command goes on")  # fmt: skip
+            return stop.code if isinstance(stop, Stopped) else 130
+        found = sorted(journal.found, key=lambda each: each.file)
+        save(found, args.out)
+        journal.remove()
     if args.json:
         print("\n".join(json.dumps(dataclasses.asdict(each)) for each in found))
     else:
@@ -130,6 +139,21 @@ def run(args: argparse.Namespace) -> int:
     if lost:
         say(f"{lost} answers were not finite (NaN or Inf): their labels mean nothing, and nan stands in {args.out}")
     return 1 if lost or any(each.error for each in found) else 0
+
+
+def _settings(args: argparse.Namespace, settings: dict[str, Any], files: Sequence[Path]) -> dict[str, Any]:
+    """All that the answers depend on, for the record of a run that may be stopped."""
+    from poem import __version__
+    from poem._journal import images_of
+
+    stated = {
+        "images": images_of(files, args.folder), "model": args.model, "weights": args.weights, "method": args.method,
+        "preset": args.preset, "lr": args.lr, "batch_size": args.batch_size, "device": args.device,
+        "poem": __version__,
+    }  # fmt: skip
+    used = {name: settings.get(name) for name in ("mean", "std", "classes")}
+    plain = {name: list(value) if value is not None else None for name, value in used.items()}
+    return {**stated, **plain, "prepare": str(settings["prepare"])}
 
 
 def classes(which: str | None, files: Sequence[Path], folder: Path) -> tuple[list[int] | None, bool]:
@@ -229,7 +253,7 @@ def opened(
     return model.to(device), settings, base.classes
 
 
-def progress(batches: Any, total: int, words: str) -> Any:
+def progress(batches: Any, total: int, words: str, done: int = 0) -> Any:
     """A bar over images on the terminal; elsewhere a line after the first batch and now and then, with what is left."""
     import time
 
@@ -238,31 +262,24 @@ def progress(batches: Any, total: int, words: str) -> Any:
 
     from poem.commands._bar import duration
 
-    console, done, began = Console(stderr=True), 0, time.monotonic()
+    console, before, began = Console(stderr=True), done, time.monotonic()
     said: float | None = None
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(words, total=total)
+        task = bar.add_task(words, total=total, completed=done)
         for batch in batches:
             done += len(batch)
             bar.advance(task, len(batch))
             now = time.monotonic()
             if not console.is_terminal and done < total and (said is None or now - said > EVERY):
                 said = now
-                say(f"{words}: {done}/{total} images, about {duration((now - began) * (total - done) / done)} left")
+                left = duration((now - began) * (total - done) / (done - before))
+                say(f"{words}: {done}/{total} images, about {left} left")
             yield batch
 
 
 def save(found: Sequence[Answer], path: Path) -> None:
     """A CSV file, whole or not at all."""
-    import csv
-    import dataclasses
-    import io
+    from poem._files import write_whole
+    from poem._journal import table
 
-    from poem.predict import Answer
-    from poem.report import write_whole
-
-    text = io.StringIO()
-    writer = csv.DictWriter(text, [item.name for item in dataclasses.fields(Answer)], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(dataclasses.asdict(each) for each in found)
-    write_whole(path, text.getvalue())
+    write_whole(path, table(found))

@@ -58,7 +58,8 @@ def decode(data: bytes, where: str) -> Any:
     except Unreadable:
         raise
     except Exception as error:  # Pillow's plugins raise whatever a broken file makes them meet
-        reason = str(error).replace(repr(file), name.replace("\\", "/").rsplit("/", 1)[-1]) or type(error).__name__
+        last = printable(where.replace("\\", "/").rsplit("/", 1)[-1])
+        reason = str(error).replace(repr(file), last) or type(error).__name__
         if isinstance(error, image_module.UnidentifiedImageError):
             reason += f": none of the formats that are read, {', '.join(READ)}"
         raise Unreadable(f"{name}: {len(data)} bytes that are no whole image ({reason})") from error

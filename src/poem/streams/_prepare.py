@@ -12,7 +12,6 @@ from torch import Tensor
 from poem._files import printable
 from poem.streams._decode import check_pixels, decode, pillow
 
-
 LARGEST = 8192
 """Pixels a side; more would be a slip of the finger, and gigabytes for one image."""
 
