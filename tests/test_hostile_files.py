@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import socket
 import stat
@@ -19,6 +20,8 @@ from stand_ins import cell, report
 
 from poem import predict
 from poem._files import write_whole
+from poem.cli import main
+from poem.report import Report
 from poem.store import Store
 from poem.streams import _tree
 from poem.streams._archives import plain_tar, unpacked_limit
@@ -404,7 +407,7 @@ def test_a_strip_of_an_image_is_not_blown_up() -> None:
 @pytest.mark.parametrize("sizes", [{"resize": 100_000_000}, {"crop": 10_000}, {"resize": 0}, {"crop": -3}])
 def test_sizes_that_no_model_has_are_refused(sizes: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=r"expected sizes from 1 to 8192"):
-        Prepare(**sizes)
+        Prepare(**sizes)  # type: ignore[arg-type]
 
 
 def test_names_of_any_bytes_are_shown_on_one_line() -> None:
@@ -455,7 +458,7 @@ def test_what_is_no_file_in_a_folder_is_skipped_with_a_word(strange: Path, caplo
 
 
 def test_folders_of_any_depth_are_walked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    depth = 1200  # more than Python's stack holds; made and removed step by step, as rmtree could not
+    depth = 1020  # more than Python's stack holds; made and removed step by step, as rmtree could not
     monkeypatch.chdir(tmp_path)
     for _ in range(depth):
         os.mkdir("d")
@@ -500,7 +503,7 @@ def test_a_file_larger_than_any_image_is_not_read(tmp_path: Path) -> None:
 
 def swollen(path: Path, size: int = 3 << 20) -> Path:
     """A compressed tar whose one file is all zeros."""
-    with tarfile.open(path, f"w:{path.suffix[1:]}") as tar:
+    with tarfile.open(path, f"w:{path.suffix[1:]}") as tar:  # type: ignore[call-overload]
         member = tarfile.TarInfo("class/0.png")
         member.size = size
         tar.addfile(member, io.BytesIO(bytes(size)))
@@ -548,3 +551,96 @@ def test_a_packed_file_of_other_arrays_is_refused(tmp_path: Path, arrays: dict[s
     np.savez(tmp_path / "cifar10.npz", **arrays)
     with pytest.raises(ValueError, match="expected packed images of CIFAR-10"):
         cifar(tmp_path / "cifar10.npz", partial=True)
+
+
+# Results ------------------------------------------------------------------------------------------------------------
+
+
+def edit(path: Path, change: Callable[[dict[str, Any]], Any], **layout: Any) -> None:
+    """Change a result as somebody with an editor would."""
+    values = json.loads(path.read_text())
+    change(values)
+    path.write_text(json.dumps(values, **layout))
+
+
+def better(values: dict[str, Any]) -> None:
+    values["metrics"]["top1"] = 99.0
+
+
+def test_an_edited_result_is_noticed(tmp_path: Path) -> None:
+    store, mine = Store(tmp_path), cell()
+    path = store.save(report(mine))
+    assert len(json.loads(path.read_text())["checksum"]) == 64
+    assert Report.load(path).intact is True
+    assert Report.load(path) == report(mine), "equality is of results"
+    edit(path, lambda values: None, sort_keys=True)
+    assert Report.load(path).intact is True, "another layout is no edit"
+    edit(path, better)
+    (found,) = store.reports()
+    assert found.intact is False
+    assert found.metrics["top1"] == 99.0
+    assert "was edited after it was measured" in store.edited[path]
+    assert path.name in store.edited[path]
+    assert store.broken == {}
+    assert found.key == mine.key
+    for change in (
+        lambda values: values["timing"].update(total_s=0.1),
+        lambda values: values["notes"].append("all is well"),
+        lambda values: values.update(checksum="0" * 64),
+        lambda values: values.update(checksum=7),
+    ):
+        report(mine).save(path)
+        edit(path, change)
+        assert Report.load(path).intact is False
+
+
+def test_a_result_without_a_checksum_is_of_an_older_version(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    path = store.save(report(cell()))
+    edit(path, lambda values: values.pop("checksum"))
+    (found,) = store.reports()
+    assert found.intact is None
+    assert found == report(cell())
+    assert store.unchecked == {path}
+    assert store.edited == {}
+    assert store.finished(cell()) is not None, "it counts"
+
+
+def test_an_edited_result_gets_no_new_checksum(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    report(cell()).save(path)
+    edit(path, better)
+    Report.load(path).save(tmp_path / "b.json")
+    assert Report.load(tmp_path / "b.json").intact is None
+
+
+def test_pages_and_comparisons_mark_edited_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from poem.suites import load
+
+    suite = load("demo", "tiny", limit=8)
+    stores = Store(tmp_path / "a"), Store(tmp_path / "b")
+    for store in stores:
+        paths = [store.save(report(each)) for each in suite.cells]
+    edit(paths[0], better)
+    edit(paths[1], lambda values: values.pop("checksum"))
+    words = ["report", str(tmp_path / "b"), "--suites", "demo", "--limit", "8"]
+    assert main(words) == 0
+    said = capsys.readouterr().out
+    assert f"{paths[0]} was edited after it was measured" in said
+    assert "1 result has no checksum, as of an older version" in said
+    label = suite.cells[0].label
+    for page in ("report.md", "report.html"):
+        text = (tmp_path / "b" / page).read_text().replace("\\", "")
+        assert f"1 result was edited after it was measured: {label}" in text
+        assert f"{len(paths) - 2} match, 1 does not, 1 has none" in text
+    assert main(["report", str(tmp_path / "a"), "--suites", "demo", "--limit", "8"]) == 0
+    assert "edited" not in capsys.readouterr().out
+    assert "edited" not in (tmp_path / "a" / "report.md").read_text()
+    assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b")]) == 1
+    said = capsys.readouterr().out
+    assert f"edited: {paths[0]} was edited" in said
+    assert "1 result has no checksum" in said
+    assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b"), "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert len(found["edited"]) == 1
+    assert found["unchecked"] == 1

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import math
 import os
 import secrets
 import stat
@@ -18,6 +20,8 @@ from torch import Tensor
 SCHEMA = 2
 PART = r"\.(?P<process>\d+)-[0-9a-f]{16}\.part"
 """How the name of a temporary file ends, with the id of the process that writes it."""
+TEXT = 64 << 20
+"""Bytes of a file of settings or results, at most."""
 _READ = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 _KINDS = {
     stat.S_IFDIR: "folder", stat.S_IFLNK: "symbolic link", stat.S_IFIFO: "FIFO", stat.S_IFSOCK: "socket",
@@ -143,13 +147,50 @@ def read_bytes(path: Path, most: int | None = None) -> bytes:
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode):
             kind = _KINDS.get(stat.S_IFMT(found.st_mode), "special file")
-            raise OSError(f"expected a regular file, got a {kind}")
+            raise OSError(errno.EINVAL, f"expected a regular file, got a {kind}", str(path))
         if most is None:
             return file.read()
         data = file.read(most + 1) if found.st_size <= most else b""
         if found.st_size > most or len(data) > most:
-            raise OSError(f"expected at most {most} bytes, got {max(found.st_size, len(data))}")
+            size = max(found.st_size, len(data))
+            raise OSError(errno.EFBIG, f"expected at most {most} bytes, got {size}", str(path))
         return data
+
+
+def read_text(path: Path) -> str:
+    """The text of a regular file of settings or results, in UTF-8."""
+    return read_bytes(path, TEXT).decode("utf-8")
+
+
+def read_json(path: Path) -> Any:
+    """What a JSON file holds; NaN, infinity and endless nesting are a `ValueError`, like any other wrong text."""
+    try:
+        return json.loads(read_text(path), parse_constant=_no_constant, parse_float=_finite)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+
+
+def read_yaml(path: Path) -> Any:
+    """What a YAML file holds, read by the safe loader."""
+    import yaml
+
+    try:
+        return yaml.safe_load(read_text(path))
+    except yaml.YAMLError as error:
+        raise ValueError(" ".join(str(error).split())) from error
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"expected finite numbers, got {name}")
+
+
+def _finite(text: str) -> float:
+    found = float(text)
+    if not math.isfinite(found):
+        raise ValueError(f"expected finite numbers, got {text[:20]}")
+    return found
 
 
 def printable(text: str) -> str:
@@ -176,9 +217,9 @@ def load(path: Path) -> dict[str, Any]:
         with safe_open(str(path), framework="pt") as file:
             rest = json.loads((file.metadata() or {}).get("poem", "null"))
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a dictionary
-    except SafetensorError as error:
+    except (SafetensorError, ValueError, RecursionError) as error:
         raise ValueError(f"expected a state written by adapter.save, got {path}: {error}") from error
-    if rest is None:
+    if not isinstance(rest, dict) or "rng" not in tensors:
         raise ValueError(f"expected a state written by adapter.save, got {path}, which lacks its description")
     rng = tensors.pop("rng")
     return {**rest, "rng": rng, "tensors": tensors}

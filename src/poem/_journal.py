@@ -4,9 +4,9 @@
     predictions.partial.csv.state    the adapter's state after some of those batches, and which rows those are
 
 A state is written when a run is stopped, and on the way at most every `EVERY` seconds, and so rarely that writing takes
-a twentieth of the time. Going on means: rows after the state's are dropped, the adapter loads the state, and the batches after it are answered. With the
-same files, settings and machine, the answers are those of a run that was never stopped. Both files are removed when the
-result is written.
+a twentieth of the time. Going on means: rows after the state's are dropped, the adapter loads the state, and the
+batches after it are answered. With the same files, settings and machine, the answers are those of a run that was never
+stopped. Both files are removed when the result is written.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def table(found: Iterable[Answer], *, head: bool = True) -> str:
 
 
 def _line(values: Sequence[Any]) -> str:
-    """One row, ended by a line feed. The writer quotes only the ends of lines that it writes itself, so it gets both."""
+    """One row, ended by a line feed; told to end rows with both, the writer quotes fields that hold either."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\r\n").writerow(values)
     return text.getvalue()[:-2] + "\n"
@@ -59,13 +59,14 @@ def _line(values: Sequence[Any]) -> str:
 
 def read_table(text: str) -> list[Answer]:
     """Answers from `table`'s text."""
-    rows = csv.DictReader(io.StringIO(text, newline=""))
-    return [
-        Answer(
-            **{key: (_READERS[key](text) if text else None) if key in _READERS else text for key, text in row.items()}
-        )
-        for row in rows
-    ]
+    return [_answer(row) for row in csv.DictReader(io.StringIO(text, newline=""))]
+
+
+def _answer(row: Mapping[str, str]) -> Answer:
+    values: dict[str, Any] = dict(row)
+    for name, read in _READERS.items():
+        values[name] = read(row[name]) if row[name] else None
+    return Answer(**values)
 
 
 def images_of(paths: Sequence[Path], folder: Path) -> str:

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from poem._files import read_yaml
 from poem.cells import Cell, laid
 from poem.streams._shift import nearest
 
@@ -77,11 +78,9 @@ def path_of(name: str | os.PathLike[str]) -> Path:
 
 def read(path: Path) -> Block:
     """The mapping that a YAML file holds."""
-    import yaml
-
     try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        found = read_yaml(path)
+    except ValueError as error:
         raise ValueError(f"{path} is not YAML: {error}") from error
     if not isinstance(found, dict):
         raise ValueError(f"expected fields in {path}, such as 'name: mine', got {type(found).__name__}")

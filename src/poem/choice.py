@@ -6,11 +6,13 @@ suites.load("table1", "full", chosen=read(Path("chosen.yaml")))
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from poem._files import read_yaml
 from poem.method import SUFFIXES
 from poem.report import Report, write_whole
 from poem.streams._shift import EXTRA
@@ -117,10 +119,11 @@ def save(chosen: Chosen, path: Path) -> None:
 
 def read(path: Path) -> Chosen:
     """What `save` wrote."""
-    import yaml
-
     try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
-        return {str(base): {str(name): float(rate) for name, rate in rates.items()} for base, rates in found.items()}
-    except (yaml.YAMLError, AttributeError, TypeError, ValueError) as error:
+        found = read_yaml(path)
+        chosen = {str(base): {str(name): float(rate) for name, rate in rates.items()} for base, rates in found.items()}
+        if wrong := [rate for rates in chosen.values() for rate in rates.values() if not 0 <= rate < math.inf]:
+            raise ValueError(f"a learning rate is a finite number of at least 0, got {wrong[0]:g}")
+        return chosen
+    except (AttributeError, TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"expected base: {{method: learning rate}} in {path}: {error}") from error

@@ -104,6 +104,13 @@ def _run(argv: Sequence[str] | None) -> int:
             raise
         print(f"poem {args.command}: {error}", file=sys.stderr)
         return 2
+    except Exception as error:  # nobody foresaw it: a network and images that do not fit, no memory, a bug
+        if args.verbose:
+            raise
+        reason = (str(error).strip() or "no reason given").splitlines()[0]
+        said = f"{type(error).__name__}: {reason}; poem -v {args.command} prints the traceback"
+        print(f"poem {args.command}: {said}", file=sys.stderr)
+        return 2
 
 
 def _refuse_unknown(words: Sequence[str], command: argparse.ArgumentParser) -> None:

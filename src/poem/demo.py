@@ -52,7 +52,7 @@ def _found(reports: Sequence[Report], plain: Sequence[Report]) -> Found:
     own, before = ({each.cell.corruptions[0]: each.metrics["top1"] for each in found} for found in (reports, plain))
     mean = statistics.fmean(own.values())
     shifts = {shift: (before[shift], top1) for shift, top1 in own.items() if shift in before}
-    images = [float(each.ledger["images"]) for each in reports]
+    images = [float(each.ledger.get("images") or 1) for each in reports]
     spread = [(_variance(a) + _variance(b)) / n for (a, b), n in zip(shifts.values(), images, strict=False)]
     error = math.sqrt(sum(spread)) / max(1, len(spread))
     return Found(mean, mean - statistics.fmean(before.values()), _right(reports), error, shifts)
@@ -67,9 +67,10 @@ def _right(reports: Iterable[Report]) -> float | None:
     """Pseudo-labels of those who taught: the low-entropy and the newly reliable ones, or everyone's."""
     right, count = 0.0, 0.0
     for report in reports:
-        groups = [report.groups[name] for name in ("low", "newly") if report.groups.get(name, {}).get("n")]
-        if not groups and report.ledger["taught"]:
-            groups = [{"n": float(report.ledger["images"]), "accuracy": report.metrics["top1"]}]
+        named = [report.groups.get(name, {}) for name in ("low", "newly")]
+        groups = [group for group in named if group.get("n") and "accuracy" in group]
+        if not groups and report.ledger.get("taught"):
+            groups = [{"n": float(report.ledger.get("images") or 0), "accuracy": report.metrics["top1"]}]
         right += sum(group["n"] * group["accuracy"] for group in groups)
         count += sum(group["n"] for group in groups)
     return right / count if count else None

@@ -1,14 +1,20 @@
-"""What a cell gave: frozen, documented, to JSON and back, written whole or not at all."""
+"""What a cell gave: frozen, documented, to JSON and back, written whole or not at all, with a checksum.
+
+The checksum shows that a file was changed after it was measured. It is no signature: whoever changes a file on purpose
+can compute a new one. Files of versions before it have none; they are read as before.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from poem._files import write_whole
+from poem._cell_files import is_number, read_cell
+from poem._files import read_json, write_whole
 from poem.cells import Cell, key_of
 from poem.streams._shift import nearest
 
@@ -55,6 +61,8 @@ class Report:
     host: dict[str, Any] = field(default_factory=dict)
     """Device, processor, when."""
     schema: int = SCHEMA
+    intact: bool | None = field(default=None, compare=False, repr=False)
+    """Of a result that was read: whether the checksum in its file is right; None where there was none."""
 
     @property
     def key(self) -> str:
@@ -67,39 +75,114 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        found = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "cell"}
+        found = {name: getattr(self, name) for name in _FIELDS if name != "cell"}
         return {"schema": self.schema, "key": self.key, "cell": self.cell.to_dict(), **found}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Report:
-        """A report from `to_dict`'s values; another schema, a missing or an unknown field is an error."""
+        """A report from `to_dict`'s values, with or without a checksum.
+
+        Raises:
+            ValueError: Another schema, a missing or an unknown field, or one that holds something else.
+        """
         if values.get("schema") != SCHEMA:
-            raise ValueError(f"expected a result of schema {SCHEMA}, got schema {values.get('schema')!r}")
-        known = {item.name for item in fields(cls)}
+            raise ValueError(f"expected a result of schema {SCHEMA}, got schema {str(values.get('schema'))[:40]!r}")
         for name in values:
-            if name not in known | {"key"}:
-                raise ValueError(f"a result has no field {name!r}; {nearest(name, sorted(known))}")
-        missing = known - set(values) - set(ADDED)
+            if name not in (*_FIELDS, "key", "checksum"):
+                raise ValueError(f"a result has no field {name!r}; {nearest(name, sorted(_FIELDS))}")
+        missing = set(_FIELDS) - set(values) - set(ADDED)
         if missing:
             raise ValueError(f"a result lacks {', '.join(sorted(missing))}")
-        plain = {name: value for name, value in values.items() if name != "key"}
-        report = cls(**{**plain, "cell": Cell.from_dict(values["cell"])})
+        for name, (right, words) in _SHAPES.items():
+            if name in values and not right(values[name]):
+                raise ValueError(f"expected {name} of a result as {words}, got {repr(values[name])[:80]}")
+        stated = values.get("checksum")
+        intact = None if stated is None else stated == checksum(values)
+        plain = {name: values[name] for name in _FIELDS if name in values}
+        report = cls(**{**plain, "cell": read_cell(values["cell"])}, intact=intact)
         if values.get("key", report.key) != report.key:
-            found = f"a result's key is {values['key']}, its cell and recipe have {report.key}"
+            found = f"a result's key is {str(values['key'])[:40]}, its cell and recipe have {report.key}"
             raise ValueError(f"{found}: the file was edited")
         return report
 
     def save(self, path: Path) -> None:
-        """Write it beside its place, then move it there."""
-        write_whole(path, json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n")
+        """Write it whole or not at all, with a checksum; one that was edited gets none."""
+        values = self.to_dict()
+        if self.intact is not False:
+            values = {**values, "checksum": checksum(values)}
+        write_whole(path, json.dumps(values, indent=1, allow_nan=False) + "\n")
 
     @classmethod
     def load(cls, path: Path) -> Report:
         """Read one; a half-written or foreign file is an error that names it."""
         try:
-            values = json.loads(path.read_text(encoding="utf-8"))
+            values = read_json(path)
             if not isinstance(values, dict):
                 raise ValueError(f"expected a JSON object, got {type(values).__name__}")
             return cls.from_dict(values)
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, RecursionError, OverflowError) as error:
             raise ValueError(f"{path} is not a result: {error}") from error
+
+
+_FIELDS = tuple(item.name for item in fields(Report) if item.name != "intact")
+"""What stands in a file, beside the key and the checksum."""
+
+
+def checksum(values: Mapping[str, Any]) -> str:
+    """The SHA-256 of a result's values as JSON, whatever their order and layout; a checksum among them is left out."""
+    held = {name: value for name, value in values.items() if name != "checksum"}
+    text = json.dumps(held, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _text(value: Any) -> bool:
+    """Text that can be written: JSON may hold half of a character."""
+    return isinstance(value, str) and not any("\ud800" <= each <= "\udfff" for each in value)
+
+
+def _mapping(right: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, dict) and all(_text(key) and right(each) for key, each in value.items())
+
+
+def _list(right: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, list) and all(map(right, value))
+
+
+def _plain(value: Any) -> bool:
+    return value is None or isinstance(value, bool) or _text(value) or is_number(value)
+
+
+def _number(value: Any) -> bool:
+    """A number, or null where there is nothing to measure."""
+    return value is None or is_number(value)
+
+
+def _measured(value: Any) -> bool:
+    return _mapping(_number)(value) and is_number(value.get("top1"))
+
+
+def _flat(value: Any) -> bool:
+    return _plain(value) or _list(_plain)(value)
+
+
+def _any(value: Any) -> bool:
+    return _plain(value) or _list(_any)(value) or _mapping(_any)(value)
+
+
+_SHAPES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "recipe": (_mapping(_text), "names and texts"),
+    "base": (_mapping(_plain), "names and values"),
+    "card": (_mapping(_flat), "names and values or lists of values"),
+    "metrics": (_measured, "names and numbers, top1 among them"),
+    "domains": (_mapping(_mapping(_number)), "names and numbers by domain"),
+    "windows": (_list(_number), "a list of numbers"),
+    "groups": (_mapping(_mapping(_number)), "names and numbers by group"),
+    "probes": (_mapping(_any), "names and values"),
+    "ledger": (_mapping(_number), "names and numbers"),
+    "nonfinite": (_number, "a number"),
+    "notes": (_list(_text), "a list of texts"),
+    "provenance": (_mapping(_plain), "names and values"),
+    "timing": (_mapping(_number), "names and numbers"),
+    "host": (_mapping(_plain), "names and values"),
+}
+"""What each field holds, as a check and in words."""

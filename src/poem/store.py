@@ -22,7 +22,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
-from poem._files import PART, write_whole
+from poem._cell_files import read_cell
+from poem._files import PART, read_json, read_text, write_whole
 from poem._suite_files import is_path
 from poem.cells import Cell
 from poem.report import SCHEMA, Report
@@ -61,10 +62,10 @@ class Failure:
     def load(cls, path: Path) -> Failure:
         """Read one; a half-written or foreign file is an error that names it."""
         try:
-            values = json.loads(path.read_text(encoding="utf-8"))
+            values = read_json(path)
             if values["schema"] != SCHEMA:
                 raise ValueError(f"expected schema {SCHEMA}, got {values['schema']!r}")
-            return cls(cell=Cell.from_dict(values["cell"]), error=str(values["error"]))
+            return cls(cell=read_cell(values["cell"]), error=str(values["error"]))
         except (ValueError, TypeError, KeyError) as error:
             raise ValueError(f"{path} does not record a failure: {error}") from error
 
@@ -80,6 +81,29 @@ class Request:
     """As `poem.suites.load` takes them; those that nobody gave are left out."""
 
 
+_SETTINGS: dict[str, type] = {
+    "limit": int, "methods": list, "seeds": list, "corruptions": list, "changes": dict, "chosen": dict
+}  # fmt: skip
+"""What flags may lay over a suite, as JSON has it."""
+
+
+def _listed(values: Any) -> list[Any]:
+    if not isinstance(values, list):
+        raise ValueError(f"expected a list, got a {type(values).__name__}")
+    return values
+
+
+def _request(values: Any) -> Request:
+    """A request from JSON; an unknown setting or one of another type is an error."""
+    found = Request(**values)
+    if not (isinstance(found.suite, str) and isinstance(found.scale, str) and isinstance(found.settings, dict)):
+        raise ValueError("expected a suite, a scale and settings")
+    for name, value in found.settings.items():
+        if name not in _SETTINGS or not isinstance(value, _SETTINGS[name]):
+            raise ValueError(f"expected settings such as {', '.join(_SETTINGS)}, got {name} {str(value)[:40]}")
+    return found
+
+
 class Store:
     """Results in a folder.
 
@@ -92,6 +116,10 @@ class Store:
         self.cells = self.folder / "cells"
         self.broken: dict[Path, str] = {}
         """Files met so far that are no results, and why. They do not count, and nothing overwrites them."""
+        self.edited: dict[Path, str] = {}
+        """Results met so far whose checksum is wrong, in words. They count, and whoever shows them says so."""
+        self.unchecked: set[Path] = set()
+        """Results met so far without a checksum, as of an older version."""
 
     def path(self, cell: Cell, key: str | None = None) -> Path:
         """Where a cell's result stands; with a key, that of a run with another recipe than the method's is now."""
@@ -131,7 +159,7 @@ class Store:
             if path.name.endswith(FAILED):
                 try:
                     failure = Failure.load(path)
-                except ValueError as error:
+                except (ValueError, OSError) as error:
                     self.broken[path] = str(error)
                     continue
                 if path == self._failure(failure.cell):
@@ -145,7 +173,7 @@ class Store:
         for name in names:
             kept = f"{SUITES}/{safe(Path(name).stem)}.yaml" if is_path(name) else name
             if is_path(name):
-                write_whole(self.folder / kept, Path(name).expanduser().read_text(encoding="utf-8"))
+                write_whole(self.folder / kept, read_text(Path(name).expanduser()))
             request = json.loads(json.dumps({"suite": kept, "scale": scale, "settings": given}))
             found = [each for each in found if each != request] + [request]  # the latest comes last
         write_whole(self.folder / ASKED, json.dumps(found, indent=1) + "\n")
@@ -154,10 +182,10 @@ class Store:
         """What was asked for, the latest last; copies of files as paths from here, or as they are written."""
         path = self.folder / ASKED
         try:
-            found = [Request(**each) for each in json.loads(path.read_text(encoding="utf-8"))]
+            found = [_request(each) for each in _listed(read_json(path))]
         except FileNotFoundError:
             return []
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, OSError) as error:
             self.broken[path] = f"{path} does not say what was asked for: {error}"
             return []
         return [replace(each, suite=str(self.folder / each.suite)) if here and is_path(each.suite) else each
@@ -197,10 +225,25 @@ class Store:
     def _sound(self, path: Path) -> Report | None:
         try:
             report = Report.load(path)
-        except ValueError as error:
-            self.broken[path] = str(error)
+        except (ValueError, OSError) as error:
+            reason = f"{path} is not a result: {error.strerror or error}" if isinstance(error, OSError) else str(error)
+            self.broken[path] = reason
             return None
+        if report.intact is False:
+            self.edited[path] = (
+                f"{path} was edited after it was measured: its checksum is another ({report.cell.label})"
+            )
+        elif report.intact is None:
+            self.unchecked.add(path)
         return report
+
+    def doubts(self) -> list[str]:
+        """What is to be said of the results met so far: which were edited, and how many nobody can tell of."""
+        said = list(self.edited.values())
+        count = len(self.unchecked)
+        if count:
+            said.append(f"{count} result{' has' if count == 1 else 's have'} no checksum, as of an older version")
+        return said
 
     def _move_aside(self, path: Path) -> None:
         """Give a file that is no result another name, so that its place is free and nothing is lost."""

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from poem import nets
-from poem._files import write_whole
+from poem._files import read_json, write_whole
 from poem.train import CIFAR10_MEAN, CIFAR10_STD, DIGITS_MEAN, DIGITS_STD
 
 log = logging.getLogger("poem")
@@ -394,11 +394,13 @@ def _remember(tag: str, digest: str, *, write: bool) -> tuple[str | None, str]:
     home = os.environ.get("POEM_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "poem"
     path = Path(home) / "weights.json"
     try:
-        held = json.loads(path.read_text()) if path.is_file() else {}
+        held = read_json(path) if path.is_file() else {}
+        if not isinstance(held, dict):
+            raise ValueError(f"expected tags and hashes, got a {type(held).__name__}")
         if write and tag not in held:
             write_whole(path, json.dumps({**held, tag: digest}, indent=1) + "\n")
             log.info("recorded SHA-256 %s for %s in %s", digest[:12], tag, path)
-    except (OSError, json.JSONDecodeError) as error:
+    except (OSError, ValueError) as error:
         log.warning("could not use %s to remember weights: %s", path, error)
         held = {}
     return held.get(tag), f"the record of its first use in {path}"

@@ -23,5 +23,8 @@ def with_fields(values: Mapping[str, Any], changes: Mapping[str, str]) -> dict[s
 
     found = dict(values)
     for name, text in changes.items():
-        found = with_field(found, name, text)
+        try:
+            found = with_field(found, name, text)
+        except RecursionError as error:
+            raise ValueError(f"--set {name}: a value that is nested too deeply") from error
     return found

@@ -8,6 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from poem.commands import _values
+from poem.commands._values import named_path
+
 if TYPE_CHECKING:
     from poem.benchmark import Place
     from poem.cells import Cell
@@ -33,9 +36,11 @@ def options(parser: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--set", action="append", default=[], metavar="FIELD=VALUE", help="of every cell; may be repeated"
     )
-    what.add_argument("--chosen", type=Path, metavar="FILE", help="learning rates by base and method, from poem choose")
+    what.add_argument(
+        "--chosen", type=named_path, metavar="FILE", help="learning rates by base and method, from poem choose"
+    )
     where = parser.add_argument_group("where")
-    where.add_argument("--out", type=Path, metavar="FOLDER", help=f"results; default: {HERE}/SCALE, here")
+    where.add_argument("--out", type=named_path, metavar="FOLDER", help=f"results; default: {HERE}/SCALE, here")
     where.add_argument("--root", help="data; default: $POEM_DATA, on a cluster each node's own")
     where.add_argument("--weights", metavar="FOLDER", help="weight files; default: $POEM_DATA, then as downloaded")
     where.add_argument("--device", nargs="+", default=["cpu"], help="cpu, cuda for every GPU, or cuda:0 cuda:1 ...")
@@ -51,6 +56,17 @@ def options(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--keep-going", action="store_true", help="though weights or data of some cells are missing")
     how.add_argument("--dry-run", action="store_true", help="print the grid and an estimate, run nothing")
     how.add_argument("--json", action="store_true", help="print the cells as a JSON list, for poem bench FILE.json")
+
+
+def check(args: argparse.Namespace) -> None:
+    """Refuse values that make no sense, before suites are read."""
+    _values.within(args, 0, _values.MANY, "loaders")
+    _values.within(args, 0, None, "retries")
+    _values.within(args, *_values.SEEDS, "seeds")
+    _values.finite(args, "gpus")
+    if args.workers is not None and args.workers > _values.MANY:
+        _values.within(args, 1, _values.MANY, "workers")
+    _values.device(*args.device, here=args.engine != "ray")
 
 
 def scale(args: argparse.Namespace) -> str:
@@ -93,23 +109,23 @@ def cells(found: Sequence[Suite]) -> list[Cell]:
 
 def listed(path: Path, args: argparse.Namespace) -> list[Cell]:
     """Cells from a file that `--json` wrote, with the flags laid over them; needs no suite files."""
-    import json
     from fnmatch import fnmatchcase
 
-    from poem.cells import Cell
+    from poem._cell_files import read_cell
+    from poem._files import read_json
     from poem.commands._fields import pairs, with_fields
 
     for flag in ("scale", "chosen"):
         if getattr(args, flag) is not None:
             raise ValueError(f"--{flag} shapes suites, and {path} holds cells; give it where you make the list")
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = read_json(path)
     except ValueError as error:
         raise ValueError(f"expected a JSON list of cells in {path}: {error}") from error
     if not isinstance(values, list) or not all(isinstance(each, dict) for each in values):
         raise ValueError(f"expected a JSON list of cells in {path}; poem bench SUITE --json prints one")
     changes = pairs(args.set)
-    found = [_limited(Cell.from_dict(with_fields(each, changes)), args.limit) for each in values]
+    found = [_limited(read_cell(with_fields(each, changes)), args.limit) for each in values]
     kept = [
         cell
         for cell in found
@@ -173,11 +189,10 @@ def workers(args: argparse.Namespace, devices: Sequence[str], todo: Sequence[Cel
 def _devices(names: Sequence[str]) -> list[str]:
     import torch
 
-    if any(name.startswith("cuda") for name in names) and not torch.cuda.is_available():
-        raise ValueError(f"expected a machine with CUDA for --device {' '.join(names)}; leave it out for the CPU")
-    if list(names) == ["cuda"]:
+    found = _values.device(*names)
+    if found == ["cuda"]:
         return [f"cuda:{number}" for number in range(torch.cuda.device_count())]
-    return [str(torch.device(name)) for name in names]
+    return found
 
 
 def run(args: argparse.Namespace, todo: Sequence[Cell], store: Store, names: Sequence[str] = ()) -> int:
@@ -248,6 +263,8 @@ def _say(outcome: Outcome, store: Store) -> None:
             print(f"{cell.label}: {count} answers were not finite (NaN or Inf) and count as wrong", file=sys.stderr)
     for words in store.broken.values():
         print(f"not a result, moved aside or left alone: {words}", file=sys.stderr)
+    for words in store.edited.values():
+        print(words, file=sys.stderr)
     if outcome.interrupted:
         print("stopped; the same command goes on", file=sys.stderr)
 

@@ -28,6 +28,7 @@ def run(args: argparse.Namespace) -> int:
     """Measure every cell of a suite that has no result yet."""
     from poem.store import Store
 
+    _grid.check(args)
     from_list = args.suite.endswith(".json")
     found = [] if from_list else _grid.suites(args, [args.suite])
     todo = _grid.listed(Path(args.suite), args) if from_list else _grid.cells(found)

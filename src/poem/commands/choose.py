@@ -7,13 +7,16 @@ poem reproduce table1 --scale cifar10 --root ROOT --weights FOLDER --chosen chos
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
+
+from poem.commands._values import named_path
 
 
 def options(parser: argparse.ArgumentParser) -> None:
     """What the command takes."""
-    parser.add_argument("results", type=Path, help="a folder of results that holds the suite holdout")
-    parser.add_argument("-o", "--out", type=Path, default=Path("chosen.yaml"), help="default: chosen.yaml")
+    parser.add_argument("results", type=named_path, help="a folder of results that holds the suite holdout")
+    parser.add_argument("-o", "--out", type=named_path, default=Path("chosen.yaml"), help="default: chosen.yaml")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -26,9 +29,12 @@ def run(args: argparse.Namespace) -> int:
     if not args.results.is_dir():
         raise FileNotFoundError(f"expected a folder of results, got {args.results}; poem bench holdout makes one")
     check_file(args.out)
-    held_out = [report for report in Store(args.results).reports() if set(report.cell.corruptions) <= set(EXTRA)]
+    store = Store(args.results)
+    held_out = [report for report in store.reports() if set(report.cell.corruptions) <= set(EXTRA)]
     chosen = choose(held_out)
     save(chosen, args.out)
+    for words in store.doubts():
+        print(words, file=sys.stderr)
     print(RULE)
     for base, rates in chosen.items():
         print(f"{base}: {', '.join(f'{method} {rate:g}' for method, rate in rates.items())}")

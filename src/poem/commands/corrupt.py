@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
+from poem.commands._values import named_path
+
 
 class _Bar(Protocol):
     def __call__(self, steps: int) -> None: ...
@@ -20,8 +22,8 @@ class _Bar(Protocol):
 
 def options(parser: argparse.ArgumentParser) -> None:
     """What the command takes."""
-    parser.add_argument("source", metavar="SRC", type=Path, help="folder of class folders of images")
-    parser.add_argument("target", metavar="DST", type=Path, help="folder to fill; may hold a part of the result")
+    parser.add_argument("source", metavar="SRC", type=named_path, help="folder of class folders of images")
+    parser.add_argument("target", metavar="DST", type=named_path, help="folder to fill; may hold a part of the result")
     parser.add_argument("--corruptions", nargs="+", metavar="NAME", help="names, 'all' for 19; default: the 15")
     parser.add_argument("--severities", nargs="+", type=int, default=[5], metavar="N", help="1 to 5; default: 5")
     parser.add_argument("--quality", type=int, default=85, help="of the JPEG files; default: 85, as ImageNet-C")

@@ -10,6 +10,9 @@ import argparse
 import sys
 from pathlib import Path
 
+from poem.commands import _values
+from poem.commands._values import named_path
+
 
 def options(parser: argparse.ArgumentParser) -> None:
     """What the command takes."""
@@ -19,9 +22,11 @@ def options(parser: argparse.ArgumentParser) -> None:
         help="digits per stream, of 1500 that training never saw, or photos; default: 384 digits, or all photos",
     )  # fmt: skip
     parser.add_argument("--severity", type=int, default=4, choices=range(1, 6), help="of the corruption; default: 4")
-    parser.add_argument("--out", type=Path, default=Path("poem-demo"), help="results and page; default: poem-demo")
     parser.add_argument(
-        "--images", type=Path, metavar="DIR", help="imagenet: photos, in folders by wnid or as they are"
+        "--out", type=named_path, default=Path("poem-demo"), help="results and page; default: poem-demo"
+    )
+    parser.add_argument(
+        "--images", type=named_path, metavar="DIR", help="imagenet: photos, in folders by wnid or as they are"
     )
     parser.add_argument(
         "--model", help="imagenet: a base (`poem list bases`), or package.module:function; default: effnet-lite0"
@@ -31,13 +36,15 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--weights", help="imagenet: a file or folder with the model's weights")
     parser.add_argument("--batch-size", type=int, help="default: 32 digits, or 64 photos")
     parser.add_argument("--workers", type=int, default=2, help="digits: processes; default: 2")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="digits: the table as JSON too")
+    parser.add_argument("--json", type=named_path, metavar="FILE", help="digits: the table as JSON too")
 
 
 def run(args: argparse.Namespace) -> int:
     """Digits: measure, print, write a page. ImageNet: your photos."""
     if args.count is not None and args.count < 1:
         raise ValueError(f"expected --count of at least 1, got {args.count}")
+    _values.within(args, 1, None, "batch_size")
+    _values.within(args, 1, _values.MANY, "workers")
     if args.what == "imagenet":
         if args.json is not None:
             raise ValueError(

@@ -29,7 +29,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from poem.commands.verify import triple
+from poem.commands import _values
+from poem.commands._values import named_path, triple
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,7 +47,7 @@ EVERY = 10.0
 
 def options(parser: argparse.ArgumentParser) -> None:
     """What the command takes."""
-    parser.add_argument("folder", type=Path, help="images, at any depth; in order of their names")
+    parser.add_argument("folder", type=named_path, help="images, at any depth; in order of their names")
     parser.add_argument(
         "--model", default="effnet-lite0", help="a base (`poem list bases`), or package.module:function"
     )
@@ -55,7 +56,9 @@ def options(parser: argparse.ArgumentParser) -> None:
         help="a file or folder with the base's weights; for package.module:function a .pth or .safetensors file",
     )
     parser.add_argument("--method", default="poem", help="a name that `poem list` prints; default: poem")
-    parser.add_argument("-o", "--out", type=Path, default=Path("predictions.csv"), help="default: predictions.csv")
+    parser.add_argument(
+        "-o", "--out", type=named_path, default=Path("predictions.csv"), help="default: predictions.csv"
+    )
     parser.add_argument("--restart", action="store_true", help="begin anew, though a stopped run left answers")
     parser.add_argument("--batch-size", type=int, default=64, help="default: 64")
     parser.add_argument("--lr", type=float, help="learning rate; default: the method's rule")
@@ -90,8 +93,14 @@ def run(args: argparse.Namespace) -> int:
     from poem.commands._stop import Stopped, stoppable
     from poem.method import recipe
     from poem.predict import answers, photos, summary
+    from poem.streams._prepare import LARGEST
 
     check_file(args.out)
+    _values.within(args, 1, LARGEST, "resize", "crop")
+    _values.within(args, 1, None, "batch_size")
+    _values.finite(args, "lr")
+    _values.positive_std(args.std)
+    _values.device(args.device)
     files = photos(args.folder)
     if args.out.exists() and any(args.out.samefile(path) for path in files if path.name == args.out.name):
         raise ValueError(f"{args.out} is one of the images; give another file with -o")
@@ -160,6 +169,7 @@ def classes(which: str | None, files: Sequence[Path], folder: Path) -> tuple[lis
     """The classes that can come, as indices of the logits, where somebody says so; and whether by wnid."""
     import difflib
 
+    from poem._files import read_text
     from poem.predict import listed_classes, wnid_folders
 
     if which is None:
@@ -174,7 +184,7 @@ def classes(which: str | None, files: Sequence[Path], folder: Path) -> tuple[lis
         near = difflib.get_close_matches(which.lower(), ["folders"])
         remedy = "did you mean 'folders'?" if near else "such a file has a wnid or an index a line"
         raise ValueError(f"expected --classes folders or a file, got {which!r}, which is no file; {remedy}")
-    text = Path(which).read_text(encoding="utf-8")
+    text = read_text(Path(which))
     return listed_classes(text), any(not line.split()[0].isdecimal() for line in text.splitlines() if line.strip())
 
 

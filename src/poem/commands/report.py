@@ -9,12 +9,14 @@ Writes report.md and report.html: the suites that the folder was asked for, as t
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
+
+from poem.commands import _values
+from poem.commands._values import named_path
 
 
 def options(parser: argparse.ArgumentParser) -> None:
     """What the command takes."""
-    parser.add_argument("results", type=Path, help="a folder that poem bench or poem reproduce wrote")
+    parser.add_argument("results", type=named_path, help="a folder that poem bench or poem reproduce wrote")
     parser.add_argument(
         "--suites", nargs="+", metavar="SUITE", help="names or files; default: those asked for, or whole here"
     )
@@ -24,8 +26,10 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seeds", nargs="+", type=int, metavar="N", help="as in the run")
     parser.add_argument("--corruptions", nargs="+", metavar="NAME", help="of the suites' these alone")
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="as in the run")
-    parser.add_argument("--chosen", type=Path, metavar="FILE", help="as in the run")
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="for both pages; default: the folder of results")
+    parser.add_argument("--chosen", type=named_path, metavar="FILE", help="as in the run")
+    parser.add_argument(
+        "--out", type=named_path, metavar="FOLDER", help="for both pages; default: the folder of results"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -36,6 +40,7 @@ def run(args: argparse.Namespace) -> int:
     from poem.pages.contents import about
     from poem.store import Store
 
+    _values.within(args, *_values.SEEDS, "seeds")
     check_folder(args.out or args.results)
     store = Store(args.results)
     reports, failures = list(store.reports()), store.failures()
@@ -53,4 +58,6 @@ def run(args: argparse.Namespace) -> int:
         )
     for words in store.broken.values():
         print(f"left out: {words}")
+    for words in store.doubts():
+        print(words)
     return 0

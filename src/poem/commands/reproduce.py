@@ -33,6 +33,7 @@ def run(args: argparse.Namespace) -> int:
     from poem.store import Store
     from poem.suites import all_names
 
+    _grid.check(args)
     names = all_names() if "all" in args.names else list(dict.fromkeys(args.names))
     found = _grid.suites(args, names)
     todo = _grid.cells(found)

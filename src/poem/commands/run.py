@@ -15,6 +15,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from poem.commands import _values
+from poem.commands._values import named_path
+
 if TYPE_CHECKING:
     from poem.cells import Cell
     from poem.report import Report
@@ -28,7 +31,9 @@ _FLAGS = (
 
 def options(parser: argparse.ArgumentParser) -> None:
     """What the command takes."""
-    parser.add_argument("file", nargs="?", type=Path, metavar="CELL.json", help="a cell or a result; flags go on top")
+    parser.add_argument(
+        "file", nargs="?", type=named_path, metavar="CELL.json", help="a cell or a result; flags go on top"
+    )
     parser.add_argument("--base", help="a named base; poem verify list prints them")
     parser.add_argument("--data", help="a data set's name; clean data is corrupted on the fly")
     parser.add_argument("--method", help="a method's name; poem list prints them")
@@ -46,7 +51,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--weights", metavar="FOLDER", help="where weight files lie")
     parser.add_argument("--device", default="cpu", help="default: cpu")
     parser.add_argument("--loaders", type=int, default=0, metavar="N", help="loader processes; default: 0")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write the result as JSON")
+    parser.add_argument("--out", type=named_path, metavar="FILE", help="write the result as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -59,6 +64,11 @@ def run(args: argparse.Namespace) -> int:
 
     if args.out is not None:
         check_file(args.out)
+    _values.within(args, 1, _values.MANY, "threads")
+    _values.within(args, 0, _values.MANY, "loaders")
+    _values.within(args, *_values.SEEDS, "seed")
+    _values.finite(args, "lr")
+    _values.device(args.device)
     cell = _cell(args)
     if cell.data == "digits" and cell.base.startswith("digits-"):
         print(f"digits are another set, 8x8 and enlarged, than {cell.base} knows; its own is --data digits-test",
@@ -87,13 +97,15 @@ def _remedy(report: Report) -> str:
 
 def _cell(args: argparse.Namespace) -> Cell:
     """The cell of the file with the flags on top."""
-    from poem.cells import Cell, laid
+    from poem._cell_files import read_cell
+    from poem.cells import laid
     from poem.commands._fields import pairs, with_fields
     from poem.method import SAME_PRESET
 
     flags = {name: getattr(args, name) for name in _FLAGS if getattr(args, name) is not None}
     values = with_fields(laid({} if args.file is None else _stated(args.file), flags), pairs(args.set))
-    values["preset"] = SAME_PRESET.get(values.get("preset", ""), values.get("preset", "imagenet"))  # one cell, one key
+    preset = values.get("preset", "imagenet")
+    values["preset"] = SAME_PRESET.get(preset, preset) if isinstance(preset, str) else preset  # one cell, one key
     missing = [name for name in ("base", "data", "method") if name not in values]
     if missing:
         words = " ".join(f"--{name}" for name in missing)
@@ -101,7 +113,7 @@ def _cell(args: argparse.Namespace) -> Cell:
             f"expected {words}, or a file with a cell, as in "
             "poem run --base digits-bn --data digits-test --method poem --corruption fog --preset cifar"
         )
-    cell = Cell.from_dict(values)
+    cell = read_cell(values)
     _check(cell)
     return cell
 
@@ -118,15 +130,17 @@ def _check(cell: Cell) -> None:
 
 
 def _stated(path: Path) -> dict[str, Any]:
-    import json
+    from poem._files import read_json
 
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = read_json(path)
     except ValueError as error:
         raise ValueError(f"expected a cell as JSON in {path}: {error}") from error
     if not isinstance(values, dict):
         raise ValueError(f"expected one cell in {path}, got a {type(values).__name__}; a list goes to poem bench")
-    found: dict[str, Any] = values["cell"] if "schema" in values and "cell" in values else values
+    found = values["cell"] if "schema" in values and "cell" in values else values
+    if not isinstance(found, dict):
+        raise ValueError(f"expected one cell in {path}, got a {type(found).__name__} in its place")
     return dict(found)
 
 

@@ -8,12 +8,17 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from poem.commands import _values
+from poem.commands._values import named_path
+
 
 def options(parser: argparse.ArgumentParser) -> None:
     """What the command takes."""
     parser.add_argument("data", choices=("digits", "cifar10"), help="which source networks to train")
     parser.add_argument("--root", help="cifar10: its folder, tar or packed .npz; default: $POEM_DATA")
-    parser.add_argument("--out", type=Path, default=Path("weights"), help="folder for the weights and their record")
+    parser.add_argument(
+        "--out", type=named_path, default=Path("weights"), help="folder for the weights and their record"
+    )
     parser.add_argument("--nets", nargs="+", metavar="NET", help="some of the three, such as cifar10-bn")
     parser.add_argument("--epochs", type=int, help="instead of each plan's own")
     parser.add_argument("--seed", type=int, default=0)
@@ -28,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
 
     import torch
 
-    from poem._files import check_folder, write_whole
+    from poem._files import check_folder, read_json, write_whole
     from poem.train import PLANS, cifar10, digits, train
 
     names = [name for name in PLANS if name.startswith(args.data)]
@@ -38,6 +43,9 @@ def run(args: argparse.Namespace) -> int:
             raise ValueError(f"expected --nets among {', '.join(names)}, got {name!r}")
     if args.epochs is not None and args.epochs < 1:
         raise ValueError(f"expected --epochs of at least 1, got {args.epochs}")
+    _values.within(args, *_values.SEEDS, "seed")
+    if args.device is not None:
+        _values.device(args.device)
     check_folder(args.out)
     root = args.root or os.environ.get("POEM_DATA")
     if args.data == "cifar10" and not root:
@@ -48,7 +56,9 @@ def run(args: argparse.Namespace) -> int:
     task = digits() if args.data == "digits" else cifar10(Path(str(root)).expanduser())
     args.out.mkdir(parents=True, exist_ok=True)
     place = args.out / f"{args.data}.json"
-    records = json.loads(place.read_text()) if place.is_file() else {}
+    records = read_json(place) if place.is_file() else {}
+    if not isinstance(records, dict):
+        raise ValueError(f"expected the record of networks in {place}, got a {type(records).__name__}; remove it")
     for name in wanted:
         plan = replace(PLANS[name], epochs=args.epochs) if args.epochs else PLANS[name]
         with _bar(name) as tell:

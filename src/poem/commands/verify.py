@@ -10,6 +10,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable, Sequence
 
+from poem.commands import _values
+from poem.commands._values import triple as triple
+
 
 def options(parser: argparse.ArgumentParser) -> None:
     """What the command takes."""
@@ -30,26 +33,15 @@ def options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def triple(text: str) -> tuple[float, float, float]:
-    """Three numbers between commas, or one for all three channels."""
-    try:
-        values = [float(word) for word in text.split(",")]
-    except ValueError:
-        values = []
-    if len(values) not in (1, 3):
-        raise argparse.ArgumentTypeError(f"expected one number or three as 0.485,0.456,0.406, got {text!r}")
-    first, second, third = values * 3 if len(values) == 1 else values
-    return first, second, third
-
-
 def run(args: argparse.Namespace) -> int:
     """Measure, compare, say pass or what is wrong; 0 for pass, 1 otherwise."""
     if args.base == "list":
         return _list()
     if args.data is None:
         raise ValueError("expected a base and a data set, as in poem verify effnet-lite0 tiny-imagenet-val")
-    if args.std is not None and 0.0 in args.std:
-        raise ValueError("expected a std above 0; for no normalisation pass --mean 0 --std 1")
+    _values.positive_std(args.std)
+    _values.within(args, 1, None, "batch_size")
+    _values.device(args.device)
 
     import json
     import sys

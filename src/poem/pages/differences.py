@@ -55,6 +55,10 @@ class Comparison:
     provenance: dict[str, tuple[list[str], list[str]]]
     """Versions, commits and devices that are not the same in both; they do not count as a difference of results."""
     broken: tuple[str, ...]
+    edited: tuple[str, ...] = ()
+    """Results whose checksum is wrong, in words; they are compared all the same."""
+    unchecked: int = 0
+    """Results without a checksum, as of an older version."""
 
     @property
     def equal(self) -> bool:
@@ -80,7 +84,11 @@ class Comparison:
         lines += [*_alone("A", self.only_a), *_alone("B", self.only_b)]
         for name, (a, b) in self.provenance.items():
             lines.append(f"  {name}: {', '.join(a) or 'none'} in A, {', '.join(b) or 'none'} in B")
-        return "\n".join(lines + [f"  left out: {words}" for words in self.broken])
+        lines += [f"  left out: {words}" for words in self.broken] + [f"  edited: {words}" for words in self.edited]
+        if self.unchecked:
+            have = "result has" if self.unchecked == 1 else "results have"
+            lines.append(f"  {self.unchecked} {have} no checksum, as of an older version")
+        return "\n".join(lines)
 
 
 def _by_fields(pairs: Sequence[Namesakes]) -> list[str]:
@@ -134,6 +142,8 @@ def compare(a: Path, b: Path) -> Comparison:
         only_b=tuple(sorted(only_b)),
         provenance=_provenance(first, second),
         broken=tuple(words for store in stores for words in store.broken.values()),
+        edited=tuple(words for store in stores for words in store.edited.values()),
+        unchecked=sum(len(store.unchecked) for store in stores),
     )
 
 

@@ -117,6 +117,18 @@ def not_finite(grid: Grid) -> Iterator[str]:
             )
 
 
+def edited(grid: Grid) -> Iterator[str]:
+    """A warning that names results whose checksum is wrong."""
+    labels = [report.cell.label for report in grid.reports.values() if report.intact is False]
+    if len(labels) == 1:
+        yield f"1 result was edited after it was measured: {labels[0]}. Numbers that rest on it were not measured."
+    elif labels:
+        yield (
+            f"{len(labels)} results were edited after they were measured: {words.listed(labels)}. Numbers that rest on "
+            "them were not measured."
+        )
+
+
 def mixed(grid: Grid) -> Iterator[str]:
     """A warning for each block whose cells were measured with two files of weights, or two kinds of frost."""
     for group, reports in _blocks(grid):

@@ -119,7 +119,7 @@ def section(grid: Grid, failures: Mapping[str, Failure]) -> Section:
         drawn=suite.kind not in ("table", "efficiency"),
         readout=suite.readout,
         said=tuple(demo.sentences(suite, demo.table(suite, grid.reports.values()))) if suite.name == demo.NAME else (),
-        warnings=(*protocol.not_finite(grid), *protocol.mixed(grid)),
+        warnings=(*protocol.edited(grid), *protocol.not_finite(grid), *protocol.mixed(grid)),
         coverage=_coverage(grid, len(failed)) + ("" if drawn or numbers or not grid.present else NOTHING_DRAWN),
         brief=_brief(grid),
         complete=grid.present == grid.planned,
@@ -258,9 +258,21 @@ def _facts(suites: Sequence[Suite], reports: Sequence[Report], planned: int) -> 
         ("commit", words.listed(list(commits))),
         ("versions", words.listed(list(versions))),
         ("device", words.listed(list(devices))),
+        ("checksums", _checksums(reports)),
         ("measured", " to ".join(dict.fromkeys(each[:16].replace("T", " ") for each in (started[:1] + started[-1:])))),
     ]
     return [(name, text) for name, text in facts if text]
+
+
+def _checksums(reports: Sequence[Report]) -> str:
+    """How many results are as they were written; nothing to say of results that come from no file."""
+    found = Counter(report.intact for report in reports)
+    if not found[True] and not found[False]:
+        return ""
+    parts = [f"{words.count(found[True])} match"]
+    parts += [f"{words.count(found[False])} do{'es' if found[False] == 1 else ''} not"] if found[False] else []
+    parts += [f"{words.count(found[None])} ha{'s' if found[None] == 1 else 've'} none"] if found[None] else []
+    return ", ".join(parts)
 
 
 def _images(reports: Sequence[Report]) -> str:

@@ -93,7 +93,7 @@ def _opened(file: BytesIO, name: str) -> Any:
             f"{name}: more than {image_module.MAX_IMAGE_PIXELS} pixels ({error}); if you trust the file, set "
             "POEM_MAX_PIXELS to more than it has"
         ) from error
-    check_pixels(*opened.size, name)
+    check_pixels(opened.width, opened.height, name)
     return opened
 
 

@@ -121,7 +121,7 @@ def listing(path: Path, *, under: str | None = None, numbered: bool = False, cac
     if not folder.is_dir():
         raise FileNotFoundError(f"expected a folder of class folders, or a tar of them, at {folder}")
     below: dict[str, list[str]] = {}
-    others = []
+    others: list[str] = []
     for name in sorted(walk(folder, within=below)):
         first, apart, _ = name.partition("/")
         (below[first] if apart else others).append(name)

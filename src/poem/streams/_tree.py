@@ -22,7 +22,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from poem._files import PART, printable, read_bytes, write_whole
+from poem._files import PART, printable, read_bytes, read_json, write_whole
 from poem.streams._archives import LARGEST
 from poem.streams._decode import pillow, size
 from poem.streams._folders import FORMATS, listing
@@ -128,7 +128,7 @@ def _recorded(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        held = json.loads(path.read_text())
+        held = read_json(path)
     except ValueError as error:
         held = str(error)
     if not isinstance(held, dict):

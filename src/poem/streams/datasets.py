@@ -10,13 +10,13 @@ A data set has `len(data)`, `data.labels`, `data.classes`, `data.mask`, `data[i]
 from __future__ import annotations
 
 import inspect
-import json
 import os
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
+from poem._files import read_json, read_text
 from poem.streams._arrays import Rows
 from poem.streams._batches import Batches, batches
 from poem.streams._cifar import CIFAR10_CLASSES, cifar, cifar_c
@@ -133,7 +133,12 @@ def _provenance(top: Path) -> str:
     note = top / "poem-corrupt.json"
     if not note.is_file():
         return f"files as found; official: {IMAGENET_C.source}"
-    made = json.loads(note.read_text())
+    try:
+        made = read_json(note)
+    except ValueError as error:
+        made = str(error)
+    if not isinstance(made, dict):
+        raise ValueError(f"expected the settings of poem corrupt in {note}, got {str(made)[:80]}; remove it")
     return "made by poem corrupt: " + ", ".join(f"{key} {value}" for key, value in made.items() if value is not None)
 
 
@@ -144,7 +149,7 @@ def _listed(found: Listing, path: Path) -> list[int]:
         for each in found.members.values()
         for at in each
     }
-    names = [line.strip().rsplit("/", 1)[-1] for line in path.read_text().splitlines() if line.strip()]
+    names = [line.strip().rsplit("/", 1)[-1] for line in read_text(path).splitlines() if line.strip()]
     missing = [name for name in names if name not in where]
     if missing or not names or len(set(names)) != len(names):
         raise ValueError(

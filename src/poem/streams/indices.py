@@ -9,7 +9,6 @@ name, stand in the same order, so `logits[:, list(IMAGENET_A)]` lines up with it
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -17,6 +16,7 @@ from functools import cache
 from importlib import resources
 from pathlib import Path
 
+from poem._files import read_json, read_text
 from poem.streams._shift import nearest
 
 Order = Mapping[str, int] | Iterable[str] | str | os.PathLike[str]
@@ -64,9 +64,13 @@ def class_indices(classes: Iterable[str], order: Order | None = None) -> tuple[i
 def _places(order: Order) -> dict[str, int]:
     """Name to index."""
     if isinstance(order, str | os.PathLike):
-        text = Path(order).read_text(encoding="utf-8")
-        held = json.loads(text) if os.fspath(order).endswith(".json") else _lines(text)
-        return _places(held)
+        path = Path(order)
+        held = read_json(path) if path.suffix == ".json" else _lines(read_text(path))
+        if isinstance(held, list) and all(isinstance(each, str) for each in held):
+            return _places(held)
+        if isinstance(held, dict) and all(isinstance(each, int) for each in held.values()):
+            return _places(held)
+        raise ValueError(f"expected a list of names, or names with indices, in {path}")
     if isinstance(order, Mapping):
         return {str(name): int(index) for name, index in order.items()}
     return {str(name): index for index, name in enumerate(order)}
