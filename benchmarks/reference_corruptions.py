@@ -14,6 +14,12 @@ after make_imagenet_c.py and make_cifar_c.py; frost at 32 pixels is fed textures
 
 Deterministic corruptions are kept as the exact levels on a lattice of pixels; random ones as mean, standard deviation
 and power spectrum (mean log10 power of the change of luma in rings of frequency), each with its spread over the draws.
+
+The section "frost" holds statistics of the five frost photographs, which may not be shipped: what our own textures are
+drawn after ("looks", the numbers of poem/streams/_frost.py) and what their crops look like at 224, 64 and 32 pixels
+("crops"). To make this section alone again, leaving the others as they are:
+
+    /tmp/refenv/bin/python benchmarks/reference_corruptions.py tests/data/corruptions.json frost
 """
 
 from __future__ import annotations
@@ -68,6 +74,15 @@ ELASTIC = {
     224: [(2, 0.7, 0.1), (2, 0.08, 0.2), (0.05, 0.01, 0.02), (0.07, 0.01, 0.02), (0.12, 0.01, 0.02)],
     32: [(0, 0, 0.08), (0.05, 0.2, 0.07), (0.08, 0.06, 0.06), (0.1, 0.04, 0.05), (0.1, 0.03, 0.03)],
 }
+FROST = {
+    224: (1.0, [(1, 0.4), (0.8, 0.6), (0.7, 0.7), (0.65, 0.7), (0.6, 0.75)]),
+    64: (0.3, [(1, 0.3), (0.9, 0.4), (0.8, 0.45), (0.75, 0.5), (0.7, 0.55)]),
+    32: (0.2, [(1, 0.2), (1, 0.3), (0.9, 0.4), (0.85, 0.4), (0.75, 0.45)]),
+}  # size: scale of the textures, then the weights of image and texture at each severity
+PHOTOGRAPHS = ("frost1.png", "frost2.png", "frost3.png", "frost4.jpg", "frost5.jpg")  # a sixth is never drawn
+SHARES = (0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999)
+BANDS, SEEN, GRID = 15, 192, 7
+LUMA = np.array([0.299, 0.587, 0.114])
 
 
 def scene(size: int, index: int) -> np.ndarray:
@@ -172,7 +187,7 @@ def function(package: types.ModuleType, name: str, size: int) -> Callable[[np.nd
 
 def spectrum(change: np.ndarray) -> np.ndarray:
     """Return the mean log10 power of the change of luma in rings of frequency, the constant left out."""
-    luma = change @ np.array([0.299, 0.587, 0.114])
+    luma = change @ LUMA
     power = np.abs(np.fft.fft2(luma)) ** 2 / luma.size
     frequency = np.hypot(*np.meshgrid(*[np.fft.fftfreq(luma.shape[0])] * 2))
     ring = np.minimum((frequency * 2 * RINGS).astype(int), RINGS)
@@ -180,10 +195,78 @@ def spectrum(change: np.ndarray) -> np.ndarray:
     return np.array([np.log10(power[ring == at].mean() + 1e-3) for at in range(RINGS)])
 
 
+def look(photograph: np.ndarray) -> dict[str, Any]:
+    """Return what a frost texture is drawn after; pixels count as often as a crop of 192 pixels contains them.
+
+    `levels`: red, green and blue at SHARES of the pixels. `power`: log10 of the mean power of luma in half octaves of
+    frequency, the first at 1/256 cycles per pixel and below. `colours`: correlations red-green, red-blue, green-blue.
+    """
+    ends = [np.minimum(np.arange(side) + 1, side - np.arange(side)) for side in photograph.shape[:2]]
+    down, right = (np.minimum(end, min(SEEN, len(end) - SEEN + 1)) for end in ends)
+    weight = np.outer(down, right) / (down.sum() * right.sum())
+    planes = photograph.reshape(-1, 3).T.astype(float)
+    levels = []
+    for plane in planes:
+        order = plane.argsort()
+        levels.append(np.interp(SHARES, weight.ravel()[order].cumsum(), plane[order]).round().astype(int).tolist())
+    luma = photograph @ LUMA
+    power = np.abs(np.fft.rfft2((luma - (luma * weight).sum()) * np.sqrt(weight))) ** 2
+    frequency = np.hypot(np.fft.fftfreq(len(luma))[:, None], np.fft.rfftfreq(luma.shape[1]))
+    band = (2 * np.log2(256 * np.maximum(frequency, 1 / 256))).round().clip(0, BANDS - 1).astype(int)
+    means = np.bincount(band.ravel(), power.ravel(), BANDS) / np.bincount(band.ravel(), minlength=BANDS)
+    together = np.cov(planes, aweights=weight.ravel())
+    spread = np.sqrt(np.diag(together))
+    pairs = (together / np.outer(spread, spread))[[0, 0, 1], [1, 2, 2]]
+    return {
+        "size": list(luma.shape), "levels": levels, "power": np.log10(means).round(2).tolist(),
+        "colours": np.round(pairs, 3).tolist(),
+    }  # fmt: skip
+
+
+def crops(photograph: np.ndarray, size: int) -> dict[str, Any]:
+    """Return statistics of GRID x GRID crops, and the mean square change they make to the scenes at each severity.
+
+    `mean` of luma, `within` crops its deviation, `between` crops that of their means; `levels` of luma at SHARES;
+    `spectrum` of the crops; `change` of severities 1 to 5.
+    """
+    import cv2
+
+    scale, weights = FROST[size]
+    texture = photograph if scale == 1 else cv2.resize(photograph, (0, 0), fx=scale, fy=scale)
+    tops, lefts = (((np.arange(GRID) + 0.5) * (side - size) / GRID).astype(int) for side in texture.shape[:2])
+    cut = np.stack([texture[top : top + size, left : left + size] for top in tops for left in lefts]).astype(float)
+    luma = cut @ LUMA
+    images = np.stack([scene(size, at % 4) for at in range(len(cut))]).astype(float)
+    change = [(np.floor((keep * images + cover * cut).clip(0, 255)) - images) for keep, cover in weights]
+    return {
+        "mean": round(luma.mean(), 2), "within": round(luma.var((1, 2)).mean() ** 0.5, 2),
+        "between": round(luma.mean((1, 2)).std(), 2), "levels": np.quantile(luma, SHARES).round(1).tolist(),
+        "spectrum": np.log10(np.mean([10 ** spectrum(one) for one in cut], 0)).round(3).tolist(),
+        "change": [round((each**2).mean(), 1) for each in change],
+    }  # fmt: skip
+
+
+def frost(package: types.ModuleType) -> dict[str, Any]:
+    """Return the section of the frost photographs."""
+    from PIL import Image
+
+    folder = Path(str(package.__file__)).parent / "frost"
+    photographs = [np.array(Image.open(folder / name).convert("RGB")) for name in PHOTOGRAPHS]
+    return {
+        "shares": SHARES,
+        "looks": [look(photograph) for photograph in photographs],
+        "crops": {str(size): [crops(photograph, size) for photograph in photographs] for size in FROST},
+    }
+
+
 def main() -> None:
-    """Write the file named on the command line."""
+    """Write the file named on the command line, or one section of it."""
     package = repaired()
-    made: dict[str, Any] = {"step": STEP, "certain": {}, "chance": {}}
+    if sys.argv[2:] == ["frost"]:
+        path = Path(sys.argv[1])
+        path.write_text(json.dumps({**json.loads(path.read_text()), "frost": frost(package)}, indent=0) + "\n")
+        return
+    made: dict[str, Any] = {"step": STEP, "certain": {}, "chance": {}, "frost": frost(package)}
     for size in (224, 32):
         scenes = [scene(size, index) for index in range(4)]
         lattice = slice(STEP[size] // 2, None, STEP[size])

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from poem.streams import CORRUPTIONS, EXTRA, corrupt, frost_source, orders, profile_of
+from poem.streams import CORRUPTIONS, EXTRA, _frost, corrupt, frost_source, orders, profile_of
 from poem.streams._digital import pixelate, pixelate_torch
 from poem.streams._draws import Draws
 from poem.streams._jpeg import jpeg, jpeg_torch
@@ -93,10 +93,65 @@ def test_random_ones_agree_in_mean_spread_and_spectrum(name: str, size: int) -> 
         outs = corrupt(np.concatenate([images] * draws), name, severity, seed=7).astype(float)
         rows = np.array([[out.mean(), out.std(), *spectrum(out - images[at % 4])] for at, out in enumerate(outs)])
         noise = 4 * np.hypot(np.array(kept["error"]), rows.std(0) / len(rows) ** 0.5)
-        drawn_ice = name == "frost" and frost_source() == "generated"
-        room = np.array([3.0, 3.0] + [0.5 if drawn_ice else 0.1] * RINGS)
+        drawn_ice = name == "frost" and frost_source() != "imagecorruptions"
+        room = np.array([3.0, 3.0] + [0.2 if drawn_ice else 0.1] * RINGS)
         apart = np.abs(rows.mean(0) - np.array(kept["mean"]))
         assert (apart <= room + noise).all(), (severity, apart.round(2), (room + noise).round(2))
+
+
+@pytest.fixture
+def _drawn_frost(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Our own textures, whether the photographs are installed or not."""
+    monkeypatch.setattr(_frost, "_folder", lambda: None)
+    _frost.textures.cache_clear()
+    yield
+    _frost.textures.cache_clear()
+
+
+@pytest.mark.usefixtures("_drawn_frost")
+@pytest.mark.parametrize("size", [224, 64, 32])
+def test_drawn_frost_has_the_strength_histogram_and_spectrum_of_the_photographs(size: int) -> None:
+    """Crop by crop on one grid, texture by texture, so that no draw has a say."""
+    shares, theirs = REFERENCE["frost"]["shares"], REFERENCE["frost"]["crops"][str(size)]
+    levels = [TABLE["frost"].level(profile_of(size), severity) for severity in range(1, 6)]
+    images = np.stack([scene(size, at % 4) for at in range(49)]).astype(float)
+    changes, powers = [], []
+    for texture, kept in zip(_frost.textures(levels[0][2], size, size), theirs, strict=True):
+        tops, lefts = (((np.arange(7) + 0.5) * (side - size) / 7).astype(int) for side in texture.shape[1:])
+        planes = texture.permute(1, 2, 0).numpy()
+        crops = np.stack([planes[top : top + size, left : left + size] for top in tops for left in lefts]).astype(float)
+        luma = crops @ np.array([0.299, 0.587, 0.114])
+        changes.append(
+            [
+                ((np.floor((keep * images + cover * crops).clip(0, 255)) - images) ** 2).mean()
+                for keep, cover, _ in levels
+            ]
+        )
+        assert np.abs(np.array(changes[-1]) / kept["change"] - 1).max() <= 0.1, (changes[-1], kept["change"])
+        assert abs(luma.mean() - kept["mean"]) <= 4
+        assert abs(luma.var((1, 2)).mean() ** 0.5 / kept["within"] - 1) <= 0.15
+        assert abs(luma.mean((1, 2)).std() - kept["between"]) <= 6
+        assert np.abs(np.quantile(luma, shares) - kept["levels"])[1:-1].max() <= 12
+        powers.append(np.mean([10 ** spectrum(crop) for crop in crops], 0))
+        assert np.abs(np.log10(powers[-1]) - kept["spectrum"]).max() <= 0.25
+    change = np.mean(changes, 0) / np.mean([kept["change"] for kept in theirs], 0)
+    power = np.mean(powers, 0) / np.mean([10 ** np.array(kept["spectrum"]) for kept in theirs], 0)
+    assert np.abs(change - 1).max() <= 0.03, change
+    assert np.abs(np.log10(power)).max() <= 0.13, power
+
+
+@pytest.mark.usefixtures("_drawn_frost")
+def test_drawn_frost_follows_the_stored_statistics_and_its_channels_go_together_as_theirs() -> None:
+    looks = REFERENCE["frost"]["looks"]
+    assert frost_source() == "generated-2", "another drawing is another version"
+    assert list(_frost.SHARES) == REFERENCE["frost"]["shares"]
+    for look, kept, texture in zip(_frost.LOOKS, looks, _frost.textures(1, 32, 32), strict=True):
+        assert [list(look.size), list(map(list, look.levels)), list(look.power)] == [
+            kept["size"], kept["levels"], kept["power"],
+        ]  # fmt: skip
+        assert texture.shape == (3, *look.size)
+        (_, red_green, red_blue), (*_, green_blue), _ = np.corrcoef(texture.flatten(1).numpy())
+        assert np.abs(np.array([red_green, red_blue, green_blue]) - kept["colours"]).max() <= 0.1
 
 
 @pytest.mark.parametrize("name", ALL)

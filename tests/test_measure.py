@@ -4,6 +4,7 @@ did not.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import replace
@@ -27,7 +28,9 @@ from poem.benchmark import Place, measure
 from poem.cells import Cell
 from poem.parts import EntropyBelow
 from poem.report import Report
+from poem.sentences import written
 from poem.streams import datasets
+from poem.streams._shift import VERSIONS
 from poem.streams.datasets import Tensors
 from poem.streams.orders import single
 
@@ -99,6 +102,27 @@ def test_a_report_has_the_key_of_its_cell_until_the_recipe_changes(monkeypatch: 
     assert Report.from_dict(json.loads(json.dumps(report.to_dict()))) == report
     with pytest.raises(ValueError, match="the file was edited"):
         Report.from_dict({**report.to_dict(), "recipe": {**report.recipe, "lr": "0.1"}})
+
+
+def test_a_corruption_whose_images_changed_makes_other_keys_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A result on the images of an earlier version is not found for the cell, and is refused by its own file."""
+    kinds = {name: cell("tent", corruptions=[name], n=32) for name in ("frost", "fog")}
+    now = {name: replace(each).key for name, each in kinds.items()}
+    report = measure(kinds["frost"])
+    assert report.key == now["frost"]
+    saved = json.loads(json.dumps(report.to_dict()))
+    monkeypatch.setitem(VERSIONS, "frost", VERSIONS["frost"] + 1)
+    later = {name: replace(each).key for name, each in kinds.items()}
+    assert later["frost"] != now["frost"]
+    assert later["fog"] == now["fog"]
+    with pytest.raises(ValueError, match=r"edited, or its images are of an earlier version of frost; measure it again"):
+        Report.from_dict(saved)
+
+
+def test_the_keys_of_cells_without_frost_are_those_of_before() -> None:
+    plain = Cell(base="digits-bn", data="digits-test", method="tent", corruptions=("fog",))
+    text = json.dumps({**plain.to_dict(), "recipe": written(plain.recipe())}, sort_keys=True, separators=(",", ":"))
+    assert plain.key == hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def test_a_report_is_plain_and_comes_back(tmp_path: Path) -> None:

@@ -435,8 +435,10 @@ def test_two_sources_of_frost_in_one_block_are_told_loudly() -> None:
 
     same = frosted("frost textures: generated", "frost textures: generated")
     assert page([made], same, {}).sections[0].warnings == ()
-    (warning,) = page([made], frosted("frost textures: generated", "frost imagecorruptions"), {}).sections[0].warnings
-    assert "mixes 2 sources of frost on digits-test: generated (1 cell), imagecorruptions (1 cell)" in warning
+    for first, second in (("generated", "imagecorruptions"), ("generated", "generated-2")):
+        mixed = frosted(f"frost textures: {first}", f"frost {second}")
+        (warning,) = page([made], mixed, {}).sections[0].warnings
+        assert f"mixes 2 sources of frost on digits-test: {first} (1 cell), {second} (1 cell)" in warning
 
 
 # --- efficiency

@@ -26,6 +26,7 @@ from poem.parts import SGD, Everything, NormAffine, Nothing
 from poem.parts.objective import Total
 from poem.parts.selection import Both, Sum
 from poem.sentences import parse
+from poem.streams._shift import VERSIONS
 from poem.suites import load
 
 ROOT = Path(__file__).parent.parent
@@ -201,6 +202,18 @@ def test_the_readme_shows_the_trained_networks_accuracies() -> None:
     held = json.loads((ROOT / "results" / "sources" / "cifar10.json").read_text())
     for name, record in held.items():
         assert f"{record['accuracy']:.2f} %" in _read("README.md"), name
+
+
+def test_the_page_of_streams_shows_how_near_drawn_frost_is_to_the_photographs() -> None:
+    held = json.loads((ROOT / "results" / "streams" / "frost.json").read_text())
+    page = _read("docs/streams.md").replace("\n", " ")
+    assert held["textures"] == f"generated-{VERSIONS['frost']}"
+    assert sorted(row["size"] for row in held["rows"]) == [32, 64, 224]
+    assert max(abs(ratio - 1) for row in held["rows"] for ratio in row["change"]) <= 0.01
+    assert "within 1 % of the photographs' at every severity" in page
+    for kind, words in (("drawn", "gets {} and {} % of 500"), ("photographs", "with the photographs {} and {} %")):
+        *first, last = held["accuracy"][kind]
+        assert words.format(", ".join(map(str, first)), last) in page
 
 
 def _speed(name: str) -> list[dict[str, Any]]:

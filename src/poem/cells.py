@@ -19,7 +19,7 @@ from poem.fisher import SAMPLES
 from poem.method import recipe
 from poem.recipes import Recipe
 from poem.sentences import parse, written
-from poem.streams._shift import nearest
+from poem.streams._shift import VERSIONS, nearest
 from poem.streams.orders import Order, scenario
 
 Pairs = tuple[tuple[str, Any], ...]
@@ -218,8 +218,14 @@ def value_of(text: str) -> Any:
 
 
 def key_of(cell: Cell, recipe: Mapping[str, str]) -> str:
-    """The key of a cell that was, or would be, run with a recipe as `poem.sentences.written` has it."""
-    text = json.dumps({**cell.to_dict(), "recipe": dict(recipe)}, sort_keys=True, separators=(",", ":"))
+    """The key of a cell that was, or would be, run with a recipe as `poem.sentences.written` has it.
+
+    Corruptions whose images have changed enter with their version, so that results on the earlier images keep theirs.
+    """
+    stated = {**cell.to_dict(), "recipe": dict(recipe)}
+    if changed := {name: VERSIONS[name] for name in cell.corruptions if name in VERSIONS}:
+        stated["corruption_versions"] = changed
+    text = json.dumps(stated, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from poem._cell_files import is_number, read_cell
 from poem._files import read_json, write_whole
 from poem.cells import Cell, key_of
-from poem.streams._shift import nearest
+from poem.streams._shift import VERSIONS, nearest
 
 __all__ = ["SCHEMA", "Report", "write_whole"]
 
@@ -101,8 +101,11 @@ class Report:
         plain = {name: values[name] for name in _FIELDS if name in values}
         report = cls(**{**plain, "cell": read_cell(values["cell"])}, intact=intact)
         if values.get("key", report.key) != report.key:
-            found = f"a result's key is {str(values['key'])[:40]}, its cell and recipe have {report.key}"
-            raise ValueError(f"{found}: the file was edited")
+            key = str(values["key"])[:40]
+            found = f"a result's key is {key}, its cell and recipe have {report.key}: the file was edited"
+            changed = [name for name in report.cell.corruptions if name in VERSIONS]
+            hint = f", or its images are of an earlier version of {changed[0]}; measure it again" if changed else ""
+            raise ValueError(f"{found}{hint}")
         return report
 
     def save(self, path: Path) -> None:

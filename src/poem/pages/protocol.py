@@ -17,7 +17,7 @@ CHOSEN = (
     "Learning rates were chosen on the held-out corruptions (poem choose): those of the methods and settings that it "
     "covers; the others keep their own. The card says which number each row has."
 )
-_FROST = re.compile(r"frost(?: textures:)? (\w+)")
+_FROST = re.compile(r"frost(?: textures:)? ([\w-]+)")
 
 
 def cards(grid: Grid) -> tuple[Plain, ...]:
