@@ -19,6 +19,8 @@ from nets import make_net
 from torch import Tensor, nn
 
 import poem
+from poem import _checks as checks
+from poem.borrowed import lease
 from poem.parts import EntropyBelow, Everything, FromBatch, NotRedundant, RunningMean, Source
 
 UNIT: dict[str, Any] = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
@@ -352,6 +354,25 @@ def test_settings_that_contradict_are_refused(method: str, changes: dict[str, An
     with pytest.raises(ValueError, match=words):
         poem.adapt(net, method, **changes)
     assert poem.adapt(net, "tent").unload() is net
+
+
+def test_compile_on_cuda_is_refused_by_adapt_and_by_a_call_after_a_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = sharp()
+    moved = learner(net=net, compile=True)
+    assert not any(map(checks.on_cuda, (net, batch())))
+    monkeypatch.setattr(checks, "on_cuda", lambda _: True)
+    words = r"compile=True is not available on CUDA in this version; use precision='bf16' with fast='auto' or fast=True"
+    borrowers = lease(net).borrowers
+    with pytest.raises(ValueError, match=words):
+        poem.adapt(net, "tent", compile=True)
+    assert lease(net).borrowers == borrowers
+    before = snapshot(moved)
+    with pytest.raises(ValueError, match=words):
+        moved(batch())
+    assert snapshot(moved) == before
+    plain = learner(net=net)
+    plain(batch())
+    assert plain.totals.taught > 0
 
 
 def test_a_class_mask_moves_the_threshold_to_its_own_logarithm() -> None:

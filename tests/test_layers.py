@@ -88,7 +88,7 @@ def test_parts_know_parts_and_the_anatomy_of_a_model(name: str) -> None:
         ),
         ("poem.capture", {"_studio", "loop", "ledger", "network", "parts", "recipes", "state"}),
         ("poem.method", {"recipes", "parts"}),
-        ("poem.api", {"adapter", "capture", "method", "recipes", "network"}),
+        ("poem.api", {"_checks", "adapter", "capture", "method", "recipes", "network"}),
     ],
 )
 def test_a_room_knows_only_the_rooms_below(name: str, below: set[str]) -> None:

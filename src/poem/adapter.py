@@ -285,6 +285,7 @@ class Adapter:
     def _taken(self, images: Tensor) -> Tensor:
         """The batch, if the network and the recipe can take it."""
         images = checks.images(images, self._network.model, self.facts.channels, self.facts.spatial)
+        checks.compiled(self._settings["compile"], images)
         if self._editor is not None:
             checks.pictures(images, self._editor, self.name)
         return images

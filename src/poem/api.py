@@ -11,6 +11,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 
+from poem import _checks as checks
 from poem.adapter import Adapter
 from poem.capture import Fast
 from poem.method import Preset, recipe
@@ -58,8 +59,8 @@ def adapt(
         seed: Seed of the adapter's own random generator; the global one is left alone.
         fast: On a GPU, `"auto"` records the loop as CUDA graphs for a shape of batch that keeps coming, `True` for
             every shape at once, `False` never. What cannot be recorded runs as it is; `adapter.last.notes` says why.
-        compile: Fuse the network's operations with `torch.compile`: a minute per shape at first, faster from then on,
-            most of all with `precision="bf16"`.
+        compile: On a CPU, fuse the network's operations with `torch.compile`: a minute per shape at first. Not
+            available on CUDA in this version; `precision="bf16"` with `fast="auto"` is the fast path there.
         precision: `"fp32"`, `"tf32"` or `"bf16"` inside the network; everything else stays in full precision. On CUDA,
             `"fp32"` keeps torch's own switches, which let convolutions use TF32.
         logits: How to get logits from what the model returns, where that is not a tensor, `.logits` or `["logits"]`.
@@ -73,6 +74,7 @@ def adapt(
         raise ValueError(f"expected fast 'auto', True or False, got {fast!r}")
     if not isinstance(compile, bool):
         raise ValueError(f"expected compile True or False, got {compile!r}")
+    checks.compiled(compile, model)
     if precision not in get_args(Precision):
         raise ValueError(f"expected precision fp32, tf32 or bf16, got {precision!r}")
     for word in changes:
