@@ -61,7 +61,7 @@ NOTES = {
     "passes and updates, without the comparison. PLPD's pass is paid (drop above -2: all pass), EATA's cosine too; "
     "ROID's own choice of diverse samples is replaced.",
     "modes": "eager: fast=False, fp32 (convolutions in TF32 where torch's switches allow it). captured: fast=True, "
-    "fp32. bf16: fast=True, bf16. bf16-compiled: the same with compile=True. plain: benchmarks/_plain.py, fp32, "
+    "fp32. bf16: fast=True, bf16. bf16-compiled: the same with compile=True (not on CUDA). plain: _plain.py, fp32, "
     "contiguous. plain-separate: the same with a forward through the whole network for each branch. forward: the "
     "network alone in eval mode; its bf16-compiled is torch.compile under autocast, bf16-compiled-graph the same in a "
     "CUDA graph made by hand.",

@@ -261,7 +261,7 @@ def test_the_page_of_speed_sums_up_what_was_measured() -> None:
 
     told: dict[str, list[str]] = {}
     for name, batch in (("h200_resnet50.json", 64), ("h200_resnet50.json", 1), ("h200_vit_b16.json", 64)):
-        ours = [best(name, batch, method, "bf16", "bf16-compiled") for method in ("poem1", "poem2")]
+        ours = [best(name, batch, method, "bf16") for method in ("poem1", "poem2")]
         tent = best(name, batch, "tent", ours[0]["mode"])
         gains = {
             other: [row["images_per_s"] / best(name, batch, row["method"], other)["images_per_s"] for row in ours]
@@ -277,6 +277,29 @@ def test_the_page_of_speed_sums_up_what_was_measured() -> None:
             told.setdefault(start, []).append(cell)
     for start, cells in told.items():
         assert f"| {start} | {' | '.join(cells)} |" in page
+
+
+def test_readme_and_changelog_claim_the_captured_path_in_half_precision() -> None:
+    rows = {(row["method"], row["batch"]): row for row in _speed("h200_resnet50.json") if row["mode"] == "bf16"}
+    one, two = rows["poem1", 64], rows["poem2", 64]
+    rates = f"{one['images_per_s']:.0f} / {two['images_per_s']:.0f} images/s"
+    shares = f"{100 * one['share_of_limit']:.0f} / {100 * two['share_of_limit']:.0f} % of"
+    times = f"one image {rows['poem1', 1]['median_ms']:.1f} / {rows['poem2', 1]['median_ms']:.1f} ms"
+    for page in ("README.md", "CHANGELOG.md"):
+        text = " ".join(_read(page).split())
+        assert f"{rates}, {shares}" in text, page
+        assert times in text, page
+
+
+def test_no_page_offers_compile_on_cuda() -> None:
+    rows = [cells.split(" | ") for cells in re.findall(r"^\| (\w.*) \|$", _read("docs/speed.md"), re.M)]
+    modes = [words for words in rows if len(words) > 4 and words[3].startswith("bf16-compiled")]
+    assert modes
+    assert {words[2] for words in modes} == {"forward"}, "the network alone, which sets the limit"
+    for page in ("docs/speed.md", "docs/your-model.md", "CHANGELOG.md"):
+        assert "not available on CUDA" in " ".join(_read(page).split()), page
+    for page in ("README.md", "docs/speed.md"):
+        assert "4618" not in _read(page), page
 
 
 def test_the_page_of_architectures_is_the_tested_table() -> None:
