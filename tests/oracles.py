@@ -20,6 +20,7 @@ Options (a name that a method does not know is a ``TypeError``; a method's name 
 | fisher_weight   | 2000                       | eata                     | of the Fisher anchor (needs ``source``)    |
 | reset_every     | 1000                       | rdumb                    | calls between two resets                   |
 | rho             | 0.05                       | sar                      | radius of the perturbation                 |
+| momentum_coast  | False                      | sar, without a suffix    | True: nobody teaches, the momentum moves   |
 | loss_floor      | 0.2                        | sar, official            | reset when the loss average is below       |
 | loss_memory     | 0.9                        | same                     | momentum of the loss average               |
 | plpd            | 0.2                        | deyo, official           | pseudo-label probability difference above  |
@@ -403,6 +404,7 @@ def sar_answers(
     trace: Trace = None,
     threshold: float = 0.4,
     rho: float = 0.05,
+    momentum_coast: bool = False,
     loss_floor: float | None = 0.2,
     loss_memory: float = 0.9,
     parameters: str = "top-excluded",
@@ -411,7 +413,11 @@ def sar_answers(
     momentum: float = 0.9,
     nesterov: bool = False,
 ) -> list[Tensor]:
-    """SAR: the gradient is taken at the sharpest point nearby, low losses lead back to the source."""
+    """SAR: the gradient is taken at the sharpest point nearby, low losses lead back to the source.
+
+    With ``momentum_coast`` nothing is skipped where nobody teaches, at the first look or at the second: the mean over
+    nobody is NaN, its gradient is zero, and the optimiser steps by its momentum.
+    """
     student = with_batch_statistics(net)
     theta = theta_of(student, parameters, branch=False)
     origin = values(theta)
@@ -423,21 +429,22 @@ def sar_answers(
         limit = threshold * math.log(logits.shape[1])
         first = entropy(logits) < limit
         record = Record(first)
-        if first.any():
+        if first.any() or momentum_coast:
             before = values(theta)
             loss1 = entropy(logits)[first].mean()
             perturb(theta, torch.autograd.grad(loss1, theta), rho)
             logits2 = student(x)
             second = first & (entropy(logits2) < limit)
-            if second.any():
+            if second.any() or momentum_coast:
                 loss2 = entropy(logits2)[second].mean()
                 gradients = torch.autograd.grad(loss2, theta)
                 put_back(theta, before)
                 update(sgd, theta, gradients)
-                loss_average = averaged(loss_average, loss2.detach(), loss_memory)
-                record.taught.append(second)
             else:
                 put_back(theta, before)
+            if second.any():
+                loss_average = averaged(loss_average, loss2.detach(), loss_memory)
+                record.taught.append(second)
         result.append(logits.detach() if answer == "first" else student(x).detach())
         if loss_average is not None and loss_floor is not None and loss_average < loss_floor:
             put_back(theta, origin)

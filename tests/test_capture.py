@@ -25,7 +25,7 @@ from torch import Tensor, nn
 import poem
 import poem.capture
 import poem.loop
-from poem.parts import EntropyBelow, Everyone, FromBatch, PLPDAbove, RunningMean, Source
+from poem.parts import SAM, EntropyBelow, Everyone, FromBatch, PLPDAbove, RunningMean, Source
 from poem.parts.base import Look, Memory
 from poem.parts.parameters import Parameters
 from poem.parts.recovery import Recovery
@@ -90,6 +90,28 @@ def test_every_way_out_of_the_loop_is_taken(device: str) -> None:
         rounds.append(fast.last.rounds)
     assert len(fast._recorder._ways) == 1
     assert set(rounds[1:]) == {0, 1, 2}
+
+
+@pytest.mark.parametrize("radius", [0.05, 0.5])
+def test_a_step_that_coasts_coasts_in_a_recording_too(radius: float, device: str) -> None:
+    # Single images: some teach, some do not, some only until the second look.
+    step = SAM(radius, momentum_coast=True)
+    plain, fast = pair("sar", "gn", device, threshold=0.3, step=step)
+    still, _ = pair("sar", "gn", device, threshold=0.3, step=SAM(radius))
+    skipped, lost = [], 0
+    for batch in stream(device, 24, size=1):
+        assert_near([fast(batch)], [plain(batch)], device)
+        still(batch)
+        skipped.append(plain.last.skipped is not None)
+        lost += bool(plain.last.selected.any()) and skipped[-1]
+    assert recorded(fast)
+    assert (lost > 0) == (radius == 0.5)
+    assert 0 < sum(skipped) < len(skipped)
+    assert plain.totals == fast.totals
+    if device == "cpu":
+        assert_same_state(plain.state_dict(), fast.state_dict())
+    one, other = (adapter.state_dict()["tensors"] for adapter in (plain, still))
+    assert any(not torch.equal(one[key], other[key]) for key in one)
 
 
 def test_what_a_batch_left_behind_is_not_written_by_the_next(device: str) -> None:

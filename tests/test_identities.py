@@ -566,8 +566,7 @@ def test_the_laplacian_is_the_fixed_point_of_a_loop_by_hand(rows: int, kind: Any
 
 # On the unit circle, angles in degrees and the affinities by hand: exp(-d^2 / (2 width^2)). Chords of 60, 90, 120 and
 # 180 degrees have d^2 = 1, 2, 3, 4. The width is the mean distance to the fifth nearest, the image itself counted
-# first; of three to five images that is the farthest: (2 + 3 ** 0.5 + 2) / 3 = 1.910684, 2,
-# (4 * 2 + 3 ** 0.5) / 5 = 1.946410.
+# first; of three to five images that is the farthest: (2 + 3 ** 0.5 + 2) / 3 = 1.910684, 2, (8 + 3 ** 0.5) / 5.
 SMALL = {
     3: ((0, 60, 180), [[1, 0.872005, 0.578198], [0.872005, 1, 0.663067], [0.578198, 0.663067, 1]]),
     4: (

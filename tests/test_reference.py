@@ -12,6 +12,9 @@ from torch import Generator, Tensor
 
 import poem
 from poem.parts import (
+    SAM,
+    SGD,
+    Adam,
     AdaptBranch,
     Consistency,
     Entropy,
@@ -33,6 +36,11 @@ SHARPNESS = {"bn": 10.0, "gn": 6.0, "ln": 9.0}
 PLPD = {"bn": 0.2, "gn": 0.1, "ln": 0.0}
 REDUNDANCY = {"bn": 0.75, "gn": 0.98, "ln": 0.99}
 LOSS_FLOOR = {"bn": 0.5, "gn": 0.65, "ln": 0.82}
+COAST = {
+    "bn": (1.5, 0.5),
+    "gn": (0.05, 0.65),
+    "ln": (2.0, 0.41),
+}  # radius and loss floor: somebody is lost on the climb
 OFFICIAL_FLOOR = {"bn": 1.6, "gn": 1.7, "ln": 1.5}
 
 
@@ -145,3 +153,28 @@ def test_lame_agrees_with_the_reference_on_small_batches(kind: str, size: int) -
     adapter = poem.adapt(net, "lame")
     for batch, expected in zip(batches, answers("lame", net, batches, lr=0.0), strict=True):
         torch.testing.assert_close(adapter(batch), expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("kind", NETS)
+def test_sar_that_coasts_agrees_with_the_reference_on_single_images(kind: str, optimizer: str) -> None:
+    """The reference skips nothing: where nobody teaches it differentiates the mean over nobody and steps."""
+    net = make_net(kind, sharpness=SHARPNESS[kind]).double()
+    batches, (rho, floor) = list(images(40, seed=1).split(1)), COAST[kind]
+    lr = LR[kind] / 10 if optimizer == "adam" else LR[kind]
+    theirs: dict[str, Any] = {"momentum_coast": True, "rho": rho, "optimizer": optimizer, "loss_floor": floor}
+    trace: list[Record] = []
+    expected = answers("sar", net, batches, lr=lr, trace=trace, **theirs)
+    step = SAM(rho, Adam() if optimizer == "adam" else SGD(), momentum_coast=True)
+    adapter = poem.adapt(net, "sar", lr=lr, step=step, recover=LossAverageBelow(floor))
+    still = poem.adapt(net, "sar", lr=lr, step=SAM(rho, step.base), recover=LossAverageBelow(floor))
+    apart = 0.0
+    for index, (batch, answer) in enumerate(zip(batches, expected, strict=True)):
+        far = float((adapter(batch) - answer).abs().max())
+        assert far < 1e-7, f"image {index} differs by {far:.3g}"
+        assert adapter.last.reset == trace[index].reset
+        apart = max(apart, float((still(batch) - answer).abs().max()))
+    assert apart > 1e-3, "without the switch the answers are others"
+    assert adapter.totals.updates == sum(len(record.taught) for record in trace) > 3
+    assert any(not record.selected.any() for record in trace[5:]), "nobody was selected, after updates"
+    assert any(record.selected.any() and not record.taught for record in trace), "nobody was left at the second look"

@@ -54,6 +54,7 @@ from poem.parts import (
     StochasticRestore,
 )
 from poem.recipes import Rule
+from poem.sentences import parse
 
 NETS = ("bn", "gn", "ln")
 LR = {"bn": 0.05, "gn": 0.02, "ln": 0.002}
@@ -82,6 +83,11 @@ def frozen(adapter: Adapter, batch: Tensor) -> Tensor:
 def tensors(adapter: Adapter) -> dict[str, Tensor]:
     found: dict[str, Tensor] = adapter.state_dict()["tensors"]
     return found
+
+
+def memories(found: dict[str, Tensor]) -> dict[str, Tensor]:
+    """What parts remember, which a fresh adapter does not know before its first batch."""
+    return {key: value for key, value in found.items() if key.startswith("memory/")}
 
 
 def moved(adapter: Adapter) -> dict[str, Tensor]:
@@ -318,6 +324,77 @@ def test_an_empty_mean_is_nan_with_zero_gradient_and_momentum_coasts_on() -> Non
     assert torch.equal(weight.grad, torch.zeros(3))
     optimiser.step()
     assert not torch.equal(weight.detach(), before)
+
+
+def test_a_sharpness_aware_step_does_not_coast_unless_it_is_told_to() -> None:
+    assert poem.recipe("sar").step == SAM(0.05) == SAM(0.05, momentum_coast=False)
+    assert repr(SAM(0.05)) == "SAM(0.05)"
+    assert parse("SAM(0.05, momentum_coast=True)") == SAM(0.05, momentum_coast=True) != SAM(0.05)
+    assert not SGD().coasts
+    assert not SAM().coasts
+
+
+@pytest.mark.parametrize("kind", NETS)
+@pytest.mark.parametrize("method", ["sar", "sar+poem"])
+def test_a_batch_of_nobody_coasts_by_the_momentum_alone(method: str, kind: str) -> None:
+    """The momentum fades by 0.9 and moves the recipe's own group; all else, the branch too, stays where it was."""
+    first, second, _ = stream()
+    step = SAM(0.05, momentum_coast=True)
+    adapter = adapted(kind, method, select=Bright(), step=step, recover=LossAverageBelow(-1.0))
+    adapter(-second)
+    start = tensors(adapter)
+    assert_same(start, tensors(adapted(kind, method, select=Bright(), step=step)) | memories(start))
+    adapter(first)
+    before, updates = tensors(adapter), adapter.totals.updates
+    assert updates > 0
+    adapter(-second)
+    after, flat = tensors(adapter), 0
+    velocity = before["step/theta/velocity"]
+    torch.testing.assert_close(after.pop("step/theta/velocity"), 0.9 * before.pop("step/theta/velocity"))
+    for name, value in before.items():
+        if name.startswith("moved/") and not name.startswith("moved/branch."):
+            change = -LR[kind] * 0.9 * velocity[flat : flat + value.numel()].view_as(value)
+            torch.testing.assert_close(after[name], value + change)
+            flat += value.numel()
+        else:
+            assert torch.equal(after[name], value), name
+    assert flat == velocity.numel() > 0
+    assert (adapter.last.updates, adapter.last.taught, adapter.totals.updates) == (0, 0, updates)
+    assert str(adapter.last.skipped).startswith("nothing selected")
+
+
+@pytest.mark.parametrize("kind", NETS)
+def test_coasting_is_part_of_learning(kind: str) -> None:
+    """Where somebody teaches in every batch it changes nothing; frozen it does nothing; a reset forgets it."""
+    first, second, third = stream()
+    plain, coasting = (adapted(kind, "sar", select=Bright(), step=SAM(0.05, momentum_coast=c)) for c in (False, True))
+    for batch in (first, second, third):
+        assert torch.equal(coasting(batch), plain(batch))
+        assert_same(tensors(coasting), tensors(plain))
+    before = tensors(coasting)
+    frozen(coasting, -first)
+    assert_same(tensors(coasting), before)
+    coasting(-first)
+    plain(-first)
+    assert_same(tensors(plain), before)
+    assert differs(tensors(coasting), before)
+    coasting.reset()
+    fresh = adapted(kind, "sar", select=Bright(), step=SAM(0.05, momentum_coast=True))
+    for batch in (first, -second, third):
+        assert torch.equal(coasting(batch), fresh(batch))
+    assert_same(tensors(coasting), tensors(fresh))
+
+
+def test_coasting_on_a_broken_network_leaves_finite_weights() -> None:
+    model, broken = net("gn"), {"now": False}
+    model.register_forward_hook(lambda _, __, out: out * torch.nan if broken["now"] else out)
+    settings: dict[str, Any] = {"lr": LR["gn"], "step": SAM(0.05, momentum_coast=True), "threshold": 0.8}
+    adapter = poem.adapt(model, "sar", **settings)
+    adapter(stream()[0])
+    assert adapter.totals.updates == 1
+    broken["now"] = True
+    adapter(stream()[1])
+    assert all(bool(value.isfinite().all()) for value in tensors(adapter).values())
 
 
 @pytest.mark.parametrize("kind", NETS)

@@ -103,6 +103,8 @@ class Turn:
         elif answer.shown is not self.batch.images:  # it saw views: the image itself is yet to be answered
             answer = self.last = self.look(round=len(lessons), grad=False)
         if self.learn:
+            if self.recipe.step.coasts and self.sets and not lessons:
+                self.coast(~self.sets[0].any())
             self.remember()
         self.enter()
         logits = self.recipe.readout.correct(answer).detach()
@@ -158,6 +160,8 @@ class Turn:
             risen = self.look(round=look.round, theta=climbed, needed=chosen.sum())
             ready, taught = taught.made, self.teach(risen, self.choose(risen, chosen), final=True)
             taught.made = taught.made & ready
+            if step.coasts:
+                self.coast(ready & ~taught.mask.any())
         for key, gradient in taught.gradients.items():
             change, memory = (step if key == "theta" else step.plain)(gradient, self.lr, state.steps[key])
             put(state.moving, {key: state.moving[key] + change}, taught.made)
@@ -166,6 +170,13 @@ class Turn:
         self.entry.costs.updates = self.entry.costs.updates + taught.made.long()
         self.entry.costs.taught = self.entry.costs.taught + taught.mask.sum() * taught.made
         return taught
+
+    def coast(self, nobody: Tensor) -> None:
+        """Where nobody teaches, a step with a zero gradient for the recipe's own group: the momentum moves it."""
+        theta, steps = self.state.moving["theta"], self.state.steps["theta"]
+        change, memory = self.recipe.step(torch.zeros_like(theta), self.lr, steps)
+        put(self.state.moving, {"theta": theta + change}, nobody)
+        put(steps, memory, nobody)
 
     def teach(self, look: Look, mask: Tensor, *, final: bool) -> Taught:
         """Loss and gradients of a set. They may be used if somebody teaches and every number is finite."""

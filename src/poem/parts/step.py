@@ -33,6 +33,11 @@ class Step(Part):
         """Whether the step looks elsewhere first."""
         return False
 
+    @property
+    def coasts(self) -> bool:
+        """Whether the step is made with a zero gradient where nobody teaches, so that the momentum still moves."""
+        return False
+
     def start(self, theta: Tensor) -> Memory:
         """What the optimiser remembers before the first step."""
         return {}
@@ -89,14 +94,17 @@ class Adam(Step):
 class SAM(Step):
     """Sharpness-aware: climbs `radius` along the gradient, asks again who teaches there, and steps by what it finds.
 
+    With `momentum_coast` a batch in which nobody teaches, at the first look or at the second, is a step of the inner
+    optimiser with a zero gradient, as in the published code. It is counted as no update, and the branch does not move.
+
     Paper: SAR (Niu et al., ICLR 2023), after Foret et al., ICLR 2021.
     Reference code: mr-eggplant/SAR (BSD-3).
-    Differs: an empty selection steps nowhere (the published code coasts on its momentum); the inner optimiser is
-    cleared by a reset.
+    Differs: an empty selection steps nowhere unless `momentum_coast` is set; the inner optimiser is cleared by a reset.
     """
 
     radius: NotNegative = 0.05
     base: Step = field(default_factory=SGD)
+    momentum_coast: bool = False
 
     @property
     def plain(self) -> Step:
@@ -111,6 +119,11 @@ class SAM(Step):
     def climbs(self) -> bool:
         """Yes."""
         return True
+
+    @property
+    def coasts(self) -> bool:
+        """As `momentum_coast` says."""
+        return self.momentum_coast
 
     def climb(self, gradient: Tensor) -> Tensor:
         """`radius` along the gradient, one norm over all numbers."""
