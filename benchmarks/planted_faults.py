@@ -3,7 +3,9 @@
     python benchmarks/planted_faults.py            # all of them
     python benchmarks/planted_faults.py 3 7        # some
 
-Only the references and the contract are asked, not the unit tests: a fault that neither notices is a gap in them.
+A fault in what a method computes is shown to the references and the contract alone, not to the unit tests: what neither
+notices is a gap in them. A fault in what surrounds it (kept values, keys, orders, undo, means) names the tests that are
+there for it.
 """
 
 from __future__ import annotations
@@ -26,8 +28,10 @@ class Fault(NamedTuple):
     file: str
     right: str
     wrong: str
+    tests: tuple[str, ...] = ("test_reference.py", "test_contract.py")
 
 
+KEYS, LABELS, ORDERS = ("test_keys.py",), ("test_labels.py",), ("test_orders.py",)
 FAULTS = [
     Fault(
         "strict inequality turned round",
@@ -105,6 +109,309 @@ FAULTS = [
         "self.entry.costs.rounds += 1\n"
         "        put(state.memory, self.recipe.select.remember(taught.look, taught.mask, state.memory), taught.made)",
     ),
+    # What surrounds a method
+    Fault(
+        "importance of one head taken for another",
+        "fisher.py",
+        "        logits=network._logits,\n",
+        "        logits=None,\n",
+        KEYS,
+    ),
+    Fault(
+        "importance kept though settings differ",
+        "fisher.py",
+        "        settings=network.settings,\n",
+        "        settings=None,\n",
+        KEYS,
+    ),
+    Fault(
+        "importance kept though the images differ",
+        "fisher.py",
+        "            self._hash.update(images)\n",
+        "",
+        KEYS,
+    ),
+    Fault(
+        "importance kept though the code differs",
+        "fisher.py",
+        "                self._hash.update(*answers)\n",
+        "                pass\n",
+        KEYS,
+    ),
+    Fault(
+        "kept importance handed out itself",
+        "fisher.py",
+        "found[0].clone()",
+        "found[0]",
+        KEYS,
+    ),
+    Fault(
+        "corrupted images kept across seeds",
+        "_opening.py",
+        "n=len(clean), seed=cell.seed, threads=cell.threads",
+        "n=len(clean), seed=None, threads=cell.threads",
+        KEYS,
+    ),
+    Fault(
+        "source images kept across batch sizes",
+        "_opening.py",
+        "images=cell.source_images, batch_size=cell.batch_size",
+        "images=cell.source_images, batch_size=None",
+        KEYS,
+    ),
+    Fault(
+        "replaced weights not loaded",
+        "_opening.py",
+        "weights=weights, file=state, seed",
+        "weights=weights, file=None, seed",
+        KEYS,
+    ),
+    Fault(
+        "a fingerprint without shapes",
+        "_kept.py",
+        'self._digest.update(f"{plain.dtype} {tuple(plain.shape)};".encode())',
+        "pass",
+        KEYS,
+    ),
+    Fault(
+        "what was used last is let go first",
+        "_kept.py",
+        "self._held.popitem(last=False)",
+        "self._held.popitem(last=True)",
+        KEYS,
+    ),
+    Fault(
+        "ties between learning rates to the first that comes",
+        "choice.py",
+        "key=lambda rate: (-means[rate], rate)",
+        "key=lambda rate: -means[rate]",
+        ("test_claims.py",),
+    ),
+    Fault(
+        "labels steer the adapter",
+        "_pass.py",
+        "labels, images = indices(labels, len(images)), images.to(self.device)",
+        "labels, images = indices(labels, len(images)), images.to(self.device)\n"
+        "                images = images * (1 - 1e-3 * float(labels.reshape(-1)[0]))",
+        LABELS,
+    ),
+    Fault(
+        "labels steer a corruption",
+        "streams/_batches.py",
+        "names = [ids[row] for row in rows.tolist()]",
+        "names = [int(self.sources[number].labels[ids[row]]) for row in rows.tolist()]",
+        LABELS,
+    ),
+    Fault(
+        "methods compared on other batches",
+        "_pass.py",
+        "            self._compare(name, seen[-1], len(seen))\n",
+        "",
+        ("test_benchmark.py",),
+    ),
+    Fault(
+        "a row's learning rate loses to the scale's",
+        "cells.py",
+        "        stated = _rate_of(block)\n",
+        "        stated = block\n",
+        ("test_suites.py",),
+    ),
+    Fault(
+        "every visit of a domain in the same order",
+        "streams/orders.py",
+        "rng = generator(self.seed, self.name, key, visited[key])",
+        "rng = generator(self.seed, self.name, key, 0)",
+        ORDERS,
+    ),
+    Fault(
+        "a reset before every batch of a domain",
+        "streams/orders.py",
+        "self.reset and at == 0, self.which[here]",
+        "self.reset, self.which[here]",
+        ORDERS,
+    ),
+    Fault(
+        "a reset lost with a batch that cannot be read",
+        "streams/_batches.py",
+        "            reset = reset or piece.reset\n",
+        "            reset = piece.reset\n",
+        ("test_datasets.py",),
+    ),
+    Fault(
+        "totals lost at a reset",
+        "_pass.py",
+        "                self._settle()\n                self.adapter.reset()\n",
+        "                self.adapter.reset()\n",
+        ("test_benchmark.py",),
+    ),
+    Fault(
+        "threads not put back",
+        "benchmark.py",
+        "        torch.set_num_threads(before)\n",
+        "        pass\n",
+        ("test_measure.py",),
+    ),
+    Fault(
+        "a mixed batch scored by the first of its domains",
+        "_tally.py",
+        "rows = slice(None) if len(segments[0].shifts) == 1 else which == at",
+        "rows = slice(None) if len(segments[0].shifts) == 1 else (which >= at) & (at == 0)",
+        ("test_measure.py",),
+    ),
+    Fault(
+        "batches of two domains counted as one",
+        "_tally.py",
+        "return shifts[0] == shifts[1] and (one.entry",
+        "return (one.entry",
+        ("test_measure.py",),
+    ),
+    Fault(
+        "a seed that lacks a cell counts",
+        "aggregate.py",
+        "for seed, each in found.items() if len(each) == len(by_seed[seed])}",
+        "for seed, each in found.items() if each}",
+        ("test_pages.py",),
+    ),
+    Fault(
+        "deviation of a population instead of a sample",
+        "aggregate.py",
+        "statistics.stdev(found)",
+        "statistics.pstdev(found)",
+        ("test_pages.py",),
+    ),
+    Fault(
+        "groups pooled without their sizes",
+        "aggregate.py",
+        'sum(share[key] * share["n"] for share in there) / sum(share["n"] for share in there)',
+        "sum(share[key] for share in there) / len(there)",
+        ("test_pages.py",),
+    ),
+    Fault(
+        "a key that does not know the recipe",
+        "cells.py",
+        '{**cell.to_dict(), "recipe": dict(recipe)}',
+        "cell.to_dict()",
+        ("test_measure.py",),
+    ),
+    Fault(
+        "one base taken for another",
+        "_opening.py",
+        "key = cache_key(base=base, weights=weights,",
+        "key = cache_key(base=None, weights=weights,",
+        KEYS,
+    ),
+    Fault(
+        "importance kept though running statistics differ",
+        "fisher.py",
+        "fingerprint(*model.parameters(), *model.buffers())",
+        "fingerprint(*model.parameters())",
+        KEYS,
+    ),
+    Fault(
+        "forgotten, but for the source images",
+        "_opening.py",
+        "= (_MODELS, _OPENED, _SOURCES, _MADE)",
+        "= (_MODELS, _OPENED, _MADE)",
+        KEYS,
+    ),
+    Fault(
+        "the first source images instead of drawn ones",
+        "_opening.py",
+        'order = generator(0, "source images", "clean").permutation(len(data))[: cell.source_images]',
+        "order = range(min(cell.source_images, len(data)))",
+        KEYS,
+    ),
+    Fault(
+        "more source images than stated",
+        "fisher.py",
+        "            left -= len(images)\n",
+        "            left -= 1\n",
+        ("test_fisher.py",),
+    ),
+    Fault(
+        "labels choose the images of a limit",
+        "_views.py",
+        'generator(n, "limit", str(n))',
+        'generator(int(data.labels.sum()), "limit", str(n))',
+        LABELS,
+    ),
+    Fault(
+        "frozen ends with the innermost block",
+        "adapter.py",
+        "            self._frozen = before\n",
+        "            self._frozen = False\n",
+        ("test_put_back.py",),
+    ),
+    Fault(
+        "entropies over batches that were missed",
+        "_tally.py",
+        "self._entropy / max(self._adapted, 1)",
+        "self._entropy / max(self.n, 1)",
+        ("test_measure.py",),
+    ),
+    Fault(
+        "an adapter's notes lost",
+        "_tally.py",
+        "            self.notes.update(dict.fromkeys(answered.entry.notes))\n",
+        "",
+        ("test_measure.py",),
+    ),
+    Fault(
+        "a batch idle where one image was",
+        "ledger.py",
+        "self.nothing = all(part.nothing for part in parts)",
+        "self.nothing = any(part.nothing for part in parts)",
+        ("test_ledger.py",),
+    ),
+    Fault(
+        "the first loss instead of the last",
+        "ledger.py",
+        "for part in reversed(parts) if part.loss_value",
+        "for part in parts if part.loss_value",
+        ("test_ledger.py",),
+    ),
+    Fault(
+        "a limit that lengthens",
+        "_laying.py",
+        '"source_images": min(limit, stated.get("source_images", 2000))',
+        '"source_images": limit',
+        ("test_suites.py",),
+    ),
+    Fault(
+        "failures of an earlier pass counted again",
+        "streams/_stream.py",
+        "        self.failures = []\n        labels = self._first().labels",
+        "        labels = self._first().labels",
+        ("test_datasets.py",),
+    ),
+    Fault(
+        "a stream's own seed not used",
+        "streams/_stream.py",
+        "            seed = self.order.seed if self.seed is None else self.seed\n            found",
+        "            seed = self.order.seed\n            found",
+        ("test_datasets.py",),
+    ),
+    Fault(
+        "a share that a group lacks taken for zero",
+        "aggregate.py",
+        "there = [share for share in held if key in share]",
+        "there = [{key: 0.0, **share} for share in held]",
+        ("test_pages.py",),
+    ),
+    Fault(
+        "a cell in two columns counted twice",
+        "aggregate.py",
+        "keys = dict.fromkeys(self._keys[id(placed)] for placed in places)",
+        "keys = [self._keys[id(placed)] for placed in places]",
+        ("test_pages.py",),
+    ),
+    Fault(
+        "NaN counted as an answer",
+        "metrics.py",
+        "return torch.where(finite(logits), logits.argmax(1), -1)",
+        "return logits.argmax(1)",
+        ("test_nonfinite.py",),
+    ),
 ]
 
 
@@ -114,13 +421,14 @@ def caught(fault: Fault) -> str:
         copy = Path(folder) / "src" / "poem"
         shutil.copytree(ROOT / "src" / "poem", copy)
         shutil.copytree(ROOT / "tests", Path(folder) / "tests")
+        shutil.copytree(ROOT / "benchmarks" / "suites", Path(folder) / "benchmarks" / "suites")
         shutil.copy(ROOT / "pyproject.toml", folder)
         path = copy / fault.file
         text = path.read_text()
         if text.count(fault.right) != 1:
             raise SystemExit(f"{fault.name}: its text stands {text.count(fault.right)} times in {fault.file}")
         path.write_text(text.replace(fault.right, fault.wrong))
-        tests = ["tests/test_reference.py", "tests/test_contract.py"]
+        tests = [f"tests/{name}" for name in fault.tests]
         command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider", *tests]
         environment = {**os.environ, "PYTHONPATH": str(Path(folder) / "src")}
         run = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)

@@ -757,6 +757,32 @@ class Spoilt(Tensors):
         return super().__getitem__(index)
 
 
+def test_a_stream_counts_the_failures_of_its_latest_pass() -> None:
+    data = Spoilt(torch.randint(256, (8, 3, 16, 16), dtype=torch.uint8), list(range(8)))
+    stream = Stream(data=data, order=single(["fog"], within=InOrder()), batch_size=4, on_error="report")
+    counts = []
+    for _ in range(2):
+        list(stream)
+        counts.append(len(stream.failures))
+    assert counts == [2, 2]
+
+
+def test_a_stream_has_a_seed_of_its_own_for_what_it_makes() -> None:
+    """The order stays, the noise follows `seed=`."""
+    data = Tensors(torch.randint(256, (4, 3, 16, 16), dtype=torch.uint8), list(range(4)))
+    order = single(["gaussian_noise"], seed=1, within=InOrder())
+
+    def noise(seed: int | None) -> torch.Tensor:
+        return next(iter(Stream(data=data, order=order, batch_size=4, seed=seed))).images
+
+    made = {
+        seed: next(iter(batches(data, range(4), 4, corruption=("gaussian_noise", 5), seed=seed)))[0] for seed in (1, 7)
+    }
+    assert torch.equal(noise(None), made[1])
+    assert torch.equal(noise(7), made[7])
+    assert not torch.equal(made[1], made[7])
+
+
 def test_an_unreadable_image_takes_neither_a_reset_nor_its_neighbours_along() -> None:
     data = Spoilt(torch.randint(256, (8, 3, 16, 16), dtype=torch.uint8), list(range(8)))
     order = one_by_one(["fog", "contrast"], within=InOrder())

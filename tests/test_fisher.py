@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from nets import make_net
 from torch.utils.data import DataLoader, TensorDataset
 
 import poem
+from poem import fisher
 
 
 def images(seed: int) -> torch.Tensor:
@@ -25,6 +28,27 @@ def test_loaders_lists_and_tensors_agree() -> None:
     assert all(value is not None and torch.equal(value, values[0]) for value in values if values[0] is not None)
     assert values[0] is not None
     assert float(values[0].sum()) > 0
+
+
+def test_no_more_images_are_used_than_importance_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last batch is cut short; what comes after it is not read."""
+    monkeypatch.setattr(fisher, "SAMPLES", 10)
+    read = []
+
+    def batches() -> Iterator[torch.Tensor]:
+        for batch in images(0).split(4):
+            read.append(len(batch))
+            yield batch
+
+    net = make_net("gn")
+    found = poem.adapt(net, "eata", source_data=batches())
+    assert found.preparation == {"forwards": 10, "backwards": 10}
+    assert sum(read) <= 16
+    fisher.forget()
+    cut = poem.adapt(net, "eata", source_data=list(images(0)[:10].split(4)))
+    assert found._state.fisher is not None
+    assert cut._state.fisher is not None
+    assert torch.equal(found._state.fisher, cut._state.fisher)
 
 
 def test_empty_source_data_is_refused() -> None:

@@ -10,6 +10,7 @@ import copy
 import gc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -117,6 +118,10 @@ def written(case: Case) -> None:
     case.data.data.mul_(0.5)
 
 
+def written_late(case: Case) -> None:
+    case.data.data[-1].mul_(0.5)
+
+
 def written_below(case: Case) -> None:
     case.data.dataset.tensors[0].data.mul_(0.5)
 
@@ -157,6 +162,7 @@ FLIPS: dict[str, tuple[Callable[[Case], None], Callable[[Case], None]]] = {
     "parameters": (nothing, set_to(parameters=NormAffine(top="excluded"))),
     "batch size": (nothing, set_to(batch_size=4)),
     "values of a tensor": (nothing, written),
+    "values of a later batch": (nothing, written_late),
     "order of a tensor": (nothing, turned),
     "number of images": (nothing, fewer),
     "values under a loader": (by_loader, written_below),
@@ -221,12 +227,18 @@ def test_importance_follows_switches_of_torch(name: str, flip: Callable[[], None
     assert len(measures) == 2, name
 
 
+def with_other_buffers() -> nn.Module:
+    net = make_net("bn")
+    dict(net.named_buffers())["norm1.running_mean"].add_(1)
+    return net
+
+
 SETTINGS = ("weights", "parameters", "settings", "logits", "statistics", "device", "threads", "tf32", "compiled")
 
 
 def stand_in(**changed: Any) -> SimpleNamespace:
     """A network as far as a key looks at it."""
-    given: dict[str, Any] = {"model": make_net("gn"), "names": ("a",), "device": "cpu", "settings": (None, 1.0),
+    given: dict[str, Any] = {"model": make_net("bn"), "names": ("a",), "device": "cpu", "settings": (None, 1.0),
                              "logits": len, "compiled": None, **changed}  # fmt: skip
     theta = SimpleNamespace(names=given["names"], source=lambda: torch.empty(0, device=given["device"]))
     return SimpleNamespace(model=given["model"], theta=theta, settings=given["settings"], _logits=given["logits"],
@@ -236,7 +248,8 @@ def stand_in(**changed: Any) -> SimpleNamespace:
 @pytest.mark.parametrize(
     ("name", "changed"),
     [
-        ("weights", {"model": make_net("gn", seed=1)}),
+        ("weights", {"model": make_net("bn", seed=1)}),
+        ("weights", {"model": with_other_buffers()}),
         ("parameters", {"names": ("b",)}),
         ("settings", {"settings": (None, 2.0)}),
         ("logits", {"logits": max}),
@@ -305,8 +318,8 @@ def blurred(count: int, side: int, seed: int = 0) -> Tensors:
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     """Two bases and two data sets, as small as they can be; nothing kept before and after."""
-    for name in ("toy", "toy2"):
-        monkeypatch.setitem(nets.NETS, name, lambda: ConvNet(groups=4))
+    for name, classes in (("toy", 10), ("toy2", 12)):
+        monkeypatch.setitem(nets.NETS, name, partial(ConvNet, classes, groups=4))
         base = zoo.Base(name=name, kind="own", arch=name, tag=name, file=f"{name}.safetensors", mean=(0.0,) * 3,
                         std=(1.0,) * 3, resize=16, crop=16, classes=10)  # fmt: skip
         monkeypatch.setitem(zoo._BASES, name, base)
@@ -356,6 +369,7 @@ def content(kept: Any) -> list[Tensor]:
 
 
 KEPT: list[tuple[Callable[[Cell, Place], Any], str, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
+    (the_model, "base", {"base": "toy2"}, {}, {}),
     (the_model, "seed", {"seed": 1}, {}, {}),
     (the_images, "data", {"data": "toy2"}, {}, {}),
     (the_images, "dataset", {"dataset": {"extra": 1}}, {}, {}),
@@ -412,6 +426,29 @@ def test_what_shows_in_the_last_bits_alone_is_made_anew(
 ) -> None:
     get = {"threads": the_images, "device": the_model}[name]
     assert get(asked(**cell), Place(**place)) is not get(asked(), Place())
+
+
+@pytest.mark.parametrize("get", [the_model, the_images, the_clean, the_source])
+def test_nothing_is_kept_once_it_was_forgotten(get: Callable[[Cell, Place], Any], world: Path) -> None:
+    first = get(asked(), Place())
+    assert get(asked(), Place()) is first
+    opening.forget()
+    assert get(asked(), Place()) is not first
+
+
+def test_source_images_are_drawn_once_from_all(world: Path) -> None:
+    """Not the first ones, which may all be of one class; the same ones whatever the cell's seed."""
+    found = torch.cat([batch for batch, _ in the_source(asked(), Place())])
+    every = blurred(60, 16, seed=len("toy"))
+    pool = torch.stack([every[at] for at in range(60)]).float() / 255
+    places = [
+        int(torch.stack([torch.equal(image, each) * torch.ones(()) for each in pool]).argmax()) for image in found
+    ]
+    assert torch.equal(pool[places], found)
+    assert len(set(places)) == 16
+    assert places != list(range(16))
+    assert max(places) >= 16
+    assert the_source(asked(seed=5, corruptions=("fog",), n=3), Place()) is the_source(asked(), Place())
 
 
 def test_a_file_of_weights_that_was_replaced_is_loaded_anew(world: Path) -> None:

@@ -470,6 +470,23 @@ def test_missed_batches_are_answered_as_last_adapted() -> None:
     assert report.probes["online"]["top1_missed"] == pytest.approx(100 * right / 80)
 
 
+def test_entropies_are_means_over_the_batches_that_were_adapted_to() -> None:
+    """Missed batches have an answer and no first look."""
+    settings: dict[str, Any] = {"n": 96, "batch_size": 16, "lr": 0.0}
+    missed = measure(cell("tent", eta=1.0, ratio=100.0, **settings))
+    asked = cell("tent", **settings)
+    loaded = opening.load_model(asked, Place())
+    stream, _ = opening.Data(asked, loaded.base, Place()).streams(asked.order())
+    adapter = poem.adapt(loaded.model, asked.recipe(), mean=loaded.base.mean, std=loaded.base.std)
+    adapter(next(iter(stream)).images)
+    assert missed.metrics["entropy_before"] == pytest.approx(float(adapter.last.first_entropy.mean()), abs=1e-6)
+
+
+def test_what_an_adapter_notes_is_in_the_report() -> None:
+    report = measure(cell("tent", batch_size=1, n=2))
+    assert [note for note in report.notes if "one image at a time through batch norm" in note]
+
+
 def test_cost_counted_in_forwards() -> None:
     """A backward is worth two forwards: Tent takes three in all, the source model one."""
     tent = measure(cell("tent", n=96, batch_size=16, eta=1.0)).probes["online"]

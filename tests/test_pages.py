@@ -14,7 +14,7 @@ import pytest
 from fixture_reports import cell, costs, curves, everything, probes, report, suite, table, wide
 
 import poem
-from poem.aggregate import AVERAGE, Grid, metric
+from poem.aggregate import AVERAGE, Grid, metric, pooled
 from poem.cli import main
 from poem.pages import build, compare
 from poem.pages.contents import about
@@ -110,6 +110,13 @@ def test_a_cell_in_two_places_counts_once() -> None:
     placed = [Placed(group="", row=row, column="Fog", cell=here) for row in ("a", "b")]
     grid = Grid(suite(placed, ["Fog"]), [report(here)])
     assert (grid.present, grid.planned) == (1, 1)
+    columns = [Placed(group="", row="a", column=column, cell=here) for column in ("Fog", "Snow")]
+    assert len(Grid(suite(columns, ["Fog", "Snow"]), [report(here)]).at("", "a")) == 1
+
+
+def test_a_share_that_a_group_lacks_is_not_zero() -> None:
+    found = pooled([{"n": 2, "accuracy": 60.0}, {"n": 6}, {"n": 0}, {"n": 2, "accuracy": 90.0, "confidence": 50.0}])
+    assert found == {"n": 10.0, "accuracy": 75.0, "confidence": 50.0}
 
 
 # --- tables

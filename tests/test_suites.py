@@ -238,6 +238,9 @@ def test_limits_reach_images_length_and_source() -> None:
     assert {cell.source_images for cell in cells} == {256}
     with pytest.raises(ValueError, match="limit >= 1"):
         suites.load("table3", limit=0)
+    wide = suites.load("table3", limit=1000).cells
+    assert {cell.source_images for cell in wide} == {500}, "a limit makes nothing longer"
+    assert {dict(cell.options)["length"] for cell in wide} == {dict(suites.load("table3").cells[0].options)["length"]}
 
 
 def test_methods_are_patterns_and_source_stays() -> None:

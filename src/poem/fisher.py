@@ -108,17 +108,18 @@ class _Source:
         return self._hash.hexdigest()
 
     def __iter__(self) -> Iterator[Tensor]:
-        theta, left = self._network.theta.source(), SAMPLES
+        theta, left = self._network.theta.source().requires_grad_(), SAMPLES
         for item in torch.split(self._data, self._size) if isinstance(self._data, Tensor) else self._data:
             images = item[0] if isinstance(item, tuple | list) else item
             if left <= 0:
                 return
-            images = images_of(images[:left].to(theta.device), self._network.model, None)
+            came = images[:left]
+            images = came.to(theta.device) if isinstance(came, Tensor) else came
+            images = images_of(images, self._network.model, None)
             finite(images)
-            if left == SAMPLES:
-                with torch.no_grad():
-                    answers, _ = self._network.heads(images.clone(), theta, None, self._statistics, {})
+            if left == SAMPLES:  # with gradients, as it is measured: another mode may be another computation
+                answers, _ = self._network.heads(images.clone(), theta, None, self._statistics, {})
                 self._hash.update(*answers)
-            self._hash.update(images)
+            self._hash.update(came)
             left -= len(images)
             yield images
