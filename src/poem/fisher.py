@@ -60,7 +60,7 @@ def key_of(network: Network, statistics: Statistics) -> Key:
         weights=fingerprint(*model.parameters(), *model.buffers()),
         parameters=network.theta.names,
         settings=network.settings,
-        logits=network._logits,
+        logits=network.given_logits,
         statistics=repr(statistics),
         device=network.theta.source().device,
         threads=torch.get_num_threads(),
