@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 import torch
+import toys
+from nets import make_net
 from test_model import TABLE
 
 import poem
@@ -340,6 +342,50 @@ def test_every_method_says_its_paper_code_and_differences() -> None:
         for word in ("Paper:", "Reference code:", "Differs:"):
             assert word in describe(name), (name, word)
     assert set(GROWING) < set(BASES)
+
+
+def differs(name: str) -> str:
+    """What a base says of its differences, in one line."""
+    return " ".join(describe(name).partition("Differs:")[2].split())
+
+
+# Bases by what their reference code does and ours does not.
+TRAIN_MODE = ("tent", "eta", "eata", "sar", "deyo", "cotta", "rdumb", "poem", "poem-official", "poem-official-v2")
+BATCH_NORM_ALONE = ("tent", "eta", "eata", "rdumb")
+ONE_RATE = ("eta", "eata", "rdumb")
+
+
+@pytest.mark.parametrize("name", list(BASES))
+def test_a_base_says_where_its_code_runs_in_train_mode_moves_batch_norm_alone_or_has_one_rate(name: str) -> None:
+    assert ("eval mode" in differs(name)) == (name in TRAIN_MODE)
+    assert ("group and layer norms move too" in differs(name)) == (name in BATCH_NORM_ALONE)
+    assert ("learning rate" in differs(name)) == (name in ONE_RATE)
+
+
+@pytest.mark.parametrize("kind", ["bn", "gn", "ln"])
+@pytest.mark.parametrize("name", TRAIN_MODE)
+def test_dropout_is_off_while_learning(name: str, kind: str) -> None:
+    known: dict[str, Any] = {"mean": (0, 0, 0), "std": (1, 1, 1)}
+    answers = []
+    for rate in (0.0, 0.9):
+        net = make_net(kind, sharpness=6.0)
+        last = net.get_submodule("fc" if kind != "ln" else "head")
+        last.register_forward_pre_hook(lambda module, args, rate=rate: torch.dropout(args[0], rate, module.training))
+        adapter = poem.adapt(net.train(), name, lr=0.001, **known)
+        answers.append([adapter(batch) for batch in toys.images(12, seed=1).split(6)])
+    assert all(torch.equal(one, other) for one, other in zip(*answers, strict=True))
+
+
+@pytest.mark.parametrize("name", BATCH_NORM_ALONE)
+@pytest.mark.parametrize("kind", ["gn", "ln"])
+def test_group_and_layer_norms_may_move(name: str, kind: str) -> None:
+    assert poem.adapt(make_net(kind), name).adapted
+
+
+@pytest.mark.parametrize("name", ONE_RATE)
+def test_the_rate_follows_the_family_and_the_batch(name: str) -> None:
+    rates = [poem.adapt(make_net(kind), name, batch_size=size).lr for kind in ("gn", "ln") for size in (64, 8)]
+    assert rates == [0.00025, 0.0000625, 0.001, 0.000125]
 
 
 def test_every_public_name_resolves_and_is_described() -> None:

@@ -89,7 +89,8 @@ def eta() -> Recipe:
 
     Paper: Niu et al., "Efficient Test-Time Model Adaptation without Forgetting", ICML 2022.
     Reference code: mr-eggplant/EATA (MIT).
-    Differs: the average prediction is cleared by a reset.
+    Differs: group and layer norms move too; the learning rate follows the family and the batch size, by SAR's rule (the
+    code has 0.00025 throughout); the average prediction is cleared by a reset; eval mode throughout.
     """
     return replace(tent(), select=EntropyBelow(0.4) & NotRedundant(0.05), weigh=ByEntropy(0.4))
 
@@ -99,8 +100,9 @@ def eata() -> Recipe:
 
     Paper: Niu et al., "Efficient Test-Time Model Adaptation without Forgetting", ICML 2022.
     Reference code: mr-eggplant/EATA (MIT).
-    Differs: the average prediction is cleared by a reset; importance is measured on the first 2000 images given, so a
-    tensor sorted by class should be shuffled first.
+    Differs: group and layer norms move too; the learning rate follows the family and the batch size, by SAR's rule (the
+    code has 0.00025 throughout); the average prediction is cleared by a reset; importance is measured on the first 2000
+    images given, so a tensor sorted by class should be shuffled first; eval mode throughout.
     """
     return replace(eta(), minimise=Entropy() + FisherAnchor(2000.0))
 
@@ -110,7 +112,8 @@ def sar() -> Recipe:
 
     Paper: Niu et al., "Towards Stable Test-Time Adaptation in Dynamic Wild World", ICLR 2023.
     Reference code: mr-eggplant/SAR (BSD-3).
-    Differs: an empty selection steps nowhere; a reset forgets the loss average and the inner momentum too.
+    Differs: an empty selection steps nowhere (`step=SAM(0.05, momentum_coast=True)` steps by the momentum, as the code
+    does); a reset forgets the loss average and the inner momentum too; eval mode throughout.
     """
     return Recipe(
         parameters=SHALLOW, select=EntropyBelow(0.4), step=SAM(0.05), lr=DOUBLED, recover=LossAverageBelow(0.2)
@@ -123,7 +126,7 @@ def deyo() -> Recipe:
     Paper: Lee et al., "Entropy is not Enough for Test-Time Adaptation", ICLR 2024.
     Reference code: Jhyun17/DeYO (MIT).
     Differs: one permutation per image per batch; PLPD above 0.2 throughout (its script uses 0.3 for batch-norm
-    networks in the mild setting: `select=EntropyBelow(0.5) & PLPDAbove(0.3)`).
+    networks in the mild setting: `select=EntropyBelow(0.5) & PLPDAbove(0.3)`); eval mode throughout.
     """
     return Recipe(
         parameters=SHALLOW,
@@ -176,7 +179,8 @@ def cotta() -> Recipe:
 
     Paper: Wang et al., "Continual Test-Time Domain Adaptation", CVPR 2022.
     Reference code: qinenergy/cotta (MIT).
-    Differs: augmented passes are spent only where they are used.
+    Differs: augmented passes are spent only where they are used (the code for CIFAR always makes them); eval mode
+    throughout.
     """
     return Recipe(
         parameters=Everything("weight-and-bias"),
@@ -195,7 +199,8 @@ def rdumb() -> Recipe:
     Paper: Press et al., "RDumb: A simple approach that questions our progress in continual test-time adaptation",
     NeurIPS 2023.
     Reference code: oripress/CCC (MIT).
-    Differs: none.
+    Differs: group and layer norms move too; the learning rate follows the family and the batch size, by SAR's rule (the
+    code has 0.00025 throughout); the margin follows the number of classes; eval mode throughout.
     """
     return replace(eta(), recover=EveryCalls(1000))
 
@@ -216,7 +221,7 @@ def poem() -> Recipe:
     Paper: Yi et al., "POEM: Explore Unexplored Reliable Samples to Enhance Test-Time Adaptation", Algorithm 1.
     Reference code: ycarobot/POEM (no licence; cannot run).
     Differs: two updates at most (the text; the algorithm's bound allows three); an empty set ends the batch; both
-    gradients come from one look; the threshold follows the number of classes.
+    gradients come from one look; the threshold follows the number of classes; eval mode throughout.
     """
     return Recipe(
         parameters=SHALLOW,
@@ -233,8 +238,13 @@ def poem_official() -> Recipe:
 
     Paper: Yi et al., as `poem`; the selection, weights and reset are in the code alone.
     Reference code: ycarobot/POEM, methods/POEM.py (no licence; cannot run).
-    Differs: gradients do not leak between the groups, the branch minimises a cross-entropy, the loss average is kept,
-    sets are compared instead of their sizes, and a reset clears both optimisers and the average prediction.
+    Differs: PLPD and the redundancy test read the mixture throughout (the code reads the source branch in places), and
+    PLPD has one permutation per image per batch; the branch minimises the cross-entropy of its own logits to the
+    mixture's label (the code raises a probability: the branch's of its own label, then the mixture's of the mixture's);
+    both groups step from one pass (the code looks and selects again in between); gradients do not leak between the
+    groups; the first batch teaches the branch too; the loss average is kept; a batch that resets answers after its
+    update (the code: before); sets are compared instead of their sizes; a reset clears both optimisers and the average
+    prediction; the threshold follows the number of classes; eval mode throughout.
     """
     return replace(
         poem(),
@@ -250,7 +260,9 @@ def poem_official_v2() -> Recipe:
 
     Paper: Yi et al., as `poem`; the selection and weights are in the code alone.
     Reference code: ycarobot/POEM, methods/POEMv2.py (no licence; cannot run).
-    Differs: as `poem-official`; nothing selected means no step, where the code lowers the whole batch's entropy.
+    Differs: as `poem-official` in PLPD, the mixture's label for the branch, one pass for both groups, gradients, sets,
+    the number of classes and eval mode; nothing selected means no step, where the code lowers the whole batch's
+    entropy; a small loss is a loss like any other, where the code makes no update and answers with the source branch.
     """
     return replace(
         poem(),

@@ -25,7 +25,7 @@ from poem.parts.teacher import MeanTeacher
 
 @dataclass(frozen=True)
 class Rule(Checked):
-    """The learning rate by network family and batch size, as EATA, SAR, DeYO and POEM set it.
+    """The learning rate by network family and batch size, as the code of SAR, DeYO and POEM sets it for all methods.
 
     Convolutional: 0.00025 from 32 images on, below that 0.0005 / 64 per image. Transformer: 0.001 / 64 per image.
     `double_one` doubles it for streams of single images (SAR, DeYO, POEM and what is built on them).
