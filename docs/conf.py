@@ -35,6 +35,14 @@ def _paragraphs(app: Any, what: str, name: str, thing: Any, options: Any, lines:
     lines[:] = done
 
 
+def _signature(
+    app: Any, what: str, name: str, thing: Any, options: Any, signature: str | None, returns: str | None
+) -> tuple[str | None, str | None]:
+    """Write `Annotated[float, Range(...)]` as `float`: the range is for the check, and errors say it."""
+    bounds = r"~?(?:typing\.)?Annotated\[(\w+), ~?poem\.parts\.fields\.Range\(.*?\)\]"
+    return signature and re.sub(bounds, r"\1", signature), returns
+
+
 def _formula(translator: Any, node: nodes.Element) -> None:
     """Write an equation as MathML, which browsers show by themselves."""
     # MathML leaves no space around the name of a function.
@@ -49,3 +57,4 @@ def setup(app: Any) -> None:
     """Hook into autodoc, and draw equations."""
     app.add_html_math_renderer("mathml", (_formula, None), (_formula, None))
     app.connect("autodoc-process-docstring", _paragraphs, priority=400)
+    app.connect("autodoc-process-signature", _signature)
