@@ -42,9 +42,10 @@ FAULTS = [
     Fault(
         "weights not detached",
         "loop.py",
-        "weights = recipe.weigh(look, mask, self.state.memory).detach()",
+        "near, chosen, weights = self.nearer(look, mask, recipe.weigh(look, mask, self.state.memory).detach())",
         "weights = (0.4 * __import__('math').log(look.classes) - look.entropy).exp()"
-        " if 'ByEntropy' in repr(recipe.weigh) else recipe.weigh(look, mask, self.state.memory)",
+        " if 'ByEntropy' in repr(recipe.weigh) else recipe.weigh(look, mask, self.state.memory)\n"
+        "        near, chosen, weights = self.nearer(look, mask, weights)",
     ),
     Fault(
         "mean over the batch instead of the selection",
@@ -55,9 +56,10 @@ FAULTS = [
     Fault(
         "branch gradient into the shallow group",
         "loop.py",
-        'gradients["branch"] = _gradient(branch.teach(equal), look.zeta)',
-        'taught = branch.teach(equal); gradients["branch"] = _gradient(taught, look.zeta, keep=True); '
-        'gradients["theta"] = gradients["theta"] + _gradient(taught, theta)',
+        'gradients["theta"] = _gradient(loss, theta)',
+        'gradients["theta"] = _gradient(loss, theta, keep=True)\n'
+        '        if "branch" in gradients:\n'
+        '            gradients["theta"] = gradients["theta"] + _gradient(own, theta)',
     ),
     Fault(
         "loss average kept over a reset",
@@ -87,14 +89,14 @@ FAULTS = [
     Fault(
         "stop on the set's size instead of the set",
         "loop.py",
-        "flags.append((sets[-1] != sets[-2]).any())",
-        "flags.append(sets[-1].sum() != sets[-2].sum())",
+        "flags.append((self.sets[-1] != self.sets[-2]).any())",
+        "flags.append(self.sets[-1].sum() != self.sets[-2].sum())",
     ),
     Fault(
         "answer before the update instead of after",
         "loop.py",
-        "answer = plain or answers.get(which, first)",
-        "answer = first",
+        "answer = self.plain or answers.get(which, self.first)",
+        "answer = self.first",
     ),
     Fault(
         "top layers adapted",
@@ -127,7 +129,7 @@ FAULTS = [
     Fault(
         "importance kept though the images differ",
         "fisher.py",
-        "            self._hash.update(images)\n",
+        "            self._hash.update(came)\n",
         "",
         KEYS,
     ),
