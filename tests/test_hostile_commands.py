@@ -179,6 +179,8 @@ def test_a_device_is_known_before_anything_is_loaded(
         ([*RUN, "--set", "lr=[1, 2]"], "expected lr as a number"),
         ([*RUN, "--set", f"changes.threshold={'[' * 3000}"], "nested too deeply"),
         ([*RUN, "--lr", "nan"], "expected --lr as a finite number of at least 0, got nan"),
+        ([*RUN, "--weights", "/nowhere"], "expected --weights as a file or folder that is there, got '/nowhere'"),
+        ([*BENCH, "--weights", "/nowhere"], "expected --weights as a file or folder that is there, got '/nowhere'"),
         ([*BENCH, "--workers", "0"], "expected --workers of at least 1, got 0"),
         ([*BENCH, "--workers", "100000000"], "expected --workers from 1 to 1024, got 100000000"),
         ([*BENCH, "--loaders", "100000000"], "expected --loaders from 0 to 1024, got 100000000"),

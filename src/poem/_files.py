@@ -143,18 +143,18 @@ def read_bytes(path: Path, most: int | None = None) -> bytes:
 
     Opening a FIFO waits for somebody to write into it, unless it is opened with `O_NONBLOCK`.
     """
-    with os.fdopen(os.open(path, _READ), "rb") as file:
-        found = os.fstat(file.fileno())
+    descriptor = os.open(path, _READ)
+    try:
+        found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
             kind = _KINDS.get(stat.S_IFMT(found.st_mode), "special file")
             raise OSError(errno.EINVAL, f"expected a regular file, got a {kind}", str(path))
-        if most is None:
-            return file.read()
-        data = file.read(most + 1) if found.st_size <= most else b""
-        if found.st_size > most or len(data) > most:
-            size = max(found.st_size, len(data))
-            raise OSError(errno.EFBIG, f"expected at most {most} bytes, got {size}", str(path))
-        return data
+        if most is not None and found.st_size > most:
+            raise OSError(errno.EFBIG, f"expected at most {most} bytes, got {found.st_size}", str(path))
+        with open(descriptor, "rb", closefd=False) as file:
+            return file.read(-1 if most is None else most)
+    finally:
+        os.close(descriptor)
 
 
 def read_text(path: Path) -> str:

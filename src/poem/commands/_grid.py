@@ -67,6 +67,8 @@ def check(args: argparse.Namespace) -> None:
     if args.workers is not None and args.workers > _values.MANY:
         _values.within(args, 1, _values.MANY, "workers")
     _values.device(*args.device, here=args.engine != "ray")
+    if args.engine != "ray":
+        _values.existing(args, "weights")
 
 
 def scale(args: argparse.Namespace) -> str:

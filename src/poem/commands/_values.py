@@ -56,6 +56,14 @@ def positive_std(std: Sequence[float] | None) -> None:
         raise ValueError(f"expected a std above 0, got {min(std):g}; for no normalisation pass --mean 0 --std 1")
 
 
+def existing(args: argparse.Namespace, *names: str) -> None:
+    """Refuse a file or folder that is not there, where the command would otherwise look elsewhere without a word."""
+    for name in names:
+        value = getattr(args, name)
+        if value is not None and not Path(value).expanduser().exists():
+            raise FileNotFoundError(f"expected --{name} as a file or folder that is there, got {value!r}")
+
+
 def device(*names: str, here: bool = True) -> list[str]:
     """Devices as torch writes them.
 

@@ -68,6 +68,7 @@ def run(args: argparse.Namespace) -> int:
     _values.within(args, 0, _values.MANY, "loaders")
     _values.within(args, *_values.SEEDS, "seed")
     _values.finite(args, "lr")
+    _values.existing(args, "weights")
     _values.device(args.device)
     cell = _cell(args)
     if cell.data == "digits" and cell.base.startswith("digits-"):
