@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from poem._files import printable, read_bytes
+from poem.adapter import Adapter
 from poem.api import adapt
 from poem.model import anatomy
 from poem.streams import corrupt
@@ -26,9 +27,6 @@ from poem.streams._archives import LARGEST
 from poem.streams._folders import FORMATS, walk
 from poem.streams._prepare import Prepare
 from poem.streams.indices import class_indices, is_wnid
-
-if TYPE_CHECKING:
-    from poem._journal import Journal
 
 FEW, DOUBT = 20, 0.5
 """From so many images on, a smaller share of answers that are the model's own is a reason not to use them."""
@@ -64,6 +62,24 @@ class Answer:
     """Too uncertain at the first look, reliable at a later one."""
     error: str = ""
     """Why there is no answer."""
+
+
+class Record(Protocol):
+    """What `answers` asks of a record that lets a stopped run go on; `poem._journal.Journal` is one in files."""
+
+    @property
+    def done(self) -> int:
+        """Images that are answered already."""
+        ...
+
+    @property
+    def state(self) -> dict[str, Any] | None:
+        """The adapter's state after them, where a run goes on."""
+        ...
+
+    def add(self, batch: Sequence[Answer], images: int, adapter: Adapter) -> None:
+        """Keep the answers of a batch, after which `images` are done."""
+        ...
 
 
 def photos(folder: Path) -> list[Path]:
@@ -108,7 +124,7 @@ def answers(
     classes: Sequence[int] | None = None,
     corruption: tuple[str, int] | None = None,
     on_batch: Callable[[Tensor, list[Path], Any], None] | None = None,
-    journal: Journal | None = None,
+    journal: Record | None = None,
     **settings: Any,
 ) -> Iterator[list[Answer]]:
     """Batch by batch in the files' order; a file that does not decode is an answer with its error.
