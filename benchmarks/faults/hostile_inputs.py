@@ -409,10 +409,11 @@ for _name, _settings in {
 def _() -> None:
     from poem.parts import Laplacian
 
-    features = torch.eye(3)
-    kernel = Laplacian(5)._kernel(features)
-    # All pairs lie sqrt(2) apart; the farthest of min(5, 3) neighbours, oneself the first, is at that distance.
-    torch.testing.assert_close(kernel[0, 1], torch.tensor(-0.5).exp())
+    angles = torch.tensor([0.0, 60.0, 180.0]).deg2rad()
+    kernel = Laplacian(5)._kernel(torch.stack([angles.cos(), angles.sin()], 1))
+    # The third of min(5, 3) neighbours, oneself the first, is the farthest: at 2, the root of 3, and 2.
+    width = (2 + 3**0.5 + 2) / 3
+    torch.testing.assert_close(kernel[0, 1], torch.tensor(-1 / (2 * width**2)).exp())
 
 
 @right("importance weights of a second head")
@@ -459,7 +460,7 @@ def _pictures(kind: str) -> Callable[[Path], None]:
         elif kind == "float":
             picture = Image.fromarray(levels.astype(np.float32) * 1000)
         else:
-            picture = Image.fromarray((levels * 2**31).astype(np.int32))
+            picture = Image.fromarray((levels * (2**31 - 1)).astype(np.int32))
         picture.save(folder / ("x.tiff" if kind == "float" else "x.png" if kind == "16 bit" else "x.tiff"))
 
     return write
@@ -472,14 +473,15 @@ def _reads() -> None:
         def _(kind: str = kind) -> None:
             from PIL import Image
 
-            from poem.streams import _images
-
+            try:
+                from poem.streams._decode import decode
+            except ImportError:  # an older tree
+                decode = None  # type: ignore[assignment]
             with tempfile.TemporaryDirectory() as name:
                 _pictures(kind)(Path(name))
                 path = next(Path(name).iterdir())
-                opener = getattr(_images, "open_image", None)
                 try:
-                    picture = opener(path) if opener is not None else Image.open(path).convert("RGB")
+                    picture = decode(path.read_bytes(), str(path)) if decode else Image.open(path).convert("RGB")
                 except ValueError:
                     return
                 assert np.asarray(picture).std() > 20, "blank"
@@ -490,18 +492,44 @@ _reads()
 
 def _result(content: str) -> Callable[[Path], None]:
     def write(folder: Path) -> None:
-        (folder / "results").mkdir()
-        (folder / "results" / "a.json").write_text(content)
+        for place in (folder / "results", folder / "results" / "cells" / "aa" / "bb"):
+            place.mkdir(parents=True)
+            (place / "a.json").write_text(content)
 
     return write
 
 
-command("predict --device banana", "predict", "{}", "--device", "banana", files=_pictures("16 bit"))
-command("predict --device cuda without one", "predict", "{}", "--device", "cuda", files=_pictures("16 bit"))
-command("predict --resize 100000000", "predict", "{}", "--resize", "100000000", files=_pictures("16 bit"))
+def _photos(folder: Path) -> None:
+    from PIL import Image
+
+    (folder / "in").mkdir()
+    for number in range(4):
+        Image.fromarray(np.full((32, 32, 3), 60 * number, dtype=np.uint8)).save(folder / "in" / f"{number}.png")
+
+
+PREDICT = ("predict", "{}/in", "--model", "digits-bn")
+command("predict --device banana", *PREDICT, "--device", "banana", files=_photos)
+command("predict --device cuda without one", *PREDICT, "--device", "cuda", files=_photos)
+command("predict --resize 100000000", *PREDICT, "--resize", "100000000", files=_photos)
+command("predict --batch-size 0", *PREDICT, "--batch-size", "0", files=_photos)
+command("predict --out onto a folder", *PREDICT, "--out", "{}/in", files=_photos)
+command("predict of a folder that is not there", "predict", "{}/nowhere", "--model", "digits-bn")
+RUN = ("run", "--base", "digits-bn", "--data", "digits-test", "--method", "tent")
+command("run --device banana", *RUN, "--device", "banana")
+command("run --set changes.lr=nan", *RUN, "--set", "changes.lr=nan")
+command("run --set batch_size=0", *RUN, "--set", "batch_size=0")
+command("run --set n=-1", *RUN, "--set", "n=-1")
+command("run of a method that is not there", *RUN[:-1], "tentt")
+command("run --out into a file's folder", *RUN, "--out", "{}/results/a.json/b.json", files=_result("{}"))
 command("report of a result with metrics []", "report", "{}/results", files=_result(json.dumps({"metrics": []})))
 command("report of a file that is no JSON", "report", "{}/results", files=_result("\x00\x01"))
+command("report of JSON nested 100,000 deep", "report", "{}/results", files=_result("[" * 100_000))
 command("compare of a folder that is not there", "compare", "{}/a", "{}/b")
+command("bench of a suite that is binary", "bench", "{}/results/a.json", files=_result("\x00\x01"))
+command("corrupt --severity 9", "corrupt", "{}/in", "{}/out", "--severities", "9", files=_photos)
+command(
+    "corrupt of a corruption that is not there", "corrupt", "{}/in", "{}/out", "--corruptions", "fogg", files=_photos
+)
 
 
 def _link(folder: Path) -> None:
