@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import json
 import os
 import socket
 import stat
 import struct
+import sys
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +21,7 @@ from PIL import Image, ImageOps
 from stand_ins import cell, report
 
 from poem import predict
-from poem._files import write_whole
+from poem._files import read_json, write_whole
 from poem.cli import main
 from poem.report import Report
 from poem.store import Store
@@ -64,6 +66,23 @@ def test_the_temporary_file_cannot_be_foreseen(tmp_path: Path) -> None:
     assert victim.read_text() == "mine"
     assert path.read_text() == "new"
     assert not path.is_symlink()
+    names, move = [], Path.replace
+
+    def noted(self: Path, place: Path) -> Path:
+        names.append(self.name)
+        return move(self, place)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "replace", noted)
+        for _ in range(2):
+            write_whole(path, "new")
+    assert len(set(names)) == 2
+    with pytest.MonkeyPatch.context() as patch:  # though somebody had guessed it
+        patch.setattr("poem._files.secrets.token_hex", lambda _: "0" * 16)
+        (path.parent / f".result.json.{os.getpid()}-{'0' * 16}.part").symlink_to(victim)
+        with pytest.raises(FileExistsError):
+            write_whole(path, "newer")
+    assert victim.read_text() == "mine"
 
 
 @pytest.mark.parametrize("kind", ["link", "dangling link", "FIFO", "socket", "folder"])
@@ -457,16 +476,27 @@ def test_what_is_no_file_in_a_folder_is_skipped_with_a_word(strange: Path, caplo
     assert _tree.survey(strange).images == ("class/0.png", "class/deeper/1.png")
 
 
+def test_links_between_folders_are_followed_once(tmp_path: Path) -> None:
+    inner = tmp_path / "set" / "class" / "deeper" / "inner"
+    inner.mkdir(parents=True)
+    (inner / "0.png").touch()
+    (inner / "up").symlink_to(inner.parent)
+    (inner.parent / "again").symlink_to(inner)
+    assert len(list(walk(tmp_path / "set"))) == 1
+
+
 def test_folders_of_any_depth_are_walked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    depth = 1020  # more than Python's stack holds; made and removed step by step, as rmtree could not
+    depth, limit = 300, sys.getrecursionlimit()  # made and removed step by step, as rmtree could not
     monkeypatch.chdir(tmp_path)
     for _ in range(depth):
         os.mkdir("d")
         os.chdir("d")
     Path("0.png").touch()
     try:
+        sys.setrecursionlimit(len(inspect.stack()) + 100)  # less than the folders are deep
         found = list(walk(tmp_path))
     finally:
+        sys.setrecursionlimit(limit)
         Path("0.png").unlink()
         for _ in range(depth):
             os.chdir("..")
@@ -551,6 +581,13 @@ def test_a_packed_file_of_other_arrays_is_refused(tmp_path: Path, arrays: dict[s
     np.savez(tmp_path / "cifar10.npz", **arrays)
     with pytest.raises(ValueError, match="expected packed images of CIFAR-10"):
         cifar(tmp_path / "cifar10.npz", partial=True)
+
+
+@pytest.mark.parametrize("text", ["[NaN]", "[Infinity]", "[-Infinity]", "[1e999]", "[" * 100_000, "[1", "\x00"])
+def test_json_holds_finite_numbers_and_ends(tmp_path: Path, text: str) -> None:
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(ValueError, match=r"finite|deeply|Expecting"):
+        read_json(tmp_path / "a.json")
 
 
 # Results ------------------------------------------------------------------------------------------------------------

@@ -498,21 +498,21 @@ def test_a_stopped_run_keeps_its_answers_and_goes_on(
     out, handler = tmp_path / "a.csv", signal.getsignal(signal.SIGTERM)
     words = ["predict", str(folder), *STREAM, "-o", str(out)]
     with pytest.MonkeyPatch.context() as patch:
-        Stop(patch, 3, stop)
+        Stop(patch, 4, stop)  # the first state is written, the next two wait for their time
         assert main(words) == code
     assert signal.getsignal(signal.SIGTERM) is handler
     said = capsys.readouterr().err
-    assert "stopped after 6 of 13 images" in said
+    assert "stopped after 9 of 13 images" in said
     assert "the same command goes on" in said
     assert not out.exists(), "whole or not at all"
     kept = (tmp_path / "a.partial.csv").read_bytes()
     rows = list(csv.DictReader((tmp_path / "a.partial.csv").open()))
-    assert len(rows) == 6
+    assert len(rows) == 9
     with pytest.MonkeyPatch.context() as patch:
         going_on = Stop(patch)
         assert main(words) == 1, "one file could not be read"
-        assert going_on.batches == 3, "the first two of five batches are not read again"
-    assert "going on after 6 of 13 images" in capsys.readouterr().err
+        assert going_on.batches == 2, "the first three of five batches are not read again"
+    assert "going on after 9 of 13 images" in capsys.readouterr().err
     assert out.read_bytes() == whole
     assert kept.splitlines()[0] == whole.splitlines()[0]
     assert sorted(os.listdir(tmp_path)) == ["a.csv", "whole.csv"]
@@ -602,6 +602,20 @@ def test_other_settings_do_not_go_on(
     assert main(["predict", str(folder), *STREAM, "-o", str(stopped), *change, "--restart"]) == 1
     assert len(list(csv.DictReader(stopped.open()))) == 13
     assert os.listdir(stopped.parent) == ["a.csv"]
+
+
+def test_other_images_do_not_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    top, out = tmp_path / "in", tmp_path / "a.csv"
+    top.mkdir()
+    for at in range(8):
+        Image.new("RGB", (32, 32), (9 * at, 90, 200)).save(top / f"{at}.png")
+    words = ["predict", str(top), *STREAM, "-o", str(out)]
+    with pytest.MonkeyPatch.context() as patch:
+        Stop(patch, 3, interrupt)
+        assert main(words) == 130
+    os.utime(top / "0.png", (1, 1))
+    assert main(words) == 2
+    assert "was begun with other settings: images" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("harm", ["rows edited", "rows cut", "state spoilt", "state gone", "state is another's"])
