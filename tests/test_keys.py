@@ -241,7 +241,7 @@ def stand_in(**changed: Any) -> SimpleNamespace:
     given: dict[str, Any] = {"model": make_net("bn"), "names": ("a",), "device": "cpu", "settings": (None, 1.0),
                              "logits": len, "compiled": None, **changed}  # fmt: skip
     theta = SimpleNamespace(names=given["names"], source=lambda: torch.empty(0, device=given["device"]))
-    return SimpleNamespace(model=given["model"], theta=theta, settings=given["settings"], _logits=given["logits"],
+    return SimpleNamespace(model=given["model"], theta=theta, settings=given["settings"], given_logits=given["logits"],
                            _passes=given["compiled"])  # fmt: skip
 
 

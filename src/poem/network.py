@@ -178,7 +178,7 @@ class Network:
             self.meet(device)
             self.refresh()
             self.recast()
-            self._dirty = True  # until the block ends as it should; an interrupted call may leave the twin half patched
+            self._dirty = True  # until the block ends well: an interrupt may leave the twin half patched
             self._current, self._tracing, self.halves.branch_alone = None, False, False
             undo.enter_context(torch.autocast(device, enabled=False))
             if self._precision == "tf32":
