@@ -349,7 +349,7 @@ FAULTS = [
         "_early.py",
         "        return self._written == _versions([self.output, *self._inputs])\n",
         "        return True\n",
-        ("test_hostile.py",),
+        ("test_capture.py",),
     ),
     Fault(
         "outputs cached by the layer alone",

@@ -560,6 +560,26 @@ def test_a_signal_in_mid_call_leaves_model_and_state_whole(method: str) -> None:
     same(list(adapter.state_dict()["tensors"].values()), list(states[calls + 2]["tensors"].values()))
 
 
+def test_a_twin_that_a_broken_call_left_half_patched_is_rebuilt() -> None:
+    """As if a signal had come while swapped parameters were put back."""
+    net: Any = make_net("bn", sharpness=10.0)
+    fresh = poem.adapt(copy.deepcopy(net), "poem", **RICH)
+    left = [1]
+
+    def wreck(module: Any, args: Any) -> None:
+        if left:
+            left.clear()
+            module.layer1[0].conv1._parameters["weight"] = torch.zeros_like(net.layer1[0].conv1.weight)
+            raise Interrupted
+
+    net.register_forward_pre_hook(wreck)
+    adapter = poem.adapt(net, "poem", **RICH)
+    with pytest.raises(Interrupted):
+        adapter(images(8, 0))
+    same(*[[each(batch) for batch in stream(3)] for each in (adapter, fresh)])
+    assert adapter.totals.updates > 0
+
+
 # Updates that move nothing, answers that are not finite.
 
 
