@@ -732,3 +732,52 @@ def test_reset_forgets_what_was_tried_on_a_batch() -> None:
         same([adapter(batch)], [fresh(batch)])
         assert adapter.last.forwards_computed == fresh.last.forwards_computed
         assert adapter._network.doubles is True
+
+
+@pytest.mark.parametrize("how", ["in place", "through data", "another tensor"])
+def test_a_state_is_of_the_weights_that_the_model_has_now(how: str) -> None:
+    net: Any = make_net("bn")
+    adapter = poem.adapt(net, "tent")
+    adapter(images(4, 0))
+    old = adapter.state_dict()
+    with torch.no_grad():
+        if how == "in place":
+            net.fc.weight.add_(1.0)
+        elif how == "through data":
+            net.fc.weight.data.add_(1.0)
+        else:
+            net.fc.weight = nn.Parameter(net.fc.weight + 1.0)
+    with pytest.raises(ValueError, match="load the same weights"):
+        adapter.load_state_dict(old)
+    poem.adapt(copy.deepcopy(net), "tent").load_state_dict(adapter.state_dict())
+
+
+def test_a_batch_size_that_was_given_is_not_overruled_by_a_state() -> None:
+    giver = poem.adapt(make_net("bn"), "tent", batch_size=8)
+    giver(images(8, 0))
+    with pytest.raises(ValueError, match="expected a state of batch_size=4"):
+        poem.adapt(make_net("bn"), "tent", batch_size=4).load_state_dict(giver.state_dict())
+    free = poem.adapt(make_net("bn"), "tent")
+    free.load_state_dict(giver.state_dict())
+    assert free.lr == giver.lr
+
+
+def test_filters_joined_by_and_are_an_error() -> None:
+    with pytest.raises(TypeError, match="join filters with &"):
+        poem.parts.EntropyBelow(0.4) and poem.parts.PLPDAbove(0.2)
+    with pytest.raises(TypeError, match=r"join weights with \+"):
+        poem.parts.ByEntropy(0.4) or poem.parts.ByPLPD()
+
+
+def test_a_loader_of_dictionaries_is_told_what_is_expected() -> None:
+    adapter = poem.adapt(make_net("bn"), "tent")
+    with pytest.raises(TypeError, match="expected batches of images"):
+        list(adapter.stream([{"image": images(4, 0)}]))
+
+
+def test_other_batch_sizes_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    adapter = poem.adapt(make_net("bn"), "tent")
+    with caplog.at_level(logging.WARNING, logger="poem"):
+        for size in (4, 3, 4, 3, 5, 4):
+            adapter(images(size, 0))
+    assert sum("other sizes" in each.message for each in caplog.records) == 1

@@ -595,13 +595,29 @@ def test_other_settings_do_not_go_on(
     before = stopped.with_name("a.partial.csv").read_bytes()
     assert main(["predict", str(folder), *STREAM, "-o", str(stopped), *change]) == 2
     said = capsys.readouterr().err
-    assert "was begun with other settings" in said
+    assert "was begun with" in said
     assert says in said
     assert "--restart" in said
     assert stopped.with_name("a.partial.csv").read_bytes() == before
     assert main(["predict", str(folder), *STREAM, "-o", str(stopped), *change, "--restart"]) == 1
     assert len(list(csv.DictReader(stopped.open()))) == 13
     assert os.listdir(stopped.parent) == ["a.csv"]
+
+
+def test_a_file_of_somebody_else_is_not_taken_for_a_stopped_run(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.partial.csv").write_text("precious\n")
+    assert main(["predict", str(folder), *STREAM, "-o", str(tmp_path / "a.csv")]) == 2
+    assert "not written by poem predict" in capsys.readouterr().err
+    assert (tmp_path / "a.partial.csv").read_text() == "precious\n"
+
+
+def test_files_with_other_endings_are_counted(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (folder / "moving.gif").write_bytes(b"GIF89a")
+    with caplog.at_level("WARNING", logger="poem"):
+        photos(folder)
+    assert "left alone: their endings are none of" in caplog.text
 
 
 def test_other_images_do_not_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -615,7 +631,7 @@ def test_other_images_do_not_go_on(tmp_path: Path, capsys: pytest.CaptureFixture
         assert main(words) == 130
     os.utime(top / "0.png", (1, 1))
     assert main(words) == 2
-    assert "was begun with other settings: images" in capsys.readouterr().err
+    assert "the images, or their order, are not those" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("harm", ["rows edited", "rows cut", "state spoilt", "state gone", "state is another's"])

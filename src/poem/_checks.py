@@ -234,12 +234,20 @@ def classes(found: int, before: int | None) -> None:
         raise ValueError(f"expected {before} classes as before, got {found}; call adapter.reset() for another task")
 
 
+def _short(value: Any) -> str:
+    """Numbers as they were written, and not a thousand of them."""
+    if isinstance(value, list) and all(isinstance(each, float | int) for each in value):
+        more = f", ... {len(value)} in all" if len(value) > 8 else ""
+        return f"[{', '.join(f'{each:.6g}' for each in value[:8])}{more}]"
+    return repr(value)
+
+
 def _difference(key: str, mine: Any, other: Any) -> str:
     """What differs; of two recipes only the fields that do."""
     if isinstance(mine, dict) and isinstance(other, dict):
         fields = [name for name in mine if mine[name] != other.get(name)]
         return "; ".join(f"expected {key} with {name} {mine[name]}, got {other.get(name)}" for name in fields)
-    return f"expected {key} {mine!r}, got {other!r}"
+    return f"expected {key} {_short(mine)}, got {_short(other)}"
 
 
 def selection(mask: Tensor, among: Tensor, select: Any) -> None:
@@ -255,7 +263,7 @@ def state(new: Any, mine: dict[str, Any]) -> None:
         raise ValueError("expected a state from adapter.state_dict(), got something else")
     for key, remedy in (
         ("schema", "this version reads only its own; run the stream again to make a new one"),
-        ("recipe", f"make the adapter with method {new.get('method')!r}"),
+        ("recipe", f"make the adapter with method {new.get('method')!r} and the same settings"),
         ("source", "load the same weights into the model first"),
         ("mean", "pass the same mean="),
         ("std", "pass the same std="),
@@ -281,6 +289,15 @@ def state(new: Any, mine: dict[str, Any]) -> None:
         raise ValueError("expected the random state of a torch.Generator in the state, got something else")
     if not isinstance(new["tensors"], dict) or not all(isinstance(each, Tensor) for each in new["tensors"].values()):
         raise ValueError("expected tensors by name in the state, got something else")
+
+
+def same_batch_size(theirs: int | None, given: int | None) -> None:
+    """The learning rate follows the batch size: one that was given is not overruled by a state."""
+    if given is not None and theirs not in (None, given):
+        raise ValueError(
+            f"expected a state of batch_size={given}, as the adapter was made with, got {theirs}; leave it out to go "
+            "on with the state's"
+        )
 
 
 def state_tensors(new: dict[str, Tensor], expected: dict[str, Tensor]) -> None:

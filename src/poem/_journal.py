@@ -191,9 +191,13 @@ class Journal:
 
     def _go_on(self) -> None:
         """Take over what is there: rows, state and number of images; nothing where there is no state."""
-        if not os.path.lexists(self.saved):
-            return
         begin = "; give another -o, or begin anew with --restart"
+        if not os.path.lexists(self.saved):
+            head = table([]).encode()
+            there = self._file.readall()
+            if there and not there.startswith(head) and not head.startswith(there):
+                raise ValueError(f"{self.rows} is there, and not written by poem predict{begin}")
+            return
         try:
             state = files.load(self.saved)
             record = state.pop("predict")
@@ -204,6 +208,8 @@ class Journal:
         if theirs != self.settings:
             names = dict.fromkeys([*self.settings, *theirs])
             differ = [name for name in names if theirs.get(name) != self.settings.get(name)]
+            if differ == ["images"]:
+                raise ValueError(f"the images, or their order, are not those that {self.rows} was begun with{begin}")
             words = ", ".join(f"{name} {theirs.get(name)!r}, now {self.settings.get(name)!r}" for name in differ)
             raise ValueError(
                 f"{self.rows} was begun with other settings: {words}; type the same command as then{begin}"

@@ -153,6 +153,9 @@ class Adapter:
         """Answers for each batch of a loader of images, or of tuples that begin with images (labels are dropped)."""
         for item in loader:
             images = item[0] if isinstance(item, tuple | list) else item
+            if not isinstance(images, Tensor):
+                kind = type(images).__name__
+                raise TypeError(f"expected batches of images or (images, ...), got {kind}; hand adapter() the tensor")
             yield self(images.to(next(self._network.model.parameters()).device, non_blocking=True))
 
     @contextmanager
@@ -161,6 +164,7 @@ class Adapter:
 
         Other threads that call the adapter meanwhile learn as ever.
         """
+        checks.still_here(self._unloaded)
         token = _FROZEN.set((*_FROZEN.get(), id(self)))
         try:
             yield self
@@ -383,7 +387,9 @@ class Adapter:
     def _fix_size(self, count: int, learn: bool) -> None:
         """The first batch fixes the batch size. Another size later is worth a word, unless it is a short last one."""
         size = self._state.size = self._state.size or count
-        if learn and (count > size or self._between.short):
+        odd = count > size or self._between.short
+        if learn and self.recipe.learns and odd and "sizes" not in self._warned:
+            self._warned.add("sizes")
             log.warning("batches of %d and of other sizes; the learning rate stays %g, as for %d", size, self.lr, size)
 
     def _say(self, entry: Batchwise, count: int, idle: int) -> None:

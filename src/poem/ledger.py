@@ -164,7 +164,8 @@ def alarms(odd: Tensor | None) -> dict[str, str]:
     if not_finite:
         found["not finite"] = (
             f"answers for {not_finite} images are NaN or Inf although the images are finite: the network has diverged, "
-            "or gives such answers unadapted; lower lr=, or adapter.reset()"
+            "or gives such answers unadapted. An update whose loss they enter is skipped. Try a lower lr=, or "
+            "adapter.reset()"
         )
     if idle:
         found["idle"] = (

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from poem.streams._folders import FORMATS, walk
 from poem.streams._prepare import Prepare
 from poem.streams.indices import class_indices, is_wnid
 
+log = logging.getLogger("poem")
 FEW, DOUBT = 20, 0.5
 """From so many images on, a smaller share of answers that are the model's own is a reason not to use them."""
 
@@ -90,7 +92,11 @@ def photos(folder: Path) -> list[Path]:
     """
     if not folder.is_dir():
         raise FileNotFoundError(f"expected a folder of images, got {folder}, which is not one")
-    kept = sorted(folder / name for name in walk(folder, links=False) if Path(name).suffix.lower() in FORMATS)
+    names = list(walk(folder, links=False))
+    kept = sorted(folder / name for name in names if Path(name).suffix.lower() in FORMATS)
+    if kept and len(kept) < len(names):
+        log.warning("%d files under %s left alone: their endings are none of %s", len(names) - len(kept), folder,
+                    " ".join(FORMATS))  # fmt: skip
     if not kept:
         raise FileNotFoundError(f"no images under {folder}; endings looked for: {' '.join(FORMATS)}")
     return kept

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from poem import _checks as checks
 from poem import _files as files
+from poem._casts import whereabouts
 from poem.network import Network
 from poem.parts.base import Look, Memory
 from poem.recipes import Recipe
@@ -52,7 +53,7 @@ class State:
         self._network.forget_proofs()
         self._network.refresh()
         self.source = self._network.source()
-        self._print: str | None = None
+        self._print: tuple[str, str] | None = None  # what the weights looked like, and their hash
         self.rng.manual_seed(self._seed)
         self.calls = 0
         self.size: int | None = self._batch_size
@@ -170,6 +171,7 @@ class State:
         kept = {key: tensor for key, tensor in mine["tensors"].items() if not key.startswith("memory/")}
         remembered = {f"memory/{key}": tensor for key, tensor in self._expected(state["classes"]).items()}
         checks.state_tensors(state["tensors"], {**kept, **remembered})
+        checks.same_batch_size(state["batch_size"], self._batch_size)
         device = self.source["theta"].device
         parts: dict[str, Memory] = {"moved": {}, "teacher": {}, "step": {}, "memory": {}}
         for key, tensor in state["tensors"].items():
@@ -199,10 +201,14 @@ class State:
         return {**recipe.select.start(look), **recipe.weigh.start(look), **recipe.recover.start(look.logits.detach())}
 
     def _fingerprint(self) -> str:
-        """A short hash of all the model's weights: which source a state belongs to. Taken once until a reset."""
-        if self._print is None:
-            self._print = files.fingerprint(*self._network.model.parameters(), *self._network.model.buffers())
-        return self._print
+        """A short hash of all the model's weights, taken again where any has been written: which source this is of."""
+        tensors = [*self._network.model.parameters(), *self._network.model.buffers()]
+        # Norms beside the counters: a write through `.data` does not bump the version.
+        norms = [float(each.detach().double().norm()) for each in tensors if each.is_floating_point()]
+        seen = repr((whereabouts(tensors), [each._version for each in tensors], norms))
+        if self._print is None or self._print[0] != seen:
+            self._print = seen, files.fingerprint(*tensors)
+        return self._print[1]
 
     def _statistics(self) -> Memory:
         """What batch-norm layers remember at first, each head its own."""

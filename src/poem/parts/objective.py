@@ -40,6 +40,10 @@ class Objective(Part):
     def __call__(self, lesson: Lesson) -> Tensor:
         """A scalar with a gradient."""
 
+    def __bool__(self) -> bool:
+        """An error: `a and b` would silently be `b`."""
+        raise TypeError("join objectives with +, as in a + b; 'and' and 'or' would drop one of them")
+
     def __add__(self, other: Objective) -> Objective:
         """The sum of both; chains lean to the left."""
         return (self + other.first) + other.second if isinstance(other, Total) else Total(self, other)

@@ -56,6 +56,10 @@ class Select(Part):
         """New memory, given the look and the mask that taught last."""
         return {}
 
+    def __bool__(self) -> bool:
+        """An error: `a and b` would silently be `b`."""
+        raise TypeError("join filters with &, as in a & b; 'and' and 'or' would drop one of them")
+
     def __and__(self, other: Select) -> Select:
         """First this filter, then the other on what is left; chains lean to the left."""
         return (self & other.first) & other.second if isinstance(other, Both) else Both(self, other)
@@ -308,6 +312,10 @@ class Weigh(Part):
     def remember(self, look: Look, mask: Tensor, memory: Memory) -> Memory:
         """New memory, given the look and the mask that taught last."""
         return {}
+
+    def __bool__(self) -> bool:
+        """An error: `a and b` would silently be `b`."""
+        raise TypeError("join weights with +, as in a + b; 'and' and 'or' would drop one of them")
 
     def __add__(self, other: Weigh) -> Weigh:
         """The sum of both weights; chains lean to the left."""
