@@ -378,7 +378,7 @@ def test_a_pass_that_writes_in_place_is_cut_right(pieces: list[nn.Module]) -> No
 
 
 def test_what_was_computed_is_kept_for_the_images_in_hand_and_as_long_as_it_stands() -> None:
-    early = Early([], [])
+    early = Early([], [], lambda module: False)
     one, other, made = torch.rand(2), torch.rand(2), []
 
     def compute() -> tuple[Tensor]:

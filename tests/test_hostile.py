@@ -781,3 +781,234 @@ def test_other_batch_sizes_are_told_once(caplog: pytest.LogCaptureFixture) -> No
         for size in (4, 3, 4, 3, 5, 4):
             adapter(images(size, 0))
     assert sum("other sizes" in each.message for each in caplog.records) == 1
+
+
+# What a reviewer found.
+
+
+class Recurrent(nn.Module):
+    """Adds to its input in place, and is applied several times."""
+
+    def __init__(self, inplace: bool) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.conv, self.inplace = nn.Conv2d(8, 8, 1), inplace
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.inplace:
+            x += torch.tanh(self.conv(x))
+            return x
+        return x + torch.tanh(self.conv(x))
+
+
+@pytest.mark.parametrize("method", ["tent", "poem", "sar", "deyo"])
+def test_a_layer_that_writes_into_its_input_and_runs_again_is_not_cached(method: str) -> None:
+    class Looping(Wrapped):
+        def __init__(self, inplace: bool) -> None:
+            super().__init__()
+            self.rec = Recurrent(inplace)
+
+        def stem(self, x: Tensor) -> Tensor:
+            x = super().stem(x)
+            for _ in range(3):
+                x = self.rec(x)
+            return x
+
+    changes = RICH if method != "tent" else {"lr": 0.02}
+    adapters = [poem.adapt(Looping(inplace), method, fast=False, **changes) for inplace in (True, False)]
+    same(*[[adapter(batch) for batch in stream(3)] for adapter in adapters])
+    assert adapters[0].totals.updates > 0
+
+
+def test_arguments_of_other_types_are_other_keys_of_the_cache() -> None:
+    class Flagged(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Conv2d(8, 8, 1)
+
+        def forward(self, x: Tensor, flag: Any) -> Tensor:
+            out: Tensor = self.scale(x)
+            return out * 2 if flag is True else out
+
+    class Twice(Wrapped):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(2)
+            self.flagged = Flagged()
+
+        def stem(self, x: Tensor) -> Tensor:
+            x = super().stem(x)
+            out: Tensor = self.flagged(x, True) + self.flagged(x, 1)
+            return out
+
+    adapters = [poem.adapt(Twice(), "poem", fast=False, **RICH) for _ in range(2)]
+    without_cache(adapters[1])
+    same(*[[adapter(batch) for batch in stream(3)] for adapter in adapters])
+    assert adapters[0].totals.updates > 0
+
+
+def test_a_layer_put_into_a_list_between_calls_is_the_adapted_one() -> None:
+    class Listed(Wrapped):
+        def __init__(self) -> None:
+            super().__init__()
+            self.active: list[Any] = []
+
+        def stem(self, x: Tensor) -> Tensor:
+            x = super().stem(x)
+            for module in self.active:
+                x = module(x)
+            return x
+
+    answers = []
+    for way in ("append", "assign"):
+        net = Listed()
+        adapter = poem.adapt(net, "tent*", lr=0.05, fast=False)
+        found = [adapter(images(8, 0))]
+        if way == "append":
+            net.active.append(net.net.norm1)
+        else:
+            net.active = [net.net.norm1]
+        answers.append(found + [adapter(batch) for batch in stream(2)])
+    same(*answers)
+
+
+@pytest.mark.parametrize("held", ["default", "keyword", "named tuple", "key", "deque"])
+def test_layers_in_defaults_tuples_and_keys_are_followed(held: str) -> None:
+    from collections import deque, namedtuple
+
+    pair = namedtuple("pair", "layer other")
+
+    class Held(Wrapped):
+        def __init__(self) -> None:
+            super().__init__()
+            norm = self.net.norm1
+            self.reach: Any = {
+                "default": lambda x, layer=norm: layer(x),
+                "keyword": lambda x, *, layer=norm: layer(x),
+                "named tuple": pair(norm, 1),
+                "key": {norm: 1},
+                "deque": deque([norm]),
+            }[held]
+
+        def forward(self, x: Tensor) -> Tensor:
+            net, reach = self.net, self.reach
+            norm = reach if callable(reach) else next(iter(reach))
+            x = torch.relu(norm(self.stem(x)))
+            logits: Tensor = net.fc(net.layer4(net.layer3(net.layer2(net.layer1(x)))).mean((2, 3)))
+            return logits
+
+    adapters = [poem.adapt(net, "poem", **RICH) for net in (Wrapped(), Held())]
+    same(*[[adapter(batch) for batch in stream(3)] for adapter in adapters])
+
+
+def test_forward_hooks_know_the_user_s_modules_and_see_every_pass() -> None:
+    net: Any = make_net("gn", sharpness=6.0)
+    names = {module: name for name, module in net.named_modules()}
+    seen: list[str] = []
+    net.conv1.register_forward_hook(lambda module, args, output: seen.append(names[module]))
+    net.register_forward_hook(lambda module, args, output: seen.append(names[module]))
+    adapter = poem.adapt(net, "tent*", lr=0.02, fast=False)
+    for batch in stream(3):
+        adapter(batch)
+    assert seen.count("conv1") == seen.count("") > 3
+
+
+def test_an_export_with_a_branch_copes_with_a_network_that_writes_into_its_input() -> None:
+    class Writing(Wrapped):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x.sub_(0.5).mul_(2.0))
+
+    adapter = poem.adapt(Writing("bn"), "poem", **RICH)
+    adapter(images(8, 0))
+    given = images(8, 1)
+    with adapter.frozen():
+        torch.testing.assert_close(adapter.export()(given), adapter(images(8, 1)))
+    same([given], [images(8, 1)])
+
+
+@pytest.mark.parametrize("kind", ["bn", "gn"])
+def test_gradient_checkpointing_is_an_error_not_a_wrong_gradient(kind: str) -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    class Saving(Wrapped):
+        def forward(self, x: Tensor) -> Tensor:
+            net = self.net
+            x = torch.relu(net.norm1(self.stem(x)))
+            x = checkpoint(net.layer1, x, use_reentrant=False)
+            logits: Tensor = net.fc(net.layer4(net.layer3(net.layer2(x))).mean((2, 3)))
+            return logits
+
+    adapter = poem.adapt(Saving(kind), "tent")
+    with pytest.raises(RuntimeError, match="gradient checkpointing"):
+        adapter(images(8, 0))
+    assert adapter.totals.batches == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+def test_a_state_of_another_dtype_is_refused(dtype: torch.dtype) -> None:
+    adapter = poem.adapt(make_net("bn"), "tent")
+    state = adapter.state_dict()
+    state["tensors"] = {key: tensor.to(dtype) for key, tensor in state["tensors"].items()}
+    with pytest.raises(ValueError, match=r"expected moved/.* \(torch.float32\), got"):
+        adapter.load_state_dict(state)
+
+
+def test_a_hook_that_an_interrupt_left_behind_does_nothing() -> None:
+    net = make_net("bn")
+    adapter = poem.adapt(net, "tent")
+    watched = adapter._network.twin.watched()
+    watched.__enter__()  # and never left
+    with pytest.raises(ValueError, match="expected"):
+        adapter(torch.zeros(0, 3, 16, 16))
+    net(images(4, 0))
+
+
+def test_autocast_s_nesting_is_put_back_after_an_interrupt() -> None:
+    from poem.adapter import ThreadFlags, _autocast_nesting
+
+    before = _autocast_nesting()
+    flags = ThreadFlags()
+    torch.autocast_increment_nesting()
+    flags.restore()
+    assert _autocast_nesting() == before
+
+
+def test_a_copied_adapter_has_a_head_of_its_own_in_logits() -> None:
+    net: Any = Wrapped("bn")
+    net.second = nn.Linear(10, 10)
+    adapter = poem.adapt(net, "tent", parameters=parts.Everything(), lr=0.1, logits=lambda out: net.second(out))
+    adapter(images(8, 0))
+    twin = copy.deepcopy(adapter)
+    same([adapter(batch) for batch in stream(2)], [twin(batch) for batch in stream(2)])
+
+
+def test_counts_follow_the_model_to_another_device() -> None:
+    from poem.ledger import Batchwise, Books
+
+    books, entry = Books(), Batchwise()
+    for device in ("meta", "cpu"):
+        entry.odd = torch.zeros(2, dtype=torch.long, device=device)
+        if device == "cpu":
+            books.odd = torch.ones(2, dtype=torch.long)
+        books.close(entry, 1)
+        entry.odd = None
+        books.close(entry, 1)
+    assert books.odd is not None
+    assert books.odd.tolist() == [1, 1]
+
+
+def test_vmap_over_a_cached_layer_runs() -> None:
+    class Mapped(Wrapped):
+        def stem(self, x: Tensor) -> Tensor:
+            out: Tensor = torch.vmap(lambda image: self.net.conv1(image[None])[0])(x)
+            return out
+
+    adapters = [poem.adapt(net, "tent*", lr=0.02, fast=False) for net in (Mapped(), Wrapped())]
+    for batch in stream(2):
+        torch.testing.assert_close(*[adapter(batch) for adapter in adapters])
+
+
+def test_a_state_from_a_pipe_or_a_folder_is_refused(tmp_path: Any) -> None:
+    adapter = poem.adapt(make_net("bn"), "tent")
+    with pytest.raises(ValueError, match="no regular file"):
+        adapter.load(tmp_path)

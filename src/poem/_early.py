@@ -19,8 +19,10 @@ PLAIN = (type(None), bool, int, float, str)  # arguments beside tensors that a k
 class Early:
     """The layers that run before anything adapted, and the cached outputs of these and of compiled pieces."""
 
-    def __init__(self, modules: Sequence[nn.Module], moving: Iterable[nn.Module]) -> None:
-        self._all, self._moving = list(modules), set(moving)
+    def __init__(
+        self, modules: Sequence[nn.Module], moving: Iterable[nn.Module], hooked: Callable[[nn.Module], bool]
+    ) -> None:
+        self._all, self._moving, self._hooked = list(modules), set(moving), hooked
         self._modules: list[nn.Module] | None = None  # not yet known
         self._images: Tensor | None = None
         self._compare = True  # inputs on the CPU may be compared by value
@@ -73,9 +75,12 @@ class Early:
             self._compare = True
 
     def patch(self) -> None:
-        """Put the cache in front of the forward of each layer that it is for, unless that is patched already."""
+        """Put the cache in front of the forward of each layer that it is for.
+
+        Not where the forward is patched already, nor where the user has a hook inside, which is to see every pass.
+        """
         for module in self._modules or []:
-            if "forward" not in module.__dict__:
+            if "forward" not in module.__dict__ and not any(map(self._hooked, module.modules())):
                 module.__dict__["forward"] = _Cached(module, module.forward, self)
 
     def ask(self, module: nn.Module, own: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -85,13 +90,21 @@ class Early:
         known_kinds = all(isinstance(each, (Tensor, *PLAIN)) for each in given)
         if not (self._open and tensors and known_kinds) or any(each.requires_grad for each in tensors):
             return own(*args, **kwargs)
-        key = module, len(args), *kwargs, *(_form(each) if isinstance(each, Tensor) else each for each in given)
+        if not all(map(_stored, tensors)):
+            return own(*args, **kwargs)
+        key = (
+            module,
+            len(args),
+            *kwargs,
+            *(_form(each) if isinstance(each, Tensor) else (type(each), each) for each in given),
+        )
         known = self._outputs.setdefault(key, [])
         known[:] = [each for each in known if each.valid]
         output = next((each.output for each in known if each.is_of(tensors, compare=self._compare)), None)
         if output is None:
+            before = _versions(tensors)
             output = own(*args, **kwargs)
-            if isinstance(output, Tensor) and not output.requires_grad:
+            if isinstance(output, Tensor) and not output.requires_grad and _versions(tensors) == before:
                 known.append(_Kept(output, tensors))
         return output
 
@@ -146,6 +159,14 @@ class _Kept:
         if all(one.data_ptr() == other.data_ptr() for one, other in pairs):
             return True
         return compare and all(other.device.type == "cpu" and torch.equal(one, other) for one, other in pairs)
+
+
+def _stored(tensor: Tensor) -> bool:
+    """Whether the tensor has memory of its own to tell it by; those inside `torch.vmap` have not."""
+    try:
+        return tensor.data_ptr() is not None
+    except RuntimeError:
+        return False
 
 
 def _form(tensor: Tensor) -> tuple[Any, ...]:

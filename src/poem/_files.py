@@ -213,6 +213,8 @@ def load(path: Path) -> dict[str, Any]:
     """Read a state; refuses files that `save` did not write."""
     from safetensors import SafetensorError, safe_open
 
+    if path.exists() and not path.is_file():
+        raise ValueError(f"expected a state written by adapter.save, got {path}, which is no regular file")
     try:
         with safe_open(str(path), framework="pt") as file:
             rest = json.loads((file.metadata() or {}).get("poem", "null"))

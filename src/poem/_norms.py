@@ -59,8 +59,6 @@ class BorrowedNorm:
 
     def patch(self) -> None:
         """Replace the layer's forward, which is called from here."""
-        # A hook also keeps torch's fused transformer layers from reading the weights without calling the forward.
-        self.layer.register_forward_pre_hook(_do_nothing)
         self.own = self.layer.forward
         self.layer.__dict__["forward"] = self
 
@@ -166,7 +164,3 @@ def _set(module: nn.Module, **flags: bool) -> Iterator[None]:
         yield
     finally:
         module.__dict__.update(before)
-
-
-def _do_nothing(module: nn.Module, args: Any) -> None:
-    """A hook that only has to be there."""

@@ -11,7 +11,7 @@ import copy
 import operator
 import types
 import weakref
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -34,7 +34,8 @@ HOOKS = (
     "_backward_pre_hooks",
 )
 OWN = {"_parameters", "_buffers", "_modules", "_compiled_call_impl", "training", *HOOKS}  # made anew for the twin
-DEPTH = 4  # how far attributes of attributes are searched for modules
+VALUES = 20_000  # values that are searched for modules, at most
+FOLLOWED = 1000  # entries of a container whose changes are noticed, at most
 
 
 class Uncompiled(nn.Module):
@@ -62,6 +63,8 @@ class Twin:
         self.translated = Translation({})
         """Replaces each of the model's modules in a value by its twin."""
         self._where: list[Any] = []
+        self._hooked: set[nn.Module] = set()
+        self._watching: int | None = None  # the thread in which calls of the user's modules are errors
         self.rebuild()
 
     @property
@@ -69,9 +72,9 @@ class Twin:
         """The twin of the whole model."""
         return self._twins[self.model]
 
-    def of(self, module: nn.Module) -> nn.Module:
-        """The twin of one of the model's modules."""
-        return self._twins[module]
+    def hooked(self, twin: nn.Module) -> bool:
+        """Whether the user has hooks on the module that this is the twin of."""
+        return twin in self._hooked
 
     def changed(self) -> bool:
         """Whether a module, parameter, buffer, hook or attribute of the model is another object than at `rebuild`."""
@@ -88,16 +91,17 @@ class Twin:
         # One alias per parameter, so that tied parameters stay tied.
         with torch.inference_mode(False):
             self._aliases = {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in self._parameters()}
+        self._hooked = {twin for own, twin in self._twins.items() if own._forward_hooks or own._forward_pre_hooks}
         for own, twin in self._twins.items():
             self._copy(own, twin)
 
     @contextmanager
     def watched(self) -> Iterator[None]:
         """Inside, a call of one of the user's own modules by this thread is an error: the twin did not reach it."""
-        thread, names = get_ident(), {module: name for name, module in self.model.named_modules()}
+        names = {module: name for name, module in self.model.named_modules()}
 
         def refuse(module: nn.Module, args: Any) -> None:
-            if get_ident() == thread and module in names:
+            if get_ident() == self._watching and module in names:
                 raise RuntimeError(
                     f"expected the model to reach its layer {names[module]!r} ({type(module).__name__}) through "
                     "attributes of its modules, but it is called through a global variable or an object that cannot "
@@ -106,9 +110,15 @@ class Twin:
 
         handle = register_module_forward_pre_hook(refuse)
         try:
+            self._watching = get_ident()
             yield
         finally:
+            self.unwatch()
             handle.remove()
+
+    def unwatch(self) -> None:
+        """No call is an error any more; a hook that an interrupt left behind does nothing."""
+        self._watching = None
 
     def _parameters(self) -> list[nn.Parameter]:
         """Every parameter in every place, in order."""
@@ -140,16 +150,33 @@ class Twin:
         held["_compiled_call_impl"] = None
         held["training"] = False
         for kind in HOOKS:
-            held[kind] = OrderedDict((key, self._bound(hook)) for key, hook in dict(given.get(kind, {})).items())
+            hooks = dict(given.get(kind, {}))
+            if kind == "_forward_hooks":
+                hooks = {key: _OfUser(self._bound(hook), own) for key, hook in hooks.items()}
+            held[kind] = OrderedDict((key, self._bound(hook)) for key, hook in hooks.items())
         if compiled:
             held = {**nn.Module().__dict__, **held}
         twin.__dict__.clear()
         twin.__dict__.update(held)
+        for parent in type(own).__mro__:
+            for name in () if compiled else _slots(parent):
+                if hasattr(own, name):
+                    parent.__dict__[name].__set__(twin, self.translated(getattr(own, name)))
 
     def _bound(self, hook: Any) -> Any:
         """A hook as it is, so that it writes where the user reads; a method of a module becomes its twin's."""
         function = hook.func if isinstance(hook, partial) else hook
         return self.translated(hook) if isinstance(getattr(function, "__self__", None), nn.Module) else hook
+
+
+class _OfUser:
+    """A forward hook, called with the user's module, by which it may know the layer, in place of the twin."""
+
+    def __init__(self, hook: Callable[..., Any], own: nn.Module) -> None:
+        self._hook, self._own = hook, own
+
+    def __call__(self, module: nn.Module, *rest: Any) -> Any:
+        return self._hook(self._own, *rest)
 
 
 class Translation:
@@ -162,85 +189,87 @@ class Translation:
 
     def __call__(self, value: Any) -> Any:
         """The value with other modules; the value itself where it holds none of them."""
-        return self._translate(value, DEPTH)
+        return self._translate(value)
 
     @property
     def current(self) -> bool:
         """Whether every value that was made again still holds what it held then."""
-        return all(_same(read(), held) for read, held in self._nested)
+        try:
+            return all(_same(read(), held) for read, held in self._nested)
+        except (ValueError, RuntimeError):  # a cell was emptied, or a container changed while it was read
+            return False
 
-    def _translate(self, value: Any, depth: int) -> Any:
+    def _translate(self, value: Any) -> Any:
         """One value; what was met before, on the way here or elsewhere, is not searched again."""
+        if isinstance(value, _ATOMS) or type(value) in weakref.ProxyTypes:
+            return value
         if isinstance(value, nn.Module):
             return self._twins.get(value, value)
-        if depth == 0 or isinstance(value, _ATOMS):
-            return value
-        if id(value) not in self._met:
+        if id(value) not in self._met and len(self._met) < VALUES:
             self._met[id(value)] = value, value
-            self._met[id(value)] = value, self._rebuilt(value, partial(self._translate, depth=depth - 1))
-        return self._met[id(value)][1]
+            self._met[id(value)] = value, self._rebuilt(value)
+        return self._met.get(id(value), (value, value))[1]
 
-    def _rebuilt(self, value: Any, inner: Callable[[Any], Any]) -> Any:
+    def _rebuilt(self, value: Any) -> Any:
         """A container, method, function or plain object that holds modules, made again with their twins."""
         kind: Any = type(value)
         if kind is types.MethodType:
-            return self._remade(lambda: (value.__self__,), inner, lambda new: kind(value.__func__, new[0]), value)
+            return self._remade(lambda: (value.__self__,), lambda new: kind(value.__func__, new[0]), value)
         if kind is types.FunctionType:
-            return self._function(value, inner)
+            return self._function(value)
         if isinstance(value, weakref.ref):
             target = value()
-            return (
-                weakref.ref(self._twins[target]) if isinstance(target, nn.Module) and target in self._twins else value
-            )
+            known = isinstance(target, nn.Module) and target in self._twins
+            return weakref.ref(self._twins[target]) if known else value  # type: ignore[index]
         if kind is partial:
             count, names = 1 + len(value.args), tuple(value.keywords)
             return self._remade(
-                lambda: (value.func, *value.args, *value.keywords.values()), inner,
+                lambda: (value.func, *value.args, *value.keywords.values()),
                 lambda new: partial(new[0], *new[1:count], **dict(zip(names, new[count:], strict=True))), value,
             )  # fmt: skip
         if kind in (list, tuple, set, frozenset):
-            return self._remade(lambda: tuple(value), inner, kind, value)
-        if kind in (dict, OrderedDict):
-            return self._remade(
-                lambda: tuple(value.values()), inner, lambda new: kind(zip(value, new, strict=True)), value
-            )
+            return self._remade(lambda: tuple(value), kind, value)
+        if isinstance(value, tuple) and hasattr(kind, "_make"):
+            return self._remade(lambda: tuple(value), kind._make, value)
+        if kind is deque:
+            return self._remade(lambda: tuple(value), lambda new: deque(new, value.maxlen), value)
+        if isinstance(value, dict) and kind in (dict, OrderedDict, defaultdict):
+            return self._remade(lambda: (*value, *value.values()), lambda new: _filled(value, new), value)
         if hasattr(value, "__dict__") and kind.__module__.partition(".")[0] not in ("torch", "builtins", "functools"):
-            return self._remade(lambda: tuple(vars(value).values()), inner, lambda new: _like(value, new), value)
+            return self._remade(lambda: tuple(vars(value).values()), lambda new: _like(value, new), value)
         return value
 
-    def _remade(
-        self,
-        read: Callable[[], tuple[Any, ...]],
-        inner: Callable[[Any], Any],
-        make: Callable[[tuple[Any, ...]], Any],
-        value: Any,
-    ) -> Any:
+    def _remade(self, read: Callable[[], tuple[Any, ...]], make: Callable[[tuple[Any, ...]], Any], value: Any) -> Any:
         """What `make` makes of the translated contents, or the value itself where they hold none of the modules."""
         held = read()
-        new = tuple(map(inner, held))
-        if all(map(operator.is_, new, held)):
-            return value
-        self._nested.append((read, held))
-        return make(new)
+        new = tuple(map(self._translate, held))
+        unchanged = _same(new, held)
+        if not unchanged or len(held) <= FOLLOWED:
+            self._nested.append((read, held))
+        return value if unchanged else make(new)
 
-    def _function(self, value: types.FunctionType, inner: Callable[[Any], Any]) -> Any:
-        """A function whose closure or global names hold one of the model's modules sees the twin there."""
+    def _function(self, value: types.FunctionType) -> Any:
+        """A function whose closure, defaults or global names hold one of the model's modules sees the twin there."""
+        count = len(value.__closure__ or ())
 
         def read() -> tuple[Any, ...]:
-            return tuple(cell.cell_contents for cell in value.__closure__ or ())
+            cells = (cell.cell_contents for cell in value.__closure__ or ())
+            return (*cells, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
 
         named = {name: value.__globals__.get(name) for name in value.__code__.co_names}
         known = {name: self._twins[m] for name, m in named.items() if isinstance(m, nn.Module) and m in self._twins}
 
         def make(new: tuple[Any, ...]) -> types.FunctionType:
             seen = _Overlay(known, value.__globals__) if known else value.__globals__
-            cells = tuple(map(types.CellType, new))
-            made = types.FunctionType(value.__code__, seen, value.__name__, value.__defaults__, cells)
-            made.__kwdefaults__ = value.__kwdefaults__
+            cells, defaults = tuple(map(types.CellType, new[:count])), len(value.__defaults__ or ())
+            given = new[count : count + defaults] if value.__defaults__ is not None else None
+            made = types.FunctionType(value.__code__, seen, value.__name__, given, cells)
+            if value.__kwdefaults__ is not None:
+                made.__kwdefaults__ = dict(zip(value.__kwdefaults__, new[count + defaults :], strict=True))
             return made
 
         try:
-            return make(tuple(map(inner, read()))) if known else self._remade(read, inner, make, value)
+            return make(tuple(map(self._translate, read()))) if known else self._remade(read, make, value)
         except ValueError:  # a cell of the closure is still empty
             return value
 
@@ -269,6 +298,20 @@ def _empty(module: nn.Module) -> nn.Module:
 def _same(some: Sequence[Any], others: Sequence[Any]) -> bool:
     """Whether two sequences hold the very same objects."""
     return len(some) == len(others) and all(map(operator.is_, some, others))
+
+
+def _slots(kind: type) -> Sequence[str]:
+    """Names that a class keeps outside `__dict__`."""
+    names = kind.__dict__.get("__slots__", ())
+    return [name for name in ([names] if isinstance(names, str) else names) if name in kind.__dict__]
+
+
+def _filled(value: Any, contents: tuple[Any, ...]) -> Any:
+    """A dictionary of the same kind with other keys and values."""
+    twin = copy.copy(value)
+    twin.clear()
+    twin.update(zip(contents[: len(value)], contents[len(value) :], strict=True))
+    return twin
 
 
 def _like(value: Any, attributes: tuple[Any, ...]) -> Any:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from poem import _checks as checks
 from poem import _files as files
+from poem._twin import Translation
 from poem.borrowed import lease
 from poem.capture import Fast, Recorder
 from poem.export import exported
@@ -56,15 +57,26 @@ class ThreadFlags:
         self._grad = torch.is_grad_enabled()
         kinds = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
         self._autocast = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds]
-        self._cache = torch.is_autocast_cache_enabled()
+        self._cache, self._nesting = torch.is_autocast_cache_enabled(), _autocast_nesting()
 
     def restore(self) -> None:
-        """As they were."""
+        """Set the switches back to what they were when this was made."""
         torch.set_grad_enabled(self._grad)
+        while _autocast_nesting() > self._nesting:
+            torch.autocast_decrement_nesting()
+        if self._nesting == 0:
+            torch.clear_autocast_cache()
         for kind, enabled, dtype in self._autocast:
             torch.set_autocast_enabled(kind, enabled)
             torch.set_autocast_dtype(kind, dtype)
         torch.set_autocast_cache_enabled(self._cache)
+
+
+def _autocast_nesting() -> int:
+    """How many autocast blocks this thread is in; torch has no way to ask but to count one more."""
+    level = torch.autocast_increment_nesting() - 1
+    torch.autocast_decrement_nesting()
+    return level
 
 
 class Adapter:
@@ -135,6 +147,7 @@ class Adapter:
                 if learn:
                     self._warn(images.device.type == "cpu")
         except BaseException:
+            self._network.abandon()
             flags.restore()
             raise
         return answer
@@ -327,7 +340,7 @@ class Adapter:
             state.restart()
             entry.reset_flag = True
         unproven = self._network.branch is not None and self._network.doubles is None
-        if unproven or self.recipe.unit_range:  # a proof and an augmentation need sound images; the loop looks itself
+        if unproven or self.recipe.unit_range:  # a proof and an augmentation need sound images; the loop checks itself
             checks.finite(images)
         if self.recipe.unit_range:
             checks.unit_range(images, self.name)
@@ -409,7 +422,10 @@ class Adapter:
     def __deepcopy__(self, memo: dict[int, Any]) -> Adapter:
         """A new adapter with the same state, on a copy of the model."""
         with self._lock:
-            twin = Adapter(copy.deepcopy(self._network.model, memo), self.recipe, **self._settings)
+            model = copy.deepcopy(self._network.model, memo)
+            modules = dict(zip(self._network.model.modules(), model.modules(), strict=True))
+            settings = {**self._settings, "logits": Translation(modules)(self._settings["logits"])}
+            twin = Adapter(model, self.recipe, **settings)
         twin._state.fisher, twin.preparation = self._state.fisher, dict(self.preparation)
         twin._network.doubles = self._network.doubles
         twin.load_state_dict(self.state_dict())

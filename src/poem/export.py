@@ -35,7 +35,7 @@ class Exported(nn.Module):
             shape = (1, -1, *[1] * (images.dim() - 2))
             images = (images - mean.view(shape)) / std.view(shape)
         images = images.to(next(self.heads.parameters()).dtype)
-        logits = [logits_of(head(images)) for head, logits_of in zip(self.heads, self._logits, strict=True)]
+        logits = [logits_of(head(images.clone())) for head, logits_of in zip(self.heads, self._logits, strict=True)]
         logits = [each.float() if each.dtype in HALF else each for each in logits]
         if isinstance(classes, Tensor):
             logits = [each[:, classes] for each in logits]

@@ -230,7 +230,8 @@ class Books(Costs):
         if entry.made and not entry.nothing:
             missed = 1 - torch.stack(entry.made).any().long()
         self.skips = self.skips + missed
-        self.odd = entry.odd if self.odd is None or entry.odd is None else self.odd + entry.odd
+        if entry.odd is not None:
+            self.odd = entry.odd if self.odd is None else self.odd.to(entry.odd.device) + entry.odd
 
     def read(self) -> Totals:
         """All sums as plain numbers."""

@@ -78,7 +78,7 @@ class Network:
         inside = holders[1] if self.branch else set()
         moving = {id(parameter) for group in self._groups for parameter in group.own}
         self._casts = Casts(self._all, moving, torch.bfloat16) if precision == "bf16" else None
-        self.early = Early(self._all, set().union(*holders))
+        self.early = Early(self._all, set().union(*holders), self.twin.hooked)
         self._passes = _compiler(self.early) if compile else None
         deep = list(modules)[list(modules).index(split) :] if branch and split is not None else []
         still = [modules[name] for name in deep if not any(id(p) in moving for p in modules[name].parameters())]
@@ -119,9 +119,13 @@ class Network:
 
     def refresh(self) -> None:
         """Rebuild the twin where the user changed the model since the last call, or a call was interrupted."""
-        if self._dirty or self.twin.changed():
+        changed = self.twin.changed()
+        if self._dirty or changed:
             self._dirty = True  # until it is whole
             self.twin.rebuild()
+            if changed:
+                self._reached, self._untracked = False, None
+                self.early.forget()
             for group in self._groups:
                 group.refresh()
             self._patch()
@@ -135,6 +139,9 @@ class Network:
         if lost:
             raise RuntimeError(f"the layer {lost[0]!r} was replaced since adapt(); unload the adapter and adapt again")
         self._logits = self.twin.translated(self.given_logits)
+        for module in self._adapted:
+            # A hook also keeps torch's fused transformer layers from reading the weights without calling the forward.
+            module.register_forward_pre_hook(self._inside)
         for norm in self.norms:
             norm.patch()
         self.halves.patch()
@@ -144,6 +151,19 @@ class Network:
         if self._head is not None:
             self._head.register_forward_pre_hook(self._keep)
         self._dirty = False
+
+    def _inside(self, module: nn.Module, args: Any) -> None:
+        """An adapted layer runs inside a forward pass, while its tensors are in place."""
+        if self._current is None:
+            raise RuntimeError(
+                f"the layer {self._adapted[module]!r} ran again outside its forward pass, as gradient checkpointing "
+                "does; switch that off, as in model.set_grad_checkpointing(False)"
+            )
+
+    def abandon(self) -> None:
+        """After a call that broke off: global switches that it may have left."""
+        self.twin.unwatch()
+        _leave_tf32(self)
 
     def meet(self, device: str) -> None:
         """Take note of the caller's autocast, which a pass and its recording depend on."""
@@ -182,7 +202,8 @@ class Network:
             self._current, self._tracing, self.halves.branch_alone = None, False, False
             undo.enter_context(torch.autocast(device, enabled=False))
             if self._precision == "tf32":
-                undo.enter_context(_tf32())
+                undo.callback(_leave_tf32, self)
+                _enter_tf32(self)
             try:
                 yield
                 self._dirty = False
@@ -434,20 +455,20 @@ def _logits_of(found: Any) -> Tensor:
 
 
 _TF32_LOCK = threading.Lock()
-_TF32: list[tuple[bool, bool]] = []  # the switches as they were, once for each block that is inside
+_TF32: dict[int, tuple[bool, bool]] = {}  # the switches as they were, for each network that has them on
 
 
-@contextmanager
-def _tf32() -> Iterator[None]:
-    """TF32 in products and convolutions, forwards and backwards, until the last such block of any thread ends."""
+def _enter_tf32(network: Network) -> None:
+    """TF32 in products and convolutions, forwards and backwards, until the last network of any thread leaves."""
     with _TF32_LOCK:
         now = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-        _TF32.append(_TF32[0] if _TF32 else now)
+        _TF32[id(network)] = next(iter(_TF32.values()), now)
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
-    try:
-        yield
-    finally:
-        with _TF32_LOCK:
-            before = _TF32.pop()
-            if not _TF32:
-                torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+
+
+def _leave_tf32(network: Network) -> None:
+    """The switches as they were, if nobody else has them on; a second time it does nothing."""
+    with _TF32_LOCK:
+        before = _TF32.pop(id(network), None)
+        if before is not None and not _TF32:
+            torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
