@@ -34,6 +34,7 @@ HOOKS = (
     "_backward_pre_hooks",
 )
 OWN = {"_parameters", "_buffers", "_modules", "_compiled_call_impl", "training", *HOOKS}  # made anew for the twin
+STANDARD = frozenset(nn.Module().__dict__)  # what every module has; nothing of it but OWN leads to other modules
 VALUES = 20_000  # values that are searched for modules, at most
 FOLLOWED = 1000  # entries of a container whose changes are noticed, at most
 
@@ -143,7 +144,8 @@ class Twin:
         compiled = isinstance(twin, Uncompiled)
         # Copied at once: another thread may call the model plainly, and its forward may set attributes.
         given, parameters, modules = dict(own.__dict__), dict(own._parameters), dict(own._modules)
-        held = {key: self.translated(value) for key, value in given.items() if key not in OWN and not compiled}
+        mine = {key: value for key, value in given.items() if key not in OWN and not compiled}
+        held = {key: value if key in STANDARD else self.translated(value) for key, value in mine.items()}
         held["_parameters"] = {key: None if p is None else self._aliases[id(p)] for key, p in parameters.items()}
         held["_buffers"] = dict(own._buffers)
         held["_modules"] = {key: None if each is None else self._twins[each] for key, each in modules.items()}
@@ -244,7 +246,9 @@ class Translation:
         held = read()
         new = tuple(map(self._translate, held))
         unchanged = _same(new, held)
-        if not unchanged or len(held) <= FOLLOWED:
+        # A container without modules may get one later, unless it cannot change or holds plain values such as sizes.
+        fixed = isinstance(value, tuple | frozenset) or (held and all(isinstance(each, _ATOMS) for each in held))
+        if not unchanged or not (fixed or len(held) > FOLLOWED):
             self._nested.append((read, held))
         return value if unchanged else make(new)
 
