@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import math
 import os
@@ -13,9 +12,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
-
-import torch
-from torch import Tensor
 
 SCHEMA = 2
 PART = r"\.(?P<process>\d+)-[0-9a-f]{16}\.part"
@@ -225,11 +221,3 @@ def load(path: Path) -> dict[str, Any]:
         raise ValueError(f"expected a state written by adapter.save, got {path}, which lacks its description")
     rng = tensors.pop("rng")
     return {**rest, "rng": rng, "tensors": tensors}
-
-
-def fingerprint(*tensors: Tensor) -> str:
-    """A short hash of exact values."""
-    digest = hashlib.sha256()
-    for tensor in tensors:
-        digest.update(tensor.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()[:16]

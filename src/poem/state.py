@@ -18,6 +18,7 @@ from torch import Tensor
 from poem import _checks as checks
 from poem import _files as files
 from poem._casts import whereabouts
+from poem._kept import fingerprint
 from poem.network import Network
 from poem.parts.base import Look, Memory
 from poem.recipes import Recipe
@@ -159,7 +160,7 @@ class State:
         return {
             "schema": files.SCHEMA, "method": method, "recipe": written(self._recipe),
             "source": self._fingerprint(), "mean": mean, "std": std, "mask": mask,
-            "fisher": None if self.fisher is None else files.fingerprint(self.fisher),
+            "fisher": None if self.fisher is None else fingerprint(self.fisher),
             "calls": self.calls, "batch_size": self.size, "classes": self.classes,
             "rng": self.rng.get_state(), "tensors": {key: tensor.clone() for key, tensor in tensors.items()},
         }  # fmt: skip
@@ -207,7 +208,7 @@ class State:
         norms = [float(each.detach().double().norm()) for each in tensors if each.is_floating_point()]
         seen = repr((whereabouts(tensors), [each._version for each in tensors], norms))
         if self._print is None or self._print[0] != seen:
-            self._print = seen, files.fingerprint(*tensors)
+            self._print = seen, fingerprint(*tensors)
         return self._print[1]
 
     def _statistics(self) -> Memory:
