@@ -99,7 +99,7 @@ class Journal:
         self.done = 0
         """Images that are answered."""
         self.found: list[Answer] = []
-        """Their answers."""
+        """The answers for those images, in order of arrival."""
         self.state: dict[str, Any] | None = None
         """What the adapter had learnt from them, where a run goes on."""
         self._due, self._finished = 0.0, False

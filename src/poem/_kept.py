@@ -58,7 +58,7 @@ class Kept(Generic[K, T]):
         return list(self._held)
 
     def clear(self) -> None:
-        """Hold nothing."""
+        """Drop every kept value."""
         self._held.clear()
 
     def __len__(self) -> int:
