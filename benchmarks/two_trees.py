@@ -45,15 +45,15 @@ def main() -> None:
     args, words = parser.parse_known_args()
     words = [word for word in words if word != "--"] or ["--device", "cuda", *ROWS]
     best: dict[str, dict[str, float]] = {"old": {}, "new": {}}
+    table: dict[str, dict[str, float | None]] = {}
     for turn in range(args.turns):
         for name in ("old", "new") if turn % 2 == 0 else ("new", "old"):
             for row, speed in rows(getattr(args, name), words).items():
                 best[name][row] = max(speed, best[name].get(row, 0.0))
-    table = {row: {"old": old, "new": best["new"].get(row), "new/old": round(best["new"].get(row, 0.0) / old, 4)}
-             for row, old in best["old"].items()}  # fmt: skip
-    args.out.write_text(
-        json.dumps({"command": " ".join(sys.argv), "rows": words, "images_per_second": table}, indent=1)
-    )
+        table = {row: {"old": old, "new": best["new"].get(row), "new/old": round(best["new"].get(row, 0.0) / old, 4)}
+                 for row, old in best["old"].items()}  # fmt: skip
+        done = {"command": " ".join(sys.argv), "rows": words, "turns": turn + 1, "images_per_second": table}
+        args.out.write_text(json.dumps(done, indent=1))  # after every turn: a limit of time loses none
     for row, each in table.items():
         print(f"{row:<40} {each['old']:10.1f} {each['new'] or 0:10.1f}  {each['new/old']:.3f}")
 
