@@ -12,7 +12,7 @@ from _speed_place import Call, Place, Row, in_turn
 from _speed_rows import SCHEMA, Job, attempted, made
 from torch import Tensor
 
-from poem._files import write_whole
+from poem._util.files import write_whole
 
 
 def profiled(place: Place, call: Call, images: list[Tensor], calls: int = 5) -> Row:

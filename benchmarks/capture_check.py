@@ -25,8 +25,8 @@ import torchvision  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
 import poem  # noqa: E402
-from poem._files import write_whole  # noqa: E402
-from poem._origins import provenance  # noqa: E402
+from poem._util.files import write_whole  # noqa: E402
+from poem.bench.provenance import provenance  # noqa: E402
 from poem.parts import EntropyBelow, NotRedundant, PLPDAbove  # noqa: E402
 
 METHODS = (

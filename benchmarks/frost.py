@@ -30,8 +30,9 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from poem.streams import _frost, corrupt, frost_source, profile_of
-from poem.streams._levels import TABLE
+from poem.streams import corrupt, frost_source, profile_of
+from poem.streams.corruptions import frost as _frost
+from poem.streams.corruptions.levels import TABLE
 
 GRID, RINGS = 7, 6
 ENDINGS = (".jpg", ".jpeg", ".png")

@@ -16,8 +16,8 @@ Deterministic corruptions are kept as the exact levels on a lattice of pixels; r
 and power spectrum (mean log10 power of the change of luma in rings of frequency), each with its spread over the draws.
 
 The section "frost" holds statistics of the five frost photographs, which may not be shipped: what our own textures are
-drawn after ("looks", the numbers of poem/streams/_frost.py) and what their crops look like at 224, 64 and 32 pixels
-("crops"). To make this section alone again, leaving the others as they are:
+drawn after ("looks", the numbers of poem/streams/corruptions/frost.py) and what their crops look like at 224, 64 and 32
+pixels ("crops"). To make this section alone again, leaving the others as they are:
 
     /tmp/refenv/bin/python benchmarks/reference_corruptions.py tests/data/corruptions.json frost
 """

@@ -34,9 +34,9 @@ from _speed_ratio import ALLOCATOR, ratio, ratio_here, verdict  # noqa: E402
 from _speed_rows import METHODS, MODES, SCHEMA, Job, attempted, forwards, made, measured, plan  # noqa: E402
 from _speed_table import derive, gains, page, table  # noqa: E402
 
-from poem._files import write_whole  # noqa: E402
-from poem._origins import provenance  # noqa: E402
-from poem.commands._quiet import quiet  # noqa: E402
+from poem._util.files import write_whole  # noqa: E402
+from poem.bench.provenance import provenance  # noqa: E402
+from poem.cli._quiet import quiet  # noqa: E402
 
 __all__ = [
     "ALLOCATOR",

@@ -24,7 +24,7 @@ from PIL import Image
 import poem
 from poem.streams import CORRUPTIONS
 from poem.streams.datasets import image_folder
-from poem.streams.indices import IMAGENET_A, IMAGENET_R, TINY_IMAGENET
+from poem.streams.datasets.classes import IMAGENET_A, IMAGENET_R, TINY_IMAGENET
 
 SEVERITY = 5
 

@@ -18,12 +18,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from poem.benchmark import Place
-from poem.cells import Cell
-from poem.engines import Begun, Ended, Event, Workers
-from poem.store import Store
-from poem.suites import load
-from poem.sweep import Planned, sweep
+from poem.bench.benchmark import Place
+from poem.bench.cell import Cell
+from poem.bench.runners import Begun, Ended, Event, Workers
+from poem.bench.store import Store
+from poem.bench.suites import load
+from poem.bench.sweep import Planned, sweep
 
 
 @dataclass

@@ -42,7 +42,7 @@ def main() -> int:
 
     import torch
 
-    from poem.train import PLANS, Images, cifar10, pack, train
+    from poem.zoo.train import PLANS, Images, cifar10, pack, train
 
     if args.pack:
         if args.packed is None:

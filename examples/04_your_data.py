@@ -12,7 +12,7 @@ from PIL import Image
 
 import poem
 from poem import zoo
-from poem.cli import main as command
+from poem.cli.main import main as command
 from poem.streams.datasets import Stream, image_folder, open_dataset
 from poem.streams.orders import single
 

@@ -25,9 +25,9 @@ def _fast() -> Iterator[None]:
     import tape
 
     import poem
-    import poem.loop
+    import poem.engine.loop
 
-    poem.loop.FEW = torch.inf  # a recording keeps batches whole; the plain loop beside it does here
+    poem.engine.loop.FEW = torch.inf  # a recording keeps batches whole; the plain loop beside it does here
     plain, poem.adapt = poem.adapt, partial(poem.adapt, fast=True)
     if torch.cuda.is_available():
         torch.use_deterministic_algorithms(True, warn_only=True)

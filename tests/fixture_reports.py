@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from poem.cells import Cell
-from poem.estimate import size
-from poem.report import Report
-from poem.sentences import written
-from poem.suites import Claim, Placed, Suite
+from poem.bench.cell import Cell
+from poem.bench.estimate import size
+from poem.bench.result import Report
+from poem.bench.suites import Claim, Placed, Suite
+from poem.recipes.text import written
 
 FIFTEEN = ("Gauss.", "Shot", "Impul.", "Defoc.", "Glass", "Motion", "Zoom", "Snow", "Frost", "Fog", "Brit.", "Contr.",
            "Elastic", "Pixel", "JPEG")  # fmt: skip

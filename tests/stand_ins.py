@@ -1,4 +1,4 @@
-"""Stand-ins for `poem.benchmark.measure`: they end at once, wait, or take their process down."""
+"""Stand-ins for `poem.bench.benchmark.measure`: they end at once, wait, or take their process down."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from poem.benchmark import Place
-from poem.cells import Cell
-from poem.report import Report
-from poem.sentences import written
+from poem.bench.benchmark import Place
+from poem.bench.cell import Cell
+from poem.bench.result import Report
+from poem.recipes.text import written
 
 PATH = "stand_ins:measure"
 Watch = Callable[[int, int], None]

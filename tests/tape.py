@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-import poem._studio
-import poem.capture
+import poem.accelerate.capture
+import poem.accelerate.graph_pool
 
 READS = ("_local_scalar_dense", "is_nonzero", "nonzero", "equal", "masked_select")
 
@@ -100,9 +100,9 @@ class TapeStudio:
 def installed() -> Iterator[TapeStudio]:
     """Inside, adapters record on the CPU."""
     tapes = TapeStudio()
-    before = poem._studio.studio, poem.capture.DEVICES
-    poem._studio.studio, poem.capture.DEVICES = (lambda device: tapes), ("cpu", "cuda")  # type: ignore[assignment]
+    before = poem.accelerate.graph_pool.studio, poem.accelerate.capture.DEVICES
+    poem.accelerate.graph_pool.studio, poem.accelerate.capture.DEVICES = (lambda device: tapes), ("cpu", "cuda")  # type: ignore[assignment]
     try:
         yield tapes
     finally:
-        poem._studio.studio, poem.capture.DEVICES = before
+        poem.accelerate.graph_pool.studio, poem.accelerate.capture.DEVICES = before

@@ -26,7 +26,7 @@ from poem.parts import (
     Select,
 )
 from poem.parts.base import Lesson, Look, Memory
-from poem.sentences import parse
+from poem.recipes.text import parse
 
 UNIT: dict[str, Any] = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
 

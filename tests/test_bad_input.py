@@ -19,8 +19,8 @@ from nets import make_net
 from torch import Tensor, nn
 
 import poem
-from poem import _checks as checks
-from poem.borrowed import lease
+from poem.engine import input_checks as checks
+from poem.engine.borrowed import lease
 from poem.parts import EntropyBelow, Everything, FromBatch, NotRedundant, RunningMean, Source
 
 UNIT: dict[str, Any] = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}

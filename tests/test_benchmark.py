@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import poem
-from poem.benchmark import Row
-from poem.borrowed import lease
-from poem.metrics import ECE, NLL, Accuracy
+from poem.bench.benchmark import Row
+from poem.bench.metrics import ECE, NLL, Accuracy
+from poem.engine.borrowed import lease
 from poem.parts import EntropyBelow, Look, Memory, Select
 from poem.streams.datasets import Stream, Tensors
 from poem.streams.orders import Order, continual, single

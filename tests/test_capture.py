@@ -23,14 +23,14 @@ from test_contract import Case, assert_same_answers, assert_same_state
 from torch import Tensor, nn
 
 import poem
-import poem.capture
-import poem.loop
+import poem.accelerate.capture
+import poem.engine.loop
 from poem.parts import SAM, EntropyBelow, Everyone, FromBatch, PLPDAbove, RunningMean, Source
 from poem.parts.base import Look, Memory
 from poem.parts.parameters import Parameters
 from poem.parts.recovery import Recovery
 from poem.parts.selection import Select
-from poem.recipes import Rule
+from poem.recipes.recipe import Rule
 
 CUDA = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))
 METHODS = ("source", "tent", "eata", "sar", "deyo", "roid", "rdumb", "poem", "poem-official", "sar+poem", "deyo+poem-i")
@@ -39,7 +39,7 @@ METHODS = ("source", "tent", "eata", "sar", "deyo", "roid", "rdumb", "poem", "po
 @pytest.fixture(params=["cpu", CUDA])
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Where loops are recorded: on tapes, or as CUDA graphs. A recording keeps batches whole, and so do we here."""
-    monkeypatch.setattr(poem.loop, "FEW", torch.inf)
+    monkeypatch.setattr(poem.engine.loop, "FEW", torch.inf)
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(request.param == "cuda" or before, warn_only=True)
     with tape.installed() if request.param == "cpu" else nullcontext():
@@ -275,13 +275,13 @@ def test_two_adapters_and_new_weights(device: str) -> None:
 def test_auto_waits_for_a_shape_that_keeps_coming(device: str) -> None:
     case = Case("tent", "bn")
     adapter = case.adapter(case.net().to(device), fast="auto")
-    for count, batch in enumerate(stream(device, poem.capture.PATIENCE + 2), 1):
+    for count, batch in enumerate(stream(device, poem.accelerate.capture.PATIENCE + 2), 1):
         adapter(batch)
-        assert bool(adapter._recorder._ways) == (count > poem.capture.PATIENCE)
+        assert bool(adapter._recorder._ways) == (count > poem.accelerate.capture.PATIENCE)
 
 
 def test_shapes_that_are_not_used_go_first(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(poem.capture, "SHAPES", 2)
+    monkeypatch.setattr(poem.accelerate.capture, "SHAPES", 2)
     _, fast = pair("tent", "bn", device)
     batch = stream(device, 1)[0]
     for size in (8, 8, 7, 6, 5):
@@ -379,7 +379,7 @@ def test_on_a_cpu_only_those_who_ask_are_told(caplog: pytest.LogCaptureFixture) 
     batch = toys.images(4, seed=0)
     for fast, told in ((True, True), ("auto", False), (False, False)):
         adapter = Case("tent", "bn").adapter(fast=fast)
-        for _ in range(poem.capture.PATIENCE + 2):
+        for _ in range(poem.accelerate.capture.PATIENCE + 2):
             adapter(batch)
             assert bool(adapter.last.notes) == told
     assert not caplog.messages  # a note is enough
@@ -494,7 +494,7 @@ def test_averages_over_the_stream_see_every_look() -> None:
 def test_a_few_who_teach_go_back_alone(method: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case, adapters = Case(method, kind), []
     for few in (torch.inf, 1.0):  # never, always
-        monkeypatch.setattr(poem.loop, "FEW", few)
+        monkeypatch.setattr(poem.engine.loop, "FEW", few)
         adapters.append(case.adapter(fast=False))
         for batch in stream("cpu", 4):
             answer = adapters[-1](batch)
@@ -531,7 +531,7 @@ def untracked() -> nn.Module:
 def test_where_samples_meet_nobody_goes_back_alone(make: Any, statistics: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = []
     for few in (torch.inf, 1.0):
-        monkeypatch.setattr(poem.loop, "FEW", few)
+        monkeypatch.setattr(poem.engine.loop, "FEW", few)
         adapter = poem.adapt(make(), "poem", lr=0.02, threshold=0.6, fast=False, statistics=statistics)
         answers.append([adapter(batch) for batch in stream("cpu", 3)])
         assert adapter.totals.updates > 0
@@ -550,7 +550,7 @@ def test_looks_do_not_outlive_their_batch() -> None:
     import gc
     import weakref
 
-    from poem.looking import Looking
+    from poem.engine.looking import Looking
 
     seen: list[Any] = []
     plain = Looking.__call__

@@ -8,14 +8,16 @@ from typing import Any
 
 import pytest
 
-from poem import choice, claims, suites
-from poem.aggregate import Grid, metric
-from poem.cells import Cell
-from poem.claims import Evidence, Pair, check
-from poem.method import methods
-from poem.report import Report
-from poem.sentences import written
-from poem.streams._shift import EXTRA
+from poem.bench import suites
+from poem.bench.analysis import choose_lr as choice
+from poem.bench.analysis import claims
+from poem.bench.analysis.aggregate import Grid, metric
+from poem.bench.analysis.claims import Evidence, Pair, check
+from poem.bench.cell import Cell
+from poem.bench.result import Report
+from poem.recipes.methods import methods
+from poem.recipes.text import written
+from poem.streams.shift import EXTRA
 
 
 def report(cell: Cell, top1: float = 50.0, **fields: Any) -> Report:

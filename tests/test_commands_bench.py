@@ -18,18 +18,18 @@ from stand_ins import cell, report
 
 from poem import adapt, methods, zoo
 from poem import recipe as recipe_of
-from poem.cells import Cell, with_field
-from poem.choice import read
-from poem.cli import main
-from poem.commands import _grid
-from poem.commands._bar import Bar, duration
-from poem.engines import Begun, Ended, Inline, Moved, Workers
-from poem.estimate import Rates, images, passes
-from poem.report import Report
-from poem.sentences import written
-from poem.store import Store
+from poem.bench.analysis.choose_lr import read
+from poem.bench.cell import Cell, with_field
+from poem.bench.estimate import Rates, images, passes
+from poem.bench.result import Report
+from poem.bench.runners import Begun, Ended, Inline, Moved, Workers
+from poem.bench.store import Store
+from poem.bench.sweep import CannotWriteError, Planned
+from poem.cli import _grid
+from poem.cli._bar import Bar, duration
+from poem.cli.main import main
+from poem.recipes.text import written
 from poem.streams import EXTRA
-from poem.sweep import CannotWriteError, Planned
 
 CELL = ("--base", "digits-ln", "--data", "digits-test", "--preset", "cifar", "--n", "64", "--lr", "0.005")
 SMALL = ("--methods", "tent", "--corruptions", "contrast", "--limit", "64")
@@ -210,7 +210,7 @@ def test_a_sweep_that_breaks_off_has_an_exit_code_of_its_own(
     def broken(*cells: object, **settings: object) -> None:
         raise error
 
-    monkeypatch.setattr("poem.sweep.sweep", broken)
+    monkeypatch.setattr("poem.bench.sweep.sweep", broken)
     assert poem(command, "table1", *SMALL, "--out", tmp_path) == 3
     assert f"poem {command}: {error}" in capsys.readouterr().err
     assert not (tmp_path / "report.html").exists()
@@ -218,7 +218,7 @@ def test_a_sweep_that_breaks_off_has_an_exit_code_of_its_own(
 
 @pytest.mark.parametrize("words", [["list", "parts"], ["list", "methods"], ["--help"], ["show", "nobody"]])
 def test_a_reader_that_goes_away_is_no_error(words: list[str]) -> None:
-    code = "import sys; from poem.cli import main; sys.exit(main(sys.argv[1:]))"
+    code = "import sys; from poem.cli.main import main; sys.exit(main(sys.argv[1:]))"
     process = subprocess.Popen(
         [sys.executable, "-c", code, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env={name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
@@ -354,7 +354,7 @@ def test_the_time_left_is_by_work_and_unsaid_at_first() -> None:
 def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine with an empty folder for data, and no network."""
     monkeypatch.setattr(zoo, "nearby", lambda base: [])
-    monkeypatch.setattr(zoo, "_reach", lambda host: (_ for _ in ()).throw(OSError("no network")))
+    monkeypatch.setattr(zoo.weights, "_reach", lambda host: (_ for _ in ()).throw(OSError("no network")))
     monkeypatch.delenv("POEM_DATA", raising=False)
     (tmp_path / "data").mkdir()
     return tmp_path / "data"

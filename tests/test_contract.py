@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 import poem
-from poem.ledger import Totals
+from poem.engine.accounting import Totals
 from poem.parts import (
     SAM,
     AugMix,

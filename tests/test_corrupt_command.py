@@ -17,14 +17,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from poem.commands import corrupt as command
+from poem.cli import corrupt as command
 from poem.streams import CORRUPTIONS, corrupt
 
 image = pytest.importorskip("PIL.Image")
 
-RUN = (
-    "import sys; from poem.commands import corrupt as c; import argparse; p = argparse.ArgumentParser(); c.options(p); "
-)
+RUN = "import sys; from poem.cli import corrupt as c; import argparse; p = argparse.ArgumentParser(); c.options(p); "
 RUN += "sys.exit(c.run(p.parse_args()))"
 
 
@@ -179,7 +177,7 @@ def test_the_profile_is_told_and_recorded(tmp_path: Path, capsys: pytest.Capture
 
 
 def test_other_frost_textures_matter_only_where_there_is_frost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from poem.streams import _tree
+    from poem.streams.corruptions import tree as _tree
 
     source, target = tree(tmp_path / "in", count=2), tmp_path / "out"
 
@@ -264,7 +262,7 @@ def parent(process: Path) -> int:
 def test_ctrl_c_ends_with_a_summary(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from poem.streams import _tree
+    from poem.streams.corruptions import tree as _tree
 
     source, target = tree(tmp_path / "in"), tmp_path / "out"
     plain = _tree.work

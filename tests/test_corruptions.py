@@ -14,12 +14,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from poem.streams import CORRUPTIONS, EXTRA, _frost, corrupt, frost_source, orders, profile_of
-from poem.streams._digital import pixelate, pixelate_torch
-from poem.streams._draws import Draws
-from poem.streams._jpeg import jpeg, jpeg_torch
-from poem.streams._levels import TABLE
-from poem.streams._shift import Shift
+from poem.streams import CORRUPTIONS, EXTRA, corrupt, frost_source, orders, profile_of
+from poem.streams.corruptions import frost as _frost
+from poem.streams.corruptions.digital import pixelate, pixelate_torch
+from poem.streams.corruptions.jpeg import jpeg, jpeg_torch
+from poem.streams.corruptions.levels import TABLE
+from poem.streams.corruptions.random_numbers import Draws
+from poem.streams.shift import Shift
 
 REFERENCE: dict[str, Any] = json.loads((Path(__file__).parent / "data" / "corruptions.json").read_text())
 ALL = CORRUPTIONS + EXTRA
@@ -238,7 +239,7 @@ def test_jpeg_and_pixelate_in_torch_equal_pillow_to_the_byte() -> None:
 
 def test_glass_blur_equals_the_walk_it_replaces() -> None:
     """Follow the generators' loop pixel by pixel, with the same draws."""
-    from poem.streams import _blur
+    from poem.streams.corruptions import blur as _blur
 
     images = tensors(32, 2).float()
     reach, rounds = 2, 3

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from poem import cli, commands
+from poem import cli as commands
+from poem.cli import main as cli
 from poem.streams.datasets import Stream, batches, open_dataset
 from poem.streams.orders import single
 

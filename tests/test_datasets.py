@@ -16,10 +16,8 @@ import numpy as np
 import pytest
 import torch
 
-from poem.streams._archives import index as tar_index
-from poem.streams._folders import listing
-from poem.streams._tree import survey
 from poem.streams.corruptions import corrupt
+from poem.streams.corruptions.tree import survey
 from poem.streams.datasets import (
     DATASETS,
     Domains,
@@ -40,7 +38,9 @@ from poem.streams.datasets import (
     open_dataset,
     tree,
 )
-from poem.streams.indices import IMAGENET_A, IMAGENET_R, TINY_IMAGENET, imagenet_wnids
+from poem.streams.datasets.archives import index as tar_index
+from poem.streams.datasets.classes import IMAGENET_A, IMAGENET_R, TINY_IMAGENET, imagenet_wnids
+from poem.streams.datasets.folders import listing
 from poem.streams.orders import CLEAN, InOrder, Shift, continual, forgetting, mixed, one_by_one, single
 
 Image = pytest.importorskip("PIL.Image")

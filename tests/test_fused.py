@@ -18,8 +18,8 @@ from torch.nn import functional as F
 from torch.nn.utils import prune
 
 import poem
-from poem import _fused
-from poem._early import Early
+from poem.accelerate import batch_norm as _fused
+from poem.accelerate.prefix_cache import Early
 from poem.parts import Everyone, FromBatch, PLPDAbove, Source
 from poem.parts.base import Look, Memory
 from poem.parts.selection import Select
@@ -260,7 +260,8 @@ def test_one_value_per_channel_is_left_to_the_layer(counted: Counted) -> None:
 @pytest.fixture
 def pieces(monkeypatch: pytest.MonkeyPatch) -> list[nn.Module]:
     """Every piece that would have been compiled; none is, so that CUDA is no obstacle."""
-    from poem import _checks, compiled
+    from poem.accelerate import compiled
+    from poem.engine import input_checks as _checks
 
     monkeypatch.setattr(_checks, "on_cuda", lambda _: False)
     made: list[nn.Module] = []
@@ -283,7 +284,7 @@ def test_a_cut_pass_is_the_pass(kind: str, pieces: list[nn.Module]) -> None:
 
 def test_the_branch_enters_beyond_the_split(pieces: list[nn.Module]) -> None:
     # Where its numbers touch what leads to the split, its lesson goes all the way back: twice the work.
-    from poem import compiled
+    from poem.accelerate import compiled
 
     adapter = poem.adapt(make_net("bn", sharpness=10.0), "poem", fast=False, select=Everyone(), rounds=1, compile=True)
     adapter(stream("cpu", 1)[0])
@@ -402,7 +403,7 @@ def test_what_was_computed_is_kept_for_the_images_in_hand_and_as_long_as_it_stan
 
 
 def test_batch_norm_in_a_traced_pass_there_and_back() -> None:
-    from poem import _traced as traced
+    from poem.accelerate import compiled_batch_norm as traced
 
     x = (torch.randn(4, 6, 5, 5, generator=torch.Generator().manual_seed(0)) + 3).requires_grad_()
     affine = [tuple(torch.rand(2, 6).requires_grad_()) for _ in range(2)]
@@ -420,7 +421,7 @@ def test_batch_norm_in_a_traced_pass_there_and_back() -> None:
 
 @pytest.mark.slow
 def test_in_a_compiled_pass_applying_is_fused_and_collecting_is_not() -> None:
-    from poem import _traced as traced
+    from poem.accelerate import compiled_batch_norm as traced
 
     affine = [(torch.rand(16), torch.rand(16))]
 

@@ -983,7 +983,7 @@ def test_a_copied_adapter_has_a_head_of_its_own_in_logits() -> None:
 
 
 def test_counts_follow_the_model_to_another_device() -> None:
-    from poem.ledger import Batchwise, Books
+    from poem.engine.accounting import Batchwise, Books
 
     books, entry = Books(), Batchwise()
     for device in ("meta", "cpu"):

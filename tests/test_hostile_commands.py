@@ -12,9 +12,10 @@ import torch
 from PIL import Image
 from stand_ins import cell, report
 
-from poem import benchmark, sweep, zoo
-from poem.cli import main
-from poem.store import Store
+from poem import zoo
+from poem.bench import benchmark, sweep
+from poem.bench.store import Store
+from poem.cli.main import main
 
 RUN = ["run", "--base", "digits-bn", "--data", "digits-test", "--method", "source", "--n", "8"]
 
@@ -68,9 +69,13 @@ FOLDERS = {
 @pytest.fixture
 def nothing_done(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever begins the work fails the test."""
-    from poem import choice, demo, predict, store, train
-    from poem import verify as verifying
-    from poem.streams import _tree
+    from poem import predict
+    from poem.bench import store
+    from poem.bench.analysis import choose_lr as choice
+    from poem.report import demo
+    from poem.streams.corruptions import tree as _tree
+    from poem.zoo import train
+    from poem.zoo import verify as verifying
 
     def begun(*_: Any, **__: Any) -> None:
         pytest.fail("the work has begun")
@@ -349,7 +354,7 @@ def test_what_was_asked_for_is_not_trusted(text: str, tmp_path: Path) -> None:
 def test_an_unforeseen_error_is_one_line_too(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from poem.commands import show
+    from poem.cli import show
 
     def broken(*_: Any) -> None:
         raise RuntimeError("shapes do not fit\nsecond line")

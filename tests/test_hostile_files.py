@@ -21,14 +21,14 @@ from PIL import Image, ImageOps
 from stand_ins import cell, report
 
 from poem import predict
-from poem._files import read_json, write_whole
-from poem.cli import main
-from poem.report import Report
-from poem.store import Store
-from poem.streams import _tree
-from poem.streams._archives import plain_tar, unpacked_limit
-from poem.streams._folders import walk
+from poem._util.files import read_json, write_whole
+from poem.bench.result import Report
+from poem.bench.store import Store
+from poem.cli.main import main
+from poem.streams.corruptions import tree as _tree
 from poem.streams.datasets import Prepare, Unreadable, cifar, image_folder
+from poem.streams.datasets.archives import plain_tar, unpacked_limit
+from poem.streams.datasets.folders import walk
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs links, FIFOs and permissions")
 
@@ -78,7 +78,7 @@ def test_the_temporary_file_cannot_be_foreseen(tmp_path: Path) -> None:
             write_whole(path, "new")
     assert len(set(names)) == 2
     with pytest.MonkeyPatch.context() as patch:  # though somebody had guessed it
-        patch.setattr("poem._files.secrets.token_hex", lambda _: "0" * 16)
+        patch.setattr("poem._util.files.secrets.token_hex", lambda _: "0" * 16)
         (path.parent / f".result.json.{os.getpid()}-{'0' * 16}.part").symlink_to(victim)
         with pytest.raises(FileExistsError):
             write_whole(path, "newer")
@@ -652,7 +652,7 @@ def test_an_edited_result_gets_no_new_checksum(tmp_path: Path) -> None:
 
 
 def test_pages_and_comparisons_mark_edited_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from poem.suites import load
+    from poem.bench.suites import load
 
     suite = load("demo", "tiny", limit=8)
     stores = Store(tmp_path / "a"), Store(tmp_path / "b")

@@ -17,8 +17,8 @@ from toys import images
 
 import poem
 from poem.adapter import Adapter
-from poem.model import anatomy
-from poem.network import Network
+from poem.engine.anatomy import anatomy
+from poem.engine.network import Network
 from poem.parts import (
     SAM,
     SGD,

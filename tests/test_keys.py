@@ -22,15 +22,17 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import poem
-from poem import _opening as opening
-from poem import fisher, nets, zoo
-from poem._kept import Fingerprint, Kept, cache_key
-from poem._opening import Place
-from poem.cells import Cell
+from poem import zoo
+from poem._util.caching import Fingerprint, Kept, cache_key
+from poem.bench import opening
+from poem.bench.cell import Cell
+from poem.bench.opening import Place
+from poem.engine import fisher
 from poem.parts import FromBatch, NormAffine, Source
 from poem.streams import datasets
-from poem.streams._shift import CLEAN, Shift
 from poem.streams.datasets import Tensors
+from poem.streams.shift import CLEAN, Shift
+from poem.zoo import nets
 
 # Importance, EATA's Fisher --------------------------------------------------------------------------------------------
 
@@ -322,7 +324,7 @@ def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
         monkeypatch.setitem(nets.NETS, name, partial(ConvNet, classes, groups=4))
         base = zoo.Base(name=name, kind="own", arch=name, tag=name, file=f"{name}.safetensors", mean=(0.0,) * 3,
                         std=(1.0,) * 3, resize=16, crop=16, classes=10)  # fmt: skip
-        monkeypatch.setitem(zoo._BASES, name, base)
+        monkeypatch.setitem(zoo.catalog._BASES, name, base)
 
     def toys(root: str | None = None, *, extra: int = 0) -> Tensors:
         return blurred(40, 20, seed=extra + len(root or ""))
@@ -406,7 +408,7 @@ def test_what_cells_share_follows_everything_that_it_depends_on(
     before = [each.clone() for each in content(first)]
     assert get(asked(), Place()) is first, "kept"
     if base:
-        monkeypatch.setitem(zoo._BASES, "toy", replace(zoo._BASES["toy"], **base))
+        monkeypatch.setitem(zoo.catalog._BASES, "toy", replace(zoo.catalog._BASES["toy"], **base))
     found = content(get(asked(**cell), Place(**place)))
     opening.forget()
     fresh = content(get(asked(**cell), Place(**place)))

@@ -13,16 +13,16 @@ from torch import Tensor
 from toys import images
 
 import poem
-from poem import _opening as opening
 from poem.adapter import Adapter
-from poem.benchmark import measure
-from poem.cells import Cell
-from poem.cli import main
+from poem.bench import opening
+from poem.bench.benchmark import measure
+from poem.bench.cell import Cell
+from poem.bench.result import Report
+from poem.cli.main import main
 from poem.predict import answers
-from poem.report import Report
 from poem.streams import datasets
-from poem.streams._prepare import Prepare
 from poem.streams.datasets import Stream, Tensors
+from poem.streams.loading.prepare import Prepare
 from poem.streams.orders import SCENARIOS, scenario
 
 NORMAL: dict[str, Any] = {"mean": (0.5,) * 3, "std": (0.25,) * 3}

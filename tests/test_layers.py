@@ -66,9 +66,9 @@ def beneath(name: str) -> set[str]:
 
 def test_the_imports_of_the_package_were_found() -> None:
     assert "poem.parts.base" in imported("poem.parts.selection")
-    assert "poem.model" in imported("poem.parts.parameters")
-    assert "poem._checks" in imported("poem.adapter"), "from poem import _checks names a module"
-    assert {"poem.adapter", "poem.method"} <= imported("poem.api")
+    assert "poem.engine.anatomy" in imported("poem.parts.parameters")
+    assert "poem.engine.input_checks" in imported("poem.adapter"), "from poem import _checks names a module"
+    assert {"poem.adapter", "poem.recipes.methods"} <= imported("poem.api")
 
 
 @pytest.mark.parametrize("name", PARTS)
@@ -79,15 +79,15 @@ def test_parts_know_parts_and_the_anatomy_of_a_model(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "below"),
     [
-        ("poem.model", set()),
-        ("poem.ledger", set()),
-        ("poem.recipes", {"parts"}),
+        ("poem.engine.anatomy", set()),
+        ("poem.engine.accounting", set()),
+        ("poem.recipes.recipe", {"parts"}),
         (
-            "poem.network",
+            "poem.engine.network",
             {"parts", "model", "_casts", "_early", "_fused", "_halves", "_norms", "_twin", "borrowed", "compiled"},
         ),
-        ("poem.capture", {"_studio", "loop", "ledger", "network", "parts", "recipes", "state"}),
-        ("poem.method", {"recipes", "parts"}),
+        ("poem.accelerate.capture", {"_studio", "loop", "ledger", "network", "parts", "recipes", "state"}),
+        ("poem.recipes.methods", {"recipes", "parts"}),
         ("poem.api", {"_checks", "adapter", "capture", "method", "recipes", "network"}),
     ],
 )
@@ -96,10 +96,19 @@ def test_a_room_knows_only_the_rooms_below(name: str, below: set[str]) -> None:
 
 
 def test_the_loop_knows_no_method_by_name() -> None:
-    above = {"poem.method", "poem.api", "poem.benchmark", "poem.cli", "poem.metrics", "poem.probes"}
-    assert {"poem.recipes", "poem.network", "poem.ledger", "poem.parts.base"} <= beneath("poem.adapter")
+    above = {
+        "poem.recipes.methods",
+        "poem.api",
+        "poem.bench.benchmark",
+        "poem.cli",
+        "poem.bench.metrics",
+        "poem.bench.probes",
+    }
+    assert {"poem.recipes.recipe", "poem.engine.network", "poem.engine.accounting", "poem.parts.base"} <= beneath(
+        "poem.adapter"
+    )
     assert not beneath("poem.adapter") & above
-    assert not [name for name in beneath("poem.adapter") if name.startswith("poem.commands")]
+    assert not [name for name in beneath("poem.adapter") if name.startswith("poem.cli")]
 
 
 def test_the_front_door_rests_on_nothing_above_it() -> None:
@@ -191,7 +200,7 @@ def test_import_poem_needs_no_torch() -> None:
     code = """
 import sys
 before = set(sys.modules)
-import poem, poem.cli, poem.commands
+import poem, poem.cli, poem.cli
 poem.__version__, dir(poem)
 print(*sorted({name.split(".")[0] for name in set(sys.modules) - before} - set(sys.stdlib_module_names)))
 """
@@ -229,7 +238,9 @@ print(*[name for name in heavy if name in sys.modules])
 # Labels ---------------------------------------------------------------------------------------------------------------
 
 TRUTH = {"label", "labels", "targets", "y", "ys", "y_true", "truth", "ground_truth", "gt", "classes_true"}
-ENGINE = sorted({*PARTS, "poem.adapter", "poem.network", "poem.recipes", "poem.api", *beneath("poem.adapter")})
+ENGINE = sorted(
+    {*PARTS, "poem.adapter", "poem.engine.network", "poem.recipes.recipe", "poem.api", *beneath("poem.adapter")}
+)
 
 
 def signatures(name: str) -> Iterator[tuple[str, set[str]]]:

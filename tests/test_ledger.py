@@ -17,7 +17,7 @@ from toys import images
 
 import poem
 from poem.adapter import Adapter
-from poem.ledger import Batchwise
+from poem.engine.accounting import Batchwise
 from poem.parts import (
     SAM,
     EntropyBelow,

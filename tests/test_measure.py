@@ -19,20 +19,22 @@ from nets import make_net
 from torch import Tensor
 
 import poem
-from poem import _opening as opening
-from poem import _origins as origins
-from poem import method, nets, zoo
-from poem._pass import Delay, Run
+from poem import zoo
 from poem.adapter import Adapter
-from poem.benchmark import Place, measure
-from poem.cells import Cell
+from poem.bench import opening
+from poem.bench import provenance as origins
+from poem.bench.benchmark import Place, measure
+from poem.bench.cell import Cell
+from poem.bench.result import Report
+from poem.bench.run_stream import Delay, Run
 from poem.parts import EntropyBelow
-from poem.report import Report
-from poem.sentences import written
+from poem.recipes import methods as method
+from poem.recipes.text import written
 from poem.streams import datasets
-from poem.streams._shift import VERSIONS
 from poem.streams.datasets import Tensors
 from poem.streams.orders import single
+from poem.streams.shift import VERSIONS
+from poem.zoo import nets
 
 NOISE, FOG = "gaussian_noise", "fog"
 
@@ -57,7 +59,7 @@ def add_base(patch: pytest.MonkeyPatch, name: str, *, classes: int = 10, side: i
         name=name, kind="own", arch=name, tag=name, file=f"{name}.safetensors", mean=(0.0, 0.0, 0.0),
         std=(1.0, 1.0, 1.0), resize=side, crop=side, classes=classes,
     )  # fmt: skip
-    patch.setitem(zoo._BASES, name, new)
+    patch.setitem(zoo.catalog._BASES, name, new)
 
 
 # Identity -------------------------------------------------------------------------------------------------------------
@@ -254,7 +256,7 @@ def test_small_batches_are_counted_like_large_ones(monkeypatch: pytest.MonkeyPat
     settings: dict[str, Any] = {"scenario": "continual", "corruptions": (NOISE, FOG), "n": 40, "batch_size": 8}
     asked = cell("poem", eta=0.5, probes=("gradients",), **settings)
     together = measure(asked)
-    monkeypatch.setattr("poem._tally.Tally.TOGETHER", 1)
+    monkeypatch.setattr("poem.bench.collect.Tally.TOGETHER", 1)
     alone = measure(asked)
     assert together.probes["online"] == alone.probes["online"]
     assert together.groups == alone.groups
@@ -599,7 +601,7 @@ def test_a_failure_gives_the_model_back() -> None:
 
     with pytest.raises(RuntimeError, match="enough"):
         measure(asked, watch=stop)
-    from poem.borrowed import lease
+    from poem.engine.borrowed import lease
 
     assert lease(opening.load_model(asked, Place()).model).borrowers == 0
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from poem.metrics import AURC, ECE, NLL, Accuracy, Metric, Windows
+from poem.bench.metrics import AURC, ECE, NLL, Accuracy, Metric, Windows
 
 
 def batch(confidences: list[float], right: list[bool]) -> tuple[Tensor, Tensor]:

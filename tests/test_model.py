@@ -13,7 +13,7 @@ import torch
 from nets import make_net
 from torch import Tensor, nn
 
-from poem.model import Anatomy, affine, anatomy, is_norm
+from poem.engine.anatomy import Anatomy, affine, anatomy, is_norm
 
 torch.set_num_threads(1)
 

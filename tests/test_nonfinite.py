@@ -18,20 +18,22 @@ from nets import make_net
 from torch import Tensor, nn
 
 import poem
-from poem import _measure, nets, zoo
-from poem import _opening as opening
-from poem.benchmark import measure
-from poem.cells import Cell
-from poem.cli import main
-from poem.ledger import Batchwise, FirstLast
-from poem.metrics import AURC, ECE, NLL, Accuracy, NonFinite, Windows, predicted
-from poem.pages.sections import page
-from poem.probes import Probes
-from poem.report import Report
-from poem.store import Store
+from poem import zoo
+from poem.bench import opening
+from poem.bench.benchmark import measure
+from poem.bench.cell import Cell
+from poem.bench.metrics import AURC, ECE, NLL, Accuracy, NonFinite, Windows, predicted
+from poem.bench.probes import Probes
+from poem.bench.result import Report
+from poem.bench.store import Store
+from poem.bench.sweep import sweep
+from poem.cli.main import main
+from poem.engine.accounting import Batchwise, FirstLast
+from poem.report.sections import page
 from poem.streams import datasets
 from poem.streams.datasets import Tensors
-from poem.sweep import sweep
+from poem.zoo import accuracy as _measure
+from poem.zoo import nets
 
 METHODS = ("source", "lame", "tent", "poem", "roid")
 BAD = (2, 5, 6)
@@ -63,7 +65,7 @@ def sick(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cell]:
     monkeypatch.setitem(nets.NETS, "digits-sick", Sick)
     base = zoo.Base(name="digits-sick", kind="own", arch="digits-sick", tag="sick", file="sick.safetensors",
                     mean=(0.0,) * 3, std=(1.0,) * 3, resize=32, crop=32, classes=10)  # fmt: skip
-    monkeypatch.setitem(zoo._BASES, "digits-sick", base)
+    monkeypatch.setitem(zoo.catalog._BASES, "digits-sick", base)
     data = Tensors(pixels(), [0] * 8, name="digits-test")
     monkeypatch.setitem(datasets.DATASETS, "digits-test", lambda root=None: data)
     opening.forget()

@@ -14,23 +14,23 @@ import pytest
 from fixture_reports import cell, costs, curves, everything, probes, report, suite, table, wide
 
 import poem
-from poem.aggregate import AVERAGE, Grid, metric, pooled
-from poem.cli import main
-from poem.pages import build, compare
-from poem.pages.contents import about
-from poem.pages.costs import efficiency, ledger, other_computations, passes, side_by_side
-from poem.pages.figures import figures
-from poem.pages.html import html
-from poem.pages.markdown import escaped, markdown
-from poem.pages.plots import looks
-from poem.pages.protocol import cards
-from poem.pages.sections import Page, page
-from poem.pages.tables import comparable, numbers
-from poem.pages.words import NOTHING, TIMES, signed
-from poem.report import Report
-from poem.sentences import written as written_recipe
-from poem.store import Failure, Store
-from poem.suites import Claim, Placed, Suite
+from poem.bench.analysis.aggregate import AVERAGE, Grid, metric, pooled
+from poem.bench.result import Report
+from poem.bench.store import Failure, Store
+from poem.bench.suites import Claim, Placed, Suite
+from poem.cli.main import main
+from poem.recipes.text import written as written_recipe
+from poem.report import build, compare
+from poem.report.contents import about
+from poem.report.costs import efficiency, ledger, other_computations, passes, side_by_side
+from poem.report.figures import figures
+from poem.report.html import html
+from poem.report.markdown import escaped, markdown
+from poem.report.plots import looks
+from poem.report.protocol import cards
+from poem.report.sections import Page, page
+from poem.report.tables import comparable, numbers
+from poem.report.words import NOTHING, TIMES, signed
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("jinja2")
@@ -188,7 +188,7 @@ def test_the_page_says_what_a_window_is_and_what_is_counted() -> None:
 
 
 def test_a_shortened_suite_says_so() -> None:
-    from poem.suites import load
+    from poem.bench.suites import load
 
     made = load("table1", "tiny", limit=128, methods=["tent"])
     text = shown(made, [report(each) for each in made.cells])
@@ -270,7 +270,7 @@ def test_other_settings_are_not_compared_with_the_paper(what: str) -> None:
 
 
 def test_flags_that_change_cells_are_no_longer_compared() -> None:
-    from poem.suites import load
+    from poem.bench.suites import load
 
     plain = load("table1", "full", seeds=[5])
     assert comparable(Grid(plain, []))
@@ -411,7 +411,7 @@ class Loose(Grid):
 
 
 def test_rates_from_the_held_out_corruptions_are_called_so() -> None:
-    from poem.suites import load
+    from poem.bench.suites import load
 
     made = load("table1", "cifar10", methods=["tent"], corruptions=["fog"], chosen={"cifar10-bn": {"tent": 0.02}})
     text = shown(made, [report(each) for each in made.cells])
@@ -771,7 +771,7 @@ def test_compare_answers_with_its_exit_code(tmp_path: Path, capsys: pytest.Captu
 
 
 def test_report_finds_the_suites_by_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from poem.suites import load
+    from poem.bench.suites import load
 
     fig = load("fig6b", "tiny", limit=64)
     folder = kept(tmp_path, *(report(each, 60.0 + at / 10) for at, each in enumerate(fig.cells[:8])))
@@ -788,7 +788,7 @@ def test_report_finds_the_suites_by_itself(tmp_path: Path, capsys: pytest.Captur
 
 
 def test_report_shows_whole_suites_and_not_parts_of_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from poem.suites import load
+    from poem.bench.suites import load
 
     made = load("table11", "tiny", limit=128)
     folder = kept(tmp_path, *(report(each) for each in made.cells))
@@ -805,7 +805,7 @@ def test_report_shows_whole_suites_and_not_parts_of_others(tmp_path: Path, capsy
 
 
 def test_report_shows_a_folder_as_it_was_asked_for(tmp_path: Path) -> None:
-    from poem.suites import load
+    from poem.bench.suites import load
 
     store = Store(tmp_path)
 
@@ -836,7 +836,7 @@ def test_report_shows_a_folder_as_it_was_asked_for(tmp_path: Path) -> None:
 def test_report_passes_over_suites_that_flags_leave_nothing_of(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from poem.suites import load
+    from poem.bench.suites import load
 
     fig = load("fig6b", "tiny", corruptions=["snow"])
     folder = kept(tmp_path, *(report(each) for each in fig.cells))
@@ -848,8 +848,8 @@ def test_report_passes_over_suites_that_flags_leave_nothing_of(
 
 
 def test_report_reads_chosen_rates_as_poem_choose_writes_them(tmp_path: Path) -> None:
-    from poem.choice import save
-    from poem.suites import load
+    from poem.bench.analysis.choose_lr import save
+    from poem.bench.suites import load
 
     chosen = {"digits-bn": {"tent": 0.02}}
     save(chosen, tmp_path / "chosen.yaml")

@@ -21,10 +21,10 @@ from PIL import Image
 
 import poem
 from poem import zoo
-from poem.cli import main
+from poem.cli.main import main
 from poem.predict import Answer, answers, imported, logits_of, photos, summary
-from poem.streams._prepare import Prepare
-from poem.train import digits
+from poem.streams.loading.prepare import Prepare
+from poem.zoo.train import digits
 
 
 @pytest.fixture(scope="module")
@@ -444,7 +444,7 @@ def test_a_run_says_how_many_images_and_which_digits(capsys: pytest.CaptureFixtu
 
 
 def test_progress_says_how_long_is_left(capsys: pytest.CaptureFixture[str]) -> None:
-    from poem.commands.predict import progress
+    from poem.cli.predict import progress
 
     assert len(list(progress(iter([[0] * 4, [0] * 4]), 8, "tent"))) == 2
     assert capsys.readouterr().err.startswith("tent: 4/8 images, about 0 s left")
@@ -536,8 +536,8 @@ def test_a_run_killed_at_any_moment_goes_on(folder: Path, tmp_path: Path, whole:
     words = ["predict", str(folder), *STREAM, "-o", str(out)]
     with pytest.MonkeyPatch.context() as patch:
         Stop(patch, 4, interrupt)
-        patch.setattr("poem._journal.EVERY", 3600.0)  # the state of the first batch is the last one written
-        patch.setattr("poem._journal.Journal.__exit__", lambda *_: None)
+        patch.setattr("poem._util.journal.EVERY", 3600.0)  # the state of the first batch is the last one written
+        patch.setattr("poem._util.journal.Journal.__exit__", lambda *_: None)
         assert main(words) == 130
     with (tmp_path / "a.partial.csv").open("ab") as file:
         file.write(b'"half a ro')
@@ -553,7 +553,7 @@ def test_a_process_that_is_killed_goes_on(folder: Path, tmp_path: Path, whole: b
     out, partial = tmp_path / "a.csv", tmp_path / "a.partial.csv"
     words = ["predict", str(folder), *STREAM, "-o", str(out)]
     slow = "import time, poem.predict as p; q = p._read; p._read = lambda *a: (time.sleep(0.5), q(*a))[1]"
-    line = f"import torch; torch.set_num_threads(1); {slow}; from poem.cli import main; main({words!r})"
+    line = f"import torch; torch.set_num_threads(1); {slow}; from poem.cli.main import main; main({words!r})"
     process = subprocess.Popen([sys.executable, "-c", line], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     try:
         while process.poll() is None and not (partial.exists() and partial.read_bytes().count(b"\n") > 6):
@@ -716,7 +716,7 @@ def test_any_file_name_survives(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 def test_a_terminal_of_another_encoding_is_no_reason_to_fail() -> None:
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    code = "import sys; from poem.cli import main; import poem.commands.list as l; "
+    code = "import sys; from poem.cli.main import main; import poem.cli.list as l; "
     code += "l.named = lambda kind: {'n\\u00e9\\udcff': 'x'}; sys.exit(main(['list', 'methods']))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr

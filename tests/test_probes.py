@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from toys import images
 
 import poem
-from poem.ledger import Batchwise, FirstLast
+from poem.bench.probes import BINS, Probes, binned
+from poem.engine.accounting import Batchwise, FirstLast
 from poem.parts import EntropyBelow
-from poem.probes import BINS, Probes, binned
 
 LOG10 = math.log(10)
 

@@ -8,7 +8,7 @@ import torch
 from nets import make_net
 
 import poem
-from poem.commands._quiet import quiet
+from poem.cli._quiet import quiet
 
 
 def test_frozen_inside_frozen_stays_frozen() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 import poem
 from poem.parts import EntropyBelow, NotRedundant, PLPDAbove
-from poem.sentences import parse, read, written
+from poem.recipes.text import parse, read, written
 
 
 @pytest.mark.parametrize("preset", ["imagenet", "cifar", "cifar100"])

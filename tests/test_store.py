@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 from stand_ins import cell, report
 
-import poem._files
-from poem import method
-from poem._files import write_whole
+import poem._util.files
+from poem._util.files import write_whole
+from poem.bench.store import Store, safe
 from poem.parts import EntropyBelow
-from poem.recipes import Recipe
-from poem.store import Store, safe
+from poem.recipes import methods as method
+from poem.recipes.recipe import Recipe
 
 
 def test_a_result_is_found_again_by_its_cell(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_failures_stand_until_the_cell_succeeds(tmp_path: Path) -> None:
 
 HOLD = """
 import sys, time
-from poem.store import Store
+from poem.bench.store import Store
 with Store(sys.argv[1]).lock():
     print("held", flush=True)
     time.sleep(60)
@@ -171,7 +171,7 @@ def test_no_space_leaves_nothing_half_written(tmp_path: Path, monkeypatch: pytes
     def full(*args: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(poem._files.os, "fsync", full)  # type: ignore[attr-defined]
+    monkeypatch.setattr(poem._util.files.os, "fsync", full)  # type: ignore[attr-defined]
     with pytest.raises(OSError, match="No space left"):
         store.save(report(cell(seed=2)))
     files = [path for path in tmp_path.rglob("*") if path.is_file()]

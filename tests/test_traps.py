@@ -21,8 +21,8 @@ from toys import images
 
 import poem
 from poem.adapter import Adapter
-from poem.metrics import Accuracy
-from poem.model import anatomy
+from poem.bench.metrics import Accuracy
+from poem.engine.anatomy import anatomy
 from poem.parts import (
     SAM,
     SGD,
@@ -53,8 +53,8 @@ from poem.parts import (
     SoftLikelihoodRatio,
     StochasticRestore,
 )
-from poem.recipes import Rule
-from poem.sentences import parse
+from poem.recipes.recipe import Rule
+from poem.recipes.text import parse
 
 NETS = ("bn", "gn", "ln")
 LR = {"bn": 0.05, "gn": 0.02, "ln": 0.002}

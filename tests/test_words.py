@@ -20,16 +20,16 @@ from nets import make_net
 from test_model import TABLE
 
 import poem
-from poem.cli import main
-from poem.commands.list import GROWN, named
-from poem.demo import Found, sentences
-from poem.method import BASES, GROWING, SUFFIXES, describe
+from poem.bench.suites import load
+from poem.cli.list import GROWN, named
+from poem.cli.main import main
 from poem.parts import SGD, Everything, NormAffine, Nothing
 from poem.parts.objective import Total
 from poem.parts.selection import Both, Sum
-from poem.sentences import parse
-from poem.streams._shift import VERSIONS
-from poem.suites import load
+from poem.recipes.methods import BASES, GROWING, SUFFIXES, describe
+from poem.recipes.text import parse
+from poem.report.demo import Found, sentences
+from poem.streams.shift import VERSIONS
 
 ROOT = Path(__file__).parent.parent
 DOCS = sorted(page for page in (ROOT / "docs").rglob("*.md") if "_build" not in page.parts)

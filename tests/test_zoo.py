@@ -18,12 +18,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from poem import nets, zoo
-from poem._diagnosis import consistency, diagnose, numbered, sample
-from poem._measure import Frame, Setting, mask_of
-from poem.commands import verify as command
+from poem import zoo
+from poem.cli import verify as command
 from poem.streams.datasets import Tensors
-from poem.verify import Verdict, opened, spread, verify
+from poem.zoo import nets
+from poem.zoo.accuracy import Frame, Setting, mask_of
+from poem.zoo.diagnosis import consistency, diagnose, numbered, sample
+from poem.zoo.verify import Verdict, opened, spread, verify
 
 
 @pytest.fixture(autouse=True)
@@ -102,10 +103,10 @@ def test_embedded_digit_nets_load_and_score_as_recorded(name: str, floor: float)
 
 
 def test_embedded_weights_stay_under_a_megabyte() -> None:
-    files = sorted(zoo.EMBEDDED.glob("*.safetensors"))
+    files = sorted(zoo.TRAINED.glob("*.safetensors"))
     assert [path.stem for path in files] == zoo.bases("digits*")
     assert sum(path.stat().st_size for path in files) < 1_000_000
-    record = json.loads((zoo.EMBEDDED / "digits.json").read_text())
+    record = json.loads((zoo.TRAINED / "digits.json").read_text())
     assert {path.stem: zoo.sha256(path) for path in files} == {name: record[name]["sha256"] for name in record}
 
 
@@ -189,7 +190,7 @@ def two(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], zoo.Base]:
 
     def stand_in(name: str, **changes: Any) -> zoo.Base:
         chosen = replace(zoo.base(name), classes=10, **changes)
-        monkeypatch.setitem(zoo._BASES, name, chosen)
+        monkeypatch.setitem(zoo.catalog._BASES, name, chosen)
         monkeypatch.setattr(zoo, "_build", lambda base, seed: Two())
         return chosen
 

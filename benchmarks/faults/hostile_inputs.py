@@ -64,7 +64,7 @@ def command(name: str, *words: str, files: Callable[[Path], None] | None = None)
     """A command line that must end with an error of a line or two, and no traceback; `{}` is a folder of its own."""
 
     def outcome() -> str:
-        from poem.cli import main
+        from poem.cli.main import main
 
         with tempfile.TemporaryDirectory() as folder:
             if files is not None:
@@ -382,7 +382,7 @@ for _text in (
 ):  # fmt: skip
 
     def _parse(text: str = _text) -> Any:
-        from poem.sentences import parse
+        from poem.recipes.text import parse
 
         return parse(text)
 
@@ -474,7 +474,7 @@ def _reads() -> None:
             from PIL import Image
 
             try:
-                from poem.streams._decode import decode
+                from poem.streams.loading.decode import decode
             except ImportError:  # an older tree
                 decode = None  # type: ignore[assignment]
             with tempfile.TemporaryDirectory() as name:
@@ -539,7 +539,7 @@ def _link(folder: Path) -> None:
 
 @right("write_whole follows no link")
 def _() -> None:
-    from poem._files import write_whole
+    from poem._util.files import write_whole
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -552,7 +552,7 @@ def _() -> None:
 
 
 def _no_fifo() -> None:
-    from poem._files import write_whole
+    from poem._util.files import write_whole
 
     with tempfile.TemporaryDirectory() as name:
         path = Path(name) / "pipe"

@@ -24,10 +24,10 @@ from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 
-from poem.engines import Ended, Event, Inline, Ray
-from poem.store import Store
-from poem.suites import load
-from poem.sweep import Planned, sweep
+from poem.bench.runners import Ended, Event, Inline, Ray
+from poem.bench.store import Store
+from poem.bench.suites import load
+from poem.bench.sweep import Planned, sweep
 
 LOOPBACK = "127.0.0.1"
 TOKEN = secrets.token_hex(32)

@@ -24,14 +24,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from poem.benchmark import Place
-from poem.benchmark import measure as plain
-from poem.cells import Cell
-from poem.engines import Workers
-from poem.report import Report
-from poem.store import Store
-from poem.suites import load
-from poem.sweep import sweep
+from poem.bench.benchmark import Place
+from poem.bench.benchmark import measure as plain
+from poem.bench.cell import Cell
+from poem.bench.result import Report
+from poem.bench.runners import Workers
+from poem.bench.store import Store
+from poem.bench.suites import load
+from poem.bench.sweep import sweep
 
 LOG = "KILL_SWEEP_LOG"
 Stand = dict[str, tuple[bytes, int]]

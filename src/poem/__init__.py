@@ -13,10 +13,10 @@ from poem._version import __version__
 _HOMES = {
     "adapt": "poem.api",
     "Adapter": "poem.adapter",
-    "Recipe": "poem.recipes",
-    "methods": "poem.method",
-    "recipe": "poem.method",
-    "evaluate": "poem.benchmark",
+    "Recipe": "poem.recipes.recipe",
+    "methods": "poem.recipes.methods",
+    "recipe": "poem.recipes.methods",
+    "evaluate": "poem.bench.benchmark",
     "corrupt": "poem.streams.corruptions",
     "parts": "poem.parts",
 }
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from poem import parts
     from poem.adapter import Adapter
     from poem.api import adapt
-    from poem.benchmark import evaluate
-    from poem.method import methods, recipe
-    from poem.recipes import Recipe
+    from poem.bench.benchmark import evaluate
+    from poem.recipes.methods import methods, recipe
+    from poem.recipes.recipe import Recipe
     from poem.streams.corruptions import corrupt
 
 

@@ -2,7 +2,7 @@
 
 import sys
 
-from poem.cli import main
+from poem.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -16,20 +16,20 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from poem import _checks as checks
-from poem import _files as files
-from poem._twin import Translation
-from poem.borrowed import lease
-from poem.capture import Fast, Recorder
-from poem.export import exported
-from poem.fisher import fisher
-from poem.ledger import Batchwise, Books, Totals, alarms
-from poem.loop import Turn
-from poem.model import Anatomy, anatomy, is_norm
-from poem.network import Network, Precision
+from poem._util import files
+from poem.accelerate.capture import Fast, Recorder
+from poem.engine import input_checks as checks
+from poem.engine.accounting import Batchwise, Books, Totals, alarms
+from poem.engine.anatomy import Anatomy, anatomy, is_norm
+from poem.engine.borrowed import lease
+from poem.engine.export import exported
+from poem.engine.fisher import fisher
+from poem.engine.loop import Turn
+from poem.engine.network import Network, Precision
+from poem.engine.state import Snapshot, State
+from poem.engine.twin import Translation
 from poem.parts.base import Batch
-from poem.recipes import Recipe, Rule
-from poem.state import Snapshot, State
+from poem.recipes.recipe import Recipe, Rule
 
 log = logging.getLogger("poem")
 IDLE = 10  # batches in a row that teach nobody, before we say so

@@ -11,12 +11,12 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 
-from poem import _checks as checks
+from poem.accelerate.capture import Fast
 from poem.adapter import Adapter
-from poem.capture import Fast
-from poem.method import Preset, recipe
-from poem.network import Precision
-from poem.recipes import ALIASES, FIELDS, Recipe
+from poem.engine import input_checks as checks
+from poem.engine.network import Precision
+from poem.recipes.methods import Preset, recipe
+from poem.recipes.recipe import ALIASES, FIELDS, Recipe
 
 log = logging.getLogger("poem")
 

@@ -19,15 +19,15 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from poem._files import printable, read_bytes
+from poem._util.files import printable, read_bytes
 from poem.adapter import Adapter
 from poem.api import adapt
-from poem.model import anatomy
+from poem.engine.anatomy import anatomy
 from poem.streams import corrupt
-from poem.streams._archives import LARGEST
-from poem.streams._folders import FORMATS, walk
-from poem.streams._prepare import Prepare
-from poem.streams.indices import class_indices, is_wnid
+from poem.streams.datasets.archives import LARGEST
+from poem.streams.datasets.classes import class_indices, is_wnid
+from poem.streams.datasets.folders import FORMATS, walk
+from poem.streams.loading.prepare import Prepare
 
 log = logging.getLogger("poem")
 FEW, DOUBT = 20, 0.5
@@ -67,7 +67,7 @@ class Answer:
 
 
 class Record(Protocol):
-    """What `answers` asks of a record that lets a stopped run go on; `poem._journal.Journal` is one in files."""
+    """What `answers` asks of a record that lets a stopped run go on; `poem._util.journal.Journal` is one in files."""
 
     @property
     def done(self) -> int:

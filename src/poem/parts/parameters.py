@@ -7,7 +7,7 @@ from typing import Literal
 
 from torch import nn
 
-from poem.model import Anatomy, is_norm
+from poem.engine.anatomy import Anatomy, is_norm
 from poem.parts.base import Part
 
 

@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from poem.streams._shift import nearest
+from poem.streams.shift import nearest
 
 
 @dataclass(frozen=True, kw_only=True)

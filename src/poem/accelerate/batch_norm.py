@@ -1,0 +1,97 @@
+"""Batch norm with the batch's own statistics, where kernels of ours are faster than the layer's own forward."""
+
+from __future__ import annotations
+
+import logging
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+log = logging.getLogger("poem")
+DEVICES: tuple[str, ...] = ("cuda",)  # that have kernels
+FORWARD = nn.BatchNorm2d.forward  # torch's own, whatever is put in its place later
+
+
+@cache
+def kernels() -> Any:
+    """The kernels, or None where Triton is not installed, or is broken."""
+    try:
+        from poem.accelerate import kernels as _kernels
+    except Exception as error:
+        _say(error)
+        return None
+    return _kernels
+
+
+_works: dict[torch.device, bool] = {}
+
+
+def work(device: torch.device) -> bool:
+    """Whether the kernels run there, tried once: Triton wants a compiler, which not every machine has."""
+    if device not in _works and device.type in DEVICES:
+        try:
+            _works[device] = kernels() is not None and _tried(device)
+        except torch.OutOfMemoryError:
+            return False  # for now
+    return _works.get(device, False)
+
+
+def _tried(device: torch.device) -> bool:
+    """There and back, with few rows and with many."""
+    try:
+        for side in (2, 64):
+            x = torch.zeros(1, 8, side, side, dtype=torch.bfloat16, device=device)
+            x = x.contiguous(memory_format=torch.channels_last)
+            weight = torch.ones(8, device=device)
+            y, *moments = kernels().normed(x, [(weight, weight)], 1e-5)
+            kernels().back(y, x, [weight], *moments)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # whatever it is, torch has kernels of its own
+        _say(error)
+        return False
+    return True
+
+
+def _say(error: Exception) -> None:
+    log.warning("batch norm as torch has it: %s", (str(error).splitlines() or [type(error).__name__])[0])
+
+
+def fusable(layer: nn.Module, x: Tensor, groups: int, *, traced: bool) -> bool:
+    """Whether our kernels take it.
+
+    An ordinary layer on a GPU, half precision, channels last, and more than one value per channel and group. In a pass
+    that is to be compiled only where there are many: few values are fused well enough as they are.
+    """
+    if type(layer) is not nn.BatchNorm2d or x.device.type not in DEVICES or x.dtype != torch.bfloat16:
+        return False
+    if x.dim() != 4 or not x.is_contiguous(memory_format=torch.channels_last) or not work(x.device):
+        return False
+    least: int = kernels().SMALL if traced else 1
+    affine = all(isinstance(each, Tensor) and each.shape == x.shape[1:2] for each in (layer.weight, layer.bias))
+    return affine and len(x) % groups == 0 and x.numel() > least * groups * x.shape[1]
+
+
+class Normed(torch.autograd.Function):
+    """Normalised per channel and group of rows, then scaled and shifted by the group's own numbers."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, eps: float, *affine: Tensor) -> Tensor:
+        """Normalise with the batch's statistics; weight and bias of each half follow one another."""
+        pairs = list(zip(affine[::2], affine[1::2], strict=True))
+        y, mean, rstd = kernels().normed(x, pairs, eps)
+        ctx.save_for_backward(x, mean, rstd, *affine[::2])
+        answer: Tensor = y
+        return answer
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradients of the input and of each weight and bias."""
+        x, mean, rstd, *weights = ctx.saved_tensors
+        given = gradients[0].to(x.dtype).contiguous(memory_format=torch.channels_last)
+        dx, scale, shift = kernels().back(given, x, weights, mean, rstd)
+        return dx, None, *(each for pair in zip(scale, shift, strict=True) for each in pair)

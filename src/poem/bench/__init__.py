@@ -1,0 +1,1 @@
+"""Measurements: one cell, many cells, suites of them, and what they say."""

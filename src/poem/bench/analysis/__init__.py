@@ -1,0 +1,1 @@
+"""From results to statements: numbers by place, the claims of the paper, the best learning rates."""

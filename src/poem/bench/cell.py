@@ -1,0 +1,247 @@
+"""One measurement as a value: which model, data, order, method and seed. Frozen, JSON, with a key of its own.
+
+A cell says everything that its result depends on and nothing that it does not: no folder, no device, no commit. Two
+machines that agree on a cell may compare what they found. Its key holds the method's whole recipe too, so that a method
+whose defaults change makes other cells, and results of the old one are never taken for the new.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Any
+
+from poem.engine.fisher import SAMPLES
+from poem.recipes.methods import recipe
+from poem.recipes.recipe import Recipe
+from poem.recipes.text import parse, written
+from poem.streams.orders import Order, scenario
+from poem.streams.shift import VERSIONS, nearest
+
+Pairs = tuple[tuple[str, Any], ...]
+NESTED = ("changes", "options", "dataset")
+"""Fields that are mappings in files, and pairs here."""
+STATED = ("method", "corruptions", "seed", "version")
+"""Fields that `--set` leaves alone: a suite, or a flag of its own, says them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """What is measured. Pairs are written as mappings in files and sorted by name here."""
+
+    base: str
+    """A name of `poem.zoo`."""
+    data: str
+    """A name of `poem.streams.datasets`; clean data is corrupted on the fly."""
+    method: str
+    """A name of `poem.methods()`."""
+    scenario: str = "single"
+    corruptions: tuple[str, ...] = ("clean",)
+    severity: int = 5
+    seed: int = 0
+    batch_size: int = 64
+    n: int | None = None
+    """Images of each domain; None for all."""
+    preset: str = "imagenet"
+    lr: float | None = None
+    """None for the method's own rule. Files may write it as `changes: {lr: ...}`; `laid` makes one field of both."""
+    changes: Pairs = ()
+    """Fields of the recipe, and its aliases, as text: `("select", "EntropyBelow(0.5)")`, `("threshold", "0.6")`."""
+    options: Pairs = ()
+    """What the scenario takes beside these: cycles, imbalance, length, delta."""
+    dataset: Pairs = ()
+    """What the data set takes beside these: subset, classes, per_class, partial."""
+    weights: str | None = None
+    """None for the base's own; "random" for fresh ones."""
+    source_images: int = 2000
+    """Clean images for methods with an anchor, 2000 at most; 0 for none, so that EATA runs as ETA."""
+    window: int = 1000
+    """Images in a window of accuracy."""
+    probes: tuple[str, ...] = ()
+    """Measurements that cost extra: "gradients"."""
+    eta: float = 0.0
+    """How fast the stream runs beside a plain forward; 0 waits for the method (the usual, offline protocol)."""
+    ratio: float | str = "counted"
+    """A call's cost in plain forwards, where eta is not 0: a number, "counted" from the ledger (what was computed), or
+    "measured"."""
+    precision: str = "fp32"
+    threads: int = 1
+    """Of the CPU; sums depend on it in the last bits."""
+    version: int = 1
+    """Of the suite that asks."""
+
+    def __post_init__(self) -> None:
+        """Puts lists and mappings into their frozen form, and refuses what no cell can be."""
+        for name in NESTED:
+            object.__setattr__(self, name, _pairs(getattr(self, name)))
+        for name in ("corruptions", "probes"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        object.__setattr__(self, "changes", tuple((key, _canonical(key, str(value))) for key, value in self.changes))
+        for name in ("lr", "eta", "ratio"):  # 1 and 1.0 are one cell
+            if isinstance(getattr(self, name), int):
+                object.__setattr__(self, name, float(getattr(self, name)))
+        for name in ("batch_size", "threads", "window"):
+            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
+                raise ValueError(f"expected {name} >= 1, got {getattr(self, name)!r}")
+        if self.n is not None and self.n < 1:
+            raise ValueError(f"expected n >= 1, or None for all images, got {self.n}")
+        if not 0 <= self.source_images <= SAMPLES:
+            raise ValueError(
+                f"expected source_images from 0 to {SAMPLES}, as many as importance is measured on, "
+                f"got {self.source_images}"
+            )
+
+    @cached_property
+    def key(self) -> str:
+        """Sixteen letters that stand for this cell and the recipe of its method as it is now."""
+        try:
+            found = written(self.recipe())
+        except (ValueError, TypeError):  # no such recipe: the cell will fail, and its failure needs a name too
+            found = {}
+        return key_of(self, found)
+
+    @property
+    def label(self) -> str:
+        """The cell in a few words, for a progress bar or a file name."""
+        shifts = self.corruptions[0] if len(self.corruptions) == 1 else f"{len(self.corruptions)} shifts"
+        changed = "".join(f" {key}={value}" for key, value in self.changes)
+        return f"{self.base} {self.method}{changed} {self.scenario} {shifts} seed {self.seed}"
+
+    def recipe(self) -> Recipe:
+        """The method with its changes."""
+        chosen = recipe(self.method, self.preset)  # type: ignore[arg-type]
+        changes = {key: parse(value) for key, value in self.changes}
+        if self.lr is not None:
+            _one_rate(self.lr, changes.get("lr", self.lr))
+            changes["lr"] = self.lr
+        return chosen.changed(changes)
+
+    def order(self) -> Order:
+        """What comes when."""
+        settings: dict[str, Any] = {"seed": self.seed, "severity": self.severity, **dict(self.options)}
+        if self.scenario == "gradual":
+            del settings["severity"]
+        return scenario(self.scenario, corruptions=self.corruptions, **settings)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON; every field, so that a new default makes other keys."""
+        found: dict[str, Any] = {}
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if item.name in NESTED:
+                value = dict(value)
+            found[item.name] = list(value) if isinstance(value, tuple) else value
+        return found
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Cell:
+        """A cell from `to_dict`'s values."""
+        known = [item.name for item in fields(cls)]
+        for key in values:
+            if key not in known:
+                raise ValueError(f"a cell has no field {key!r}; {nearest(key, known)}")
+        for key in ("base", "data", "method"):
+            if key not in values:
+                raise ValueError(f"expected a cell with base, data and method; {key} is missing")
+        return cls(**values)
+
+
+def laid(*blocks: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of a cell over each other: the later block wins; mappings, such as `changes`, are joined.
+
+    `lr` and `changes: {lr: ...}` are one field, so a later one in either spelling replaces an earlier one in the other.
+    A number is kept as `lr`, a `Rule` as a change.
+    """
+    found: dict[str, Any] = {}
+    for block in blocks:
+        stated = _rate_of(block)
+        for name, value in stated.items():
+            joined = name in NESTED and isinstance(value, Mapping)
+            found[name] = {**found.get(name, {}), **value} if joined else value
+        if "lr" in stated and "lr" not in stated.get("changes", {}) and "lr" in found.get("changes", {}):
+            found["changes"] = {name: value for name, value in found["changes"].items() if name != "lr"}
+    return found
+
+
+def _rate_of(block: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The block with its learning rate under one name."""
+    changes = block.get("changes")
+    if not isinstance(changes, Mapping) or "lr" not in changes:
+        return block
+    rate = changes["lr"]
+    with suppress(ValueError):  # `{x}`, which its column has not filled yet
+        rate = parse(rate) if isinstance(rate, str) else rate
+    if block.get("lr") is not None:
+        _one_rate(block["lr"], rate)
+    if rate is not None and (isinstance(rate, bool) or not isinstance(rate, int | float)):
+        return {**block, "lr": None}
+    return {**block, "lr": rate, "changes": {name: value for name, value in changes.items() if name != "lr"}}
+
+
+def _one_rate(stated: Any, changed: Any) -> None:
+    """Refuses two learning rates in one place."""
+    if stated != changed:
+        raise ValueError(f"expected one learning rate, got lr {stated} and changes lr {changed}; state lr alone")
+
+
+def with_field(values: Mapping[str, Any], name: str, value: Any) -> dict[str, Any]:
+    """A cell's fields with one more laid over them, as `--set` names it; a dot reaches into the three mappings.
+
+    This alone decides what may be set. Text is read as a suite file would be.
+    """
+    plain = [item.name for item in fields(Cell) if item.name not in (*STATED, *NESTED)]
+    head, _, rest = name.partition(".")
+    if name not in plain and not (rest and head in NESTED):
+        known = [*plain, *(f"{each}.NAME" for each in NESTED)]
+        flag = {"corruptions": "corruption"}.get(name, name)
+        hint = f"it has a flag of its own, --{flag} or --{flag}s" if name in STATED[:3] else nearest(name, known)
+        raise ValueError(f"no field {name!r} can be set; {hint}")
+    read = value_of(value) if isinstance(value, str) else value
+    return laid(values, {head: {rest: read} if rest else read})
+
+
+def value_of(text: str) -> Any:
+    """A value as YAML has it, and 1e-3, which YAML takes for a word."""
+    import yaml
+
+    try:
+        return float(text) if not text.lstrip("+-").isdigit() else int(text)
+    except ValueError:
+        try:
+            return yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise ValueError(f"expected a value as a YAML file has it, got {text!r}") from error
+
+
+def key_of(cell: Cell, recipe: Mapping[str, str]) -> str:
+    """The key of a cell that was, or would be, run with a recipe as `poem.recipes.text.written` has it.
+
+    Corruptions whose images have changed enter with their version, so that results on the earlier images keep theirs.
+    """
+    stated = {**cell.to_dict(), "recipe": dict(recipe)}
+    if changed := {name: VERSIONS[name] for name in cell.corruptions if name in VERSIONS}:
+        stated["corruption_versions"] = changed
+    text = json.dumps(stated, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _canonical(name: str, text: str) -> str:
+    """A change as it prints, so that spaces and `1` for `1.0` make no other cell; what cannot be read stays."""
+    try:
+        value = parse(text)
+    except ValueError:
+        return text
+    return repr(float(value) if name in ("threshold", "alpha", "lr") and isinstance(value, int) else value)
+
+
+def _pairs(given: Pairs | Mapping[str, Any]) -> Pairs:
+    items = given.items() if isinstance(given, Mapping) else given
+    return tuple(sorted((str(key), _frozen(value)) for key, value in items))
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(_frozen(each) for each in value) if isinstance(value, list | tuple) else value

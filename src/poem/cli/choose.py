@@ -1,0 +1,42 @@
+"""Example:
+poem bench holdout --scale cifar10 --root ROOT --weights FOLDER
+poem choose poem-results/cifar10 -o chosen.yaml
+poem reproduce table1 --scale cifar10 --root ROOT --weights FOLDER --chosen chosen.yaml
+"""  # noqa: D205, D415 - an epilog of the command's help
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from poem.cli._values import named_path
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    """What the command takes."""
+    parser.add_argument("results", type=named_path, help="a folder of results that holds the suite holdout")
+    parser.add_argument("-o", "--out", type=named_path, default=Path("chosen.yaml"), help="default: chosen.yaml")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Choose, write, and say what was looked at."""
+    from poem._util.files import check_file
+    from poem.bench.analysis.choose_lr import RULE, choose, save
+    from poem.bench.store import Store
+    from poem.streams import EXTRA
+
+    if not args.results.is_dir():
+        raise FileNotFoundError(f"expected a folder of results, got {args.results}; poem bench holdout makes one")
+    check_file(args.out)
+    store = Store(args.results)
+    held_out = [report for report in store.reports() if set(report.cell.corruptions) <= set(EXTRA)]
+    chosen = choose(held_out)
+    save(chosen, args.out)
+    for words in store.doubts():
+        print(words, file=sys.stderr)
+    print(RULE)
+    for base, rates in chosen.items():
+        print(f"{base}: {', '.join(f'{method} {rate:g}' for method, rate in rates.items())}")
+    print(f"from {len(held_out)} results; written to {args.out}")
+    return 0

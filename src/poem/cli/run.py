@@ -1,0 +1,161 @@
+"""Examples:
+poem run --base digits-bn --data digits-test --method poem --corruption fog --preset cifar --lr 0.005
+poem run --base vit-b16-B --data imagenet-c --method sar --corruption fog --n 1000 --root ROOT --out sar.json
+poem run --base digits-gn --data digits-test --method tent --scenario continual --corruption fog snow contrast
+poem run CELL.json --seed 1 --set changes.threshold=0.5
+
+CELL.json holds a cell, or a result whose cell is run again; flags > file > defaults.
+Exit codes: 0 measured, 1 measured with answers that are NaN or infinite, 2 bad input.
+"""  # noqa: D205, D415 - an epilog of the command's help
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from poem.cli import _values
+from poem.cli._values import named_path
+
+if TYPE_CHECKING:
+    from poem.bench.cell import Cell
+    from poem.bench.result import Report
+
+_FLAGS = (
+    "base", "data", "method", "scenario", "corruptions", "severity", "seed", "batch_size", "n", "lr", "preset",
+    "threads",
+)  # fmt: skip
+"""Options that are fields of a cell."""
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    """What the command takes."""
+    parser.add_argument(
+        "file", nargs="?", type=named_path, metavar="CELL.json", help="a cell or a result; flags go on top"
+    )
+    parser.add_argument("--base", help="a named base; poem verify list prints them")
+    parser.add_argument("--data", help="a data set's name; clean data is corrupted on the fly")
+    parser.add_argument("--method", help="a method's name; poem list prints them")
+    parser.add_argument("--scenario", help="single, continual, mixed, label-shift, ...; default: single")
+    parser.add_argument("--corruption", dest="corruptions", nargs="+", metavar="NAME", help="default: clean")
+    parser.add_argument("--severity", type=int, help="1 to 5; default: 5")
+    parser.add_argument("--seed", type=int, help="default: 0")
+    parser.add_argument("--batch-size", type=int, help="default: 64")
+    parser.add_argument("--n", "--limit", dest="n", type=int, help="images of each domain; default: all")
+    parser.add_argument("--lr", type=float, help="default: the method's own rule")
+    parser.add_argument("--preset", help="imagenet, cifar (or cifar10), cifar100; default: imagenet")
+    parser.add_argument("--threads", type=int, help="of the CPU; default: 1")
+    parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="any other field of the cell")
+    parser.add_argument("--root", help="where data lies; default: $POEM_DATA")
+    parser.add_argument("--weights", metavar="FOLDER", help="where weight files lie")
+    parser.add_argument("--device", default="cpu", help="default: cpu")
+    parser.add_argument("--loaders", type=int, default=0, metavar="N", help="loader processes; default: 0")
+    parser.add_argument("--out", type=named_path, metavar="FILE", help="write the result as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure one cell and print its card and metrics; 1 if an answer was not finite."""
+    from poem._util.files import check_file
+    from poem.bench.benchmark import Place, measure
+    from poem.bench.runners import Moved
+    from poem.bench.sweep import Planned
+    from poem.cli._bar import Bar
+
+    if args.out is not None:
+        check_file(args.out)
+    _values.within(args, 1, _values.MANY, "threads")
+    _values.within(args, 0, _values.MANY, "loaders")
+    _values.within(args, *_values.SEEDS, "seed")
+    _values.finite(args, "lr")
+    _values.existing(args, "weights")
+    _values.device(args.device)
+    cell = _cell(args)
+    if cell.data == "digits" and cell.base.startswith("digits-"):
+        print(f"digits are another set, 8x8 and enlarged, than {cell.base} knows; its own is --data digits-test",
+              file=sys.stderr)  # fmt: skip
+    place = Place(root=args.root, weights=args.weights, device=args.device, workers=args.loaders)
+    with Bar() as bar:
+        bar(Planned((cell,), ()))
+        report = measure(cell, place, watch=lambda images, of: bar(Moved(cell, images, of)))
+    print(_text(report))
+    if args.out is not None:
+        report.save(args.out)
+        print(f"\nresult in {args.out}")
+    if report.nonfinite:
+        count = f"{report.nonfinite} of {report.card['total']}"
+        print(f"poem run: {count} answers were not finite (NaN or Inf) and count as wrong; {_remedy(report)}",
+              file=sys.stderr)  # fmt: skip
+    return 1 if report.nonfinite else 0
+
+
+def _remedy(report: Report) -> str:
+    """What to type next."""
+    if report.cell.method == "source":
+        return "the model itself gives them: check its weights and its input, poem verify names causes"
+    return "see whether --method source has them too; if not, try a smaller --lr"
+
+
+def _cell(args: argparse.Namespace) -> Cell:
+    """The cell of the file with the flags on top."""
+    from poem.bench.cell import laid
+    from poem.bench.cell_files import read_cell
+    from poem.cli._fields import pairs, with_fields
+    from poem.recipes.methods import SAME_PRESET
+
+    flags = {name: getattr(args, name) for name in _FLAGS if getattr(args, name) is not None}
+    values = with_fields(laid({} if args.file is None else _stated(args.file), flags), pairs(args.set))
+    preset = values.get("preset", "imagenet")
+    values["preset"] = SAME_PRESET.get(preset, preset) if isinstance(preset, str) else preset  # one cell, one key
+    missing = [name for name in ("base", "data", "method") if name not in values]
+    if missing:
+        words = " ".join(f"--{name}" for name in missing)
+        raise ValueError(
+            f"expected {words}, or a file with a cell, as in "
+            "poem run --base digits-bn --data digits-test --method poem --corruption fog --preset cifar"
+        )
+    cell = read_cell(values)
+    _check(cell)
+    return cell
+
+
+def _check(cell: Cell) -> None:
+    """Names that nobody knows are told before anything is opened."""
+    from poem import zoo
+    from poem.streams.datasets import canonical
+
+    zoo.base(cell.base)
+    canonical(cell.data)
+    cell.recipe()
+    cell.order()
+
+
+def _stated(path: Path) -> dict[str, Any]:
+    from poem._util.files import read_json
+
+    try:
+        values = read_json(path)
+    except ValueError as error:
+        raise ValueError(f"expected a cell as JSON in {path}: {error}") from error
+    if not isinstance(values, dict):
+        raise ValueError(f"expected one cell in {path}, got a {type(values).__name__}; a list goes to poem bench")
+    found = values["cell"] if "schema" in values and "cell" in values else values
+    if not isinstance(found, dict):
+        raise ValueError(f"expected one cell in {path}, got a {type(found).__name__} in its place")
+    return dict(found)
+
+
+def _text(report: Report) -> str:
+    from poem.streams.card import Card
+
+    lines = [str(Card.from_dict(report.card)), "", f"{report.cell.label}, key {report.key}"]
+    units = {"nll": "nats", "entropy_before": "nats", "entropy_after": "nats"}
+    lines.append(f"{'n':<16}{report.ledger['images']:10d} images")
+    lines += [f"{name:<16}{value:10.3f} {units.get(name, '%')}" for name, value in report.metrics.items()]
+    lines += [f"{'not finite':<16}{report.nonfinite:10d} answers"] if report.nonfinite else []
+    lines += [f"{name:<16}{value:10.1f}" for name, value in report.timing.items() if name == "images_per_s"]
+    lines += [f"{name:<16}{value:10d} images" for name, value in report.ledger.items() if name.endswith("wards")]
+    lines += [f"note: {note}" for note in report.notes]
+    if report.cell.method != "source":
+        lines.append("the same with --method source measures the model unadapted")
+    return "\n".join(lines)

@@ -1,0 +1,1 @@
+"""What runs a recipe: the model, its forward passes, the loop, its state and its accounting."""

@@ -1,0 +1,318 @@
+"""Bad input, met before anything has changed: what was expected, what came, what to type."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from poem.engine.anatomy import WITHOUT_NORMS, is_norm
+from poem.parts.fields import LARGEST, unboxed, whole
+from poem.recipes.recipe import Recipe
+
+log = logging.getLogger("poem")
+
+
+def model(module: nn.Module) -> nn.Module:
+    """The module to borrow; wrappers that hide it are refused or opened."""
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"expected an nn.Module from images to logits, got {type(module).__name__}")
+    if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        raise TypeError(f"expected a plain module, got {type(module).__name__}; adapt model.module, one per device")
+    if isinstance(module, torch.jit.ScriptModule):
+        raise TypeError(
+            "expected a module whose layers can be reached, got a ScriptModule; adapt the module it came from"
+        )
+    inner = getattr(module, "_orig_mod", None)
+    if isinstance(inner, nn.Module):
+        log.info("adapting the module inside torch.compile's wrapper")
+        module = inner
+    for name, child in module.named_modules():
+        if isinstance(child, torch.jit.ScriptModule):
+            raise TypeError(
+                f"expected modules whose layers can be reached, but {name!r} is a ScriptModule; put the module it was "
+                "made from in its place"
+            )
+    for name, parameter in module.named_parameters():
+        if isinstance(parameter, nn.parameter.UninitializedParameter):
+            raise ValueError(f"{name} has no shape yet; run one batch through the model, then adapt it")
+        if parameter.dtype == torch.float16 and parameter.device.type == "cpu":
+            raise ValueError(f"expected float32 or bfloat16 on the CPU, got float16 in {name}; call model.float()")
+        if parameter.is_inference():
+            raise ValueError(f"{name} was made under inference_mode and cannot learn; build the model outside it")
+    return module
+
+
+def batch_size(given: int | None) -> int | None:
+    """The configured batch size as a plain integer, where one is given."""
+    size = whole(given)
+    if given is not None and (size is None or not 1 <= size <= LARGEST):
+        raise ValueError(
+            f"expected a batch size, an integer of at least 1, got {given!r}; leave it out to take the first batch's"
+        )
+    return size
+
+
+def seed(given: int) -> int:
+    """A seed that torch's generators take, as a plain integer."""
+    found = whole(given)
+    if found is None or not -LARGEST <= found < 2**64:
+        raise ValueError(f"expected an integer seed, got {given!r}; leave it out for 0")
+    return found
+
+
+def indices(classes: Sequence[int] | Tensor | None) -> list[int] | None:
+    """A class mask as different plain indices, in the order given."""
+    if classes is None:
+        return None
+    remedy = "pass them as in classes=[3, 1, 8]"
+    if isinstance(classes, str) or not isinstance(classes, Iterable):
+        raise ValueError(f"expected classes as integer indices into the logits, got {classes!r}; {remedy}")
+    found: list[int] = []
+    for each in classes:
+        if isinstance(unboxed(each), bool):
+            raise ValueError("expected classes as indices into the logits, got truth values; use mask.nonzero()[:, 0]")
+        index = whole(each)
+        if index is None:
+            raise ValueError(f"expected classes as integer indices into the logits, got {each!r}; {remedy}")
+        found.append(index)
+    if not found or len(set(found)) < len(found) or min(found) < 0 or max(found) > LARGEST:
+        raise ValueError(f"expected classes as different indices into the logits, got {found[:8]}")
+    return found
+
+
+def normalisation(
+    needed: bool, name: str, mean: Sequence[float] | None, std: Sequence[float] | None, channels: int | None
+) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+    """Mean and std as plain numbers, one per channel, where they are given; methods that augment need them."""
+    if (mean is None) != (std is None):
+        raise ValueError("expected mean and std together, got one of them; pass both, or neither")
+    if mean is None or std is None:
+        if needed:
+            raise ValueError(
+                f"{name} augments images in [0, 1] and needs the normalisation inside: pass images in [0, 1], mean= "
+                "and std= (for a model that takes [0, 1] as it is: mean=(0, 0, 0), std=(1, 1, 1))"
+            )
+        return None
+    centre, spread = _finite_numbers(mean), _finite_numbers(std)
+    if len(centre) != len(spread) or not centre or (channels is not None and len(centre) not in (1, channels)):
+        raise ValueError(f"expected mean and std with one value per channel ({channels}), got {mean} and {std}")
+    if min(spread) <= 0:
+        raise ValueError(f"expected std above 0, got {std}")
+    return centre, spread
+
+
+def _finite_numbers(given: Sequence[float]) -> tuple[float, ...]:
+    """The numbers of a mean or std, NumPy's and torch's too."""
+    try:
+        found = [float(unboxed(each)) for each in given]
+    except (TypeError, ValueError):
+        found = [math.nan]
+    if isinstance(given, str) or not all(map(math.isfinite, found)):
+        raise ValueError(f"expected mean and std as finite numbers, one per channel, got {given!r}")
+    return tuple(found)
+
+
+def compiled(asked: bool, at: Any) -> None:
+    """`compile=True` is refused where the model, or a batch, is on a GPU.
+
+    There torch's compiler fails on every method: it has both a fallback and a decomposition for our batch norm.
+    """
+    if asked and on_cuda(at):
+        raise ValueError(
+            "compile=True is not available on CUDA in this version; use precision='bf16' with fast='auto' or "
+            "fast=True, which is captured as CUDA graphs"
+        )
+
+
+def on_cuda(at: Any) -> bool:
+    """Whether a tensor, or any parameter of a module, is on a GPU."""
+    tensors = at.parameters() if isinstance(at, nn.Module) else [at]
+    return any(isinstance(tensor, Tensor) and tensor.is_cuda for tensor in tensors)
+
+
+def something_moves(recipe: Recipe, module: nn.Module, names: list[str], branch: list[str]) -> None:
+    """A recipe that learns has something to move, and its branch too."""
+    kind = type(module).__name__
+    if recipe.branch is not None and not any(map(is_norm, module.modules())):
+        raise ValueError(f"{kind} has no norm layer for the adapt branch; {WITHOUT_NORMS}")
+    if recipe.learns and not names:
+        raise ValueError(f"{recipe.parameters!r} matched no parameter of {kind}; try parameters=Everything()")
+    if recipe.branch is not None and not branch:
+        raise ValueError(f"no norm layer of {kind} lies beyond the split; pass split= to name an earlier module")
+
+
+def still_here(unloaded: bool) -> None:
+    """An adapter that gave its model back cannot be used again."""
+    if unloaded:
+        raise RuntimeError("this adapter was unloaded; make a new one with poem.adapt(model, ...)")
+
+
+def images(batch: Tensor, module: nn.Module, channels: int | None, spatial: int | None = 2) -> Tensor:
+    """A batch that the network can take, free of inference mode; of images unless its convolutions say otherwise."""
+    if not isinstance(batch, Tensor):
+        remedy = "use torch.from_numpy" if type(batch).__name__ == "ndarray" else "adapter.stream(loader) takes loaders"
+        raise TypeError(f"expected a tensor of images, got {type(batch).__name__}; {remedy}")
+    if not batch.is_floating_point():
+        raise ValueError(f"expected floating-point images, got {batch.dtype}; divide by 255: x.float() / 255")
+    if channels is not None and channels > 16:  # the network folds pixels into channels before its first convolution
+        channels = None
+    if channels is not None and spatial is not None and spatial != 2 and batch.dim() != 2 + spatial:
+        shape = tuple(batch.shape)
+        raise ValueError(f"expected a batch of {2 + spatial} dimensions, (batch, {channels}, ...), got shape {shape}")
+    if channels is not None and spatial == 2 and batch.dim() != 4:
+        remedy = "; for one image use x.unsqueeze(0)" if batch.dim() == 3 else ""
+        shape = tuple(batch.shape)
+        raise ValueError(f"expected images of shape (batch, {channels}, height, width), got {shape}{remedy}")
+    if channels is not None and batch.shape[1] != channels:
+        last = batch.shape[-1] == channels and batch.dim() == 4
+        remedy = (
+            "; use x.permute(0, 3, 1, 2)"
+            if last
+            else "; use x.expand(-1, 3, -1, -1)"
+            if batch.shape[1] == 1 and batch.dim() == 4
+            else ""
+        )
+        raise ValueError(f"expected {channels} channels, got {batch.shape[1]} in shape {tuple(batch.shape)}{remedy}")
+    if batch.dim() < 2 or len(batch) == 0:
+        raise ValueError(f"expected at least one image, got shape {tuple(batch.shape)}")
+    first = next(module.parameters(), None)
+    if first is not None and first.dtype == torch.float16 and first.device.type == "cpu":
+        raise ValueError("expected float32 or bfloat16 on the CPU, got a float16 model; call model.float()")
+    if first is not None and first.device != batch.device:
+        raise ValueError(
+            f"expected images on {first.device}, where the model is, got {batch.device}; use images.to(...)"
+        )
+    return batch.clone() if batch.is_inference() else batch.detach()
+
+
+def pictures(batch: Tensor, part: object, name: str) -> None:
+    """Images, for methods that shuffle, cover or augment them."""
+    if batch.dim() != 4:
+        raise ValueError(
+            f"{name} needs images (batch, channels, height, width) for {part!r}, got shape {tuple(batch.shape)}; use a "
+            "method that does not edit its input, such as 'tent', 'eata', 'sar' or 'poem'"
+        )
+
+
+def finite(batch: Tensor) -> None:
+    """No NaN, no infinity; names the first sample that has one."""
+    sound = batch.flatten(1).isfinite().all(1)
+    if not bool(sound.all()):
+        bad = [int(i) for i in (~sound).nonzero()[:, 0]]
+        more = f" ({len(bad)} samples: {', '.join(map(str, bad[:5]))}{' ...' if len(bad) > 5 else ''})"
+        raise ValueError(f"expected finite images, got NaN or Inf in sample {bad[0]}{more}; nothing was learnt")
+
+
+def unit_range(batch: Tensor, name: str) -> None:
+    """Images in [0, 1], for methods that augment them."""
+    low, high = float(batch.min()), float(batch.max())
+    if low < -1e-3 or high > 1 + 1e-3:
+        raise ValueError(
+            f"{name} augments images and expects them in [0, 1], got [{low:.3g}, {high:.3g}]; pass raw images, and let "
+            "mean= and std= normalise inside"
+        )
+
+
+def not_bytes(batch: Tensor) -> None:
+    """Where mean and std are ours to apply, images come in [0, 1], not in 0..255."""
+    high = float(batch.max())
+    if high > 16:
+        raise ValueError(
+            f"expected images in [0, 1], which mean= and std= normalise inside, got values up to {high:.0f}; "
+            "divide by 255"
+        )
+
+
+def classes(found: int, before: int | None) -> None:
+    """The number of classes does not change under way."""
+    if before is not None and found != before:
+        raise ValueError(f"expected {before} classes as before, got {found}; call adapter.reset() for another task")
+
+
+def _short(value: Any) -> str:
+    """Numbers as they were written, and not a thousand of them."""
+    if isinstance(value, list) and all(isinstance(each, float | int) for each in value):
+        more = f", ... {len(value)} in all" if len(value) > 8 else ""
+        return f"[{', '.join(f'{each:.6g}' for each in value[:8])}{more}]"
+    return repr(value)
+
+
+def _difference(key: str, mine: Any, other: Any) -> str:
+    """What differs; of two recipes only the fields that do."""
+    if isinstance(mine, dict) and isinstance(other, dict):
+        fields = [name for name in mine if mine[name] != other.get(name)]
+        return "; ".join(f"expected {key} with {name} {mine[name]}, got {other.get(name)}" for name in fields)
+    return f"expected {key} {_short(mine)}, got {_short(other)}"
+
+
+def selection(mask: Tensor, among: Tensor, select: Any) -> None:
+    """A mask of truth values, one per sample."""
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape != among.shape:
+        came = f"{mask.dtype} {tuple(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
+        raise TypeError(f"expected {select!r} to return a mask of bool {tuple(among.shape)}, got {came}")
+
+
+def state(new: Any, mine: dict[str, Any]) -> None:
+    """A state that this adapter can take over."""
+    if not isinstance(new, dict) or "schema" not in new:
+        raise ValueError("expected a state from adapter.state_dict(), got something else")
+    for key, remedy in (
+        ("schema", "this version reads only its own; run the stream again to make a new one"),
+        ("recipe", f"make the adapter with method {new.get('method')!r} and the same settings"),
+        ("source", "load the same weights into the model first"),
+        ("mean", "pass the same mean="),
+        ("std", "pass the same std="),
+        ("mask", "pass the same classes="),
+        ("fisher", "pass the same source_data="),
+    ):
+        if key not in new or new[key] != mine[key]:
+            raise ValueError(f"{_difference(key, mine[key], new.get(key))}; {remedy}")
+    strange = sorted(set(new) - set(mine))
+    if strange:
+        raise ValueError(f"expected a state with {sorted(mine)}, got {strange[:3]} besides")
+    for key in mine:
+        if key not in new:
+            raise ValueError(f"expected {key!r} in the state, which lacks it; was it cut short?")
+    for key, least in (("calls", 0), ("batch_size", 1), ("classes", 1)):
+        value, optional = new[key], key != "calls"
+        if not (value is None and optional) and (
+            isinstance(value, bool) or not isinstance(value, int) or value < least
+        ):
+            raise ValueError(f"expected {key} to be an integer of at least {least}, got {value!r}")
+    rng = new["rng"]
+    if not isinstance(rng, Tensor) or rng.dtype != mine["rng"].dtype or rng.shape != mine["rng"].shape:
+        raise ValueError("expected the random state of a torch.Generator in the state, got something else")
+    if not isinstance(new["tensors"], dict) or not all(isinstance(each, Tensor) for each in new["tensors"].values()):
+        raise ValueError("expected tensors by name in the state, got something else")
+
+
+def same_batch_size(theirs: int | None, given: int | None) -> None:
+    """The learning rate follows the batch size: one that was given is not overruled by a state."""
+    if given is not None and theirs not in (None, given):
+        raise ValueError(
+            f"expected a state of batch_size={given}, as the adapter was made with, got {theirs}; leave it out to go "
+            "on with the state's"
+        )
+
+
+def state_tensors(new: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    """Exactly the tensors that the recipe keeps, in their shapes, and all finite."""
+    strange = sorted(set(new) - set(expected))
+    if strange:
+        raise ValueError(f"expected only tensors that this recipe keeps, got {strange[:3]} besides")
+    missing = sorted(set(expected) - set(new))
+    if missing:
+        raise ValueError(f"expected tensors {missing[:3]} in the state, which it lacks; was it cut short?")
+    for key, tensor in expected.items():
+        other = new[key]
+        kind = other.is_floating_point() == tensor.is_floating_point()  # what parts remember has the logits' dtype
+        if other.shape != tensor.shape or not (other.dtype == tensor.dtype or (kind and key.startswith("memory/"))):
+            came = f"{tuple(other.shape)} ({other.dtype})"
+            raise ValueError(f"expected {key} of shape {tuple(tensor.shape)} ({tensor.dtype}), got {came}")
+        if not bool(other.isfinite().all()):
+            raise ValueError(f"expected finite numbers in {key}, got NaN or Inf; the state is broken")

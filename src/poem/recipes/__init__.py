@@ -1,0 +1,1 @@
+"""Methods: the frozen `Recipe`, its text form, and every method by name."""

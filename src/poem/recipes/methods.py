@@ -1,0 +1,399 @@
+"""Every method as a sentence. A new one is a new sentence here; a new idea is a new word in `parts/`.
+
+`BASE+poem` adds exploration and the adapt branch to a base, `BASE+poem-i` exploration alone, `BASE+poem-ii` the branch
+alone, and `BASE*` repeats the base's update without picking anew.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from typing import Literal, get_args
+
+from poem.parts.augment import AugMix
+from poem.parts.branch import AdaptBranch
+from poem.parts.exploration import Explore, Repeat
+from poem.parts.objective import Consistency, Entropy, FisherAnchor, FollowTeacher, MarginalEntropy, SoftLikelihoodRatio
+from poem.parts.parameters import Everything, NormAffine, Nothing
+from poem.parts.readout import Laplacian, Prior, Readout
+from poem.parts.recovery import AverageWithSource, EachImage, EveryCalls, LossAverageBelow, StochasticRestore
+from poem.parts.selection import (
+    ByDiversityAndCertainty,
+    ByEntropy,
+    ByPLPD,
+    Diverse,
+    EntropyBelow,
+    Everyone,
+    FirstRound,
+    NotRedundant,
+    PLPDAbove,
+    Select,
+)
+from poem.parts.statistics import Mixed, Source
+from poem.parts.step import SAM, SGD, Adam
+from poem.parts.teacher import MeanTeacher
+from poem.recipes.recipe import Recipe, Rule
+
+Preset = Literal["imagenet", "cifar", "cifar10", "cifar100"]
+SAME_PRESET = {"cifar10": "cifar"}
+"""Second names of presets."""
+SHALLOW = NormAffine("excluded")
+DOUBLED = Rule(double_one=True)
+
+
+def source() -> Recipe:
+    """The model as it came: source statistics, nothing learnt.
+
+    Paper: none; the row every table starts with.
+    Reference code: none.
+    Differs: none.
+    """
+    return Recipe(parameters=Nothing(), statistics=Source())
+
+
+def bn() -> Recipe:
+    """Batch statistics instead of the source's, nothing else.
+
+    Paper: Nado et al. 2020; Schneider et al., NeurIPS 2020.
+    Reference code: DequanWang/tent, norm.py (MIT).
+    Differs: none.
+    """
+    return Recipe(parameters=Nothing())
+
+
+def tent() -> Recipe:
+    """Every sample lowers its entropy, through scale and shift of the norm layers.
+
+    Paper: Wang et al., "Tent: Fully Test-Time Adaptation by Entropy Minimization", ICLR 2021.
+    Reference code: DequanWang/tent (MIT).
+    Differs: group and layer norms move too; a loss that is not finite is skipped; eval mode throughout.
+    """
+    return Recipe()
+
+
+def tent_filtered() -> Recipe:
+    """Tent on samples of low entropy: what `tent+poem` starts from, so that tables can tell the filter from POEM.
+
+    Paper: the filter is EATA's (Niu et al., ICML 2022).
+    Reference code: none.
+    Differs: not a published method.
+    """
+    return replace(tent(), select=EntropyBelow(0.4))
+
+
+def eta() -> Recipe:
+    """Reliable and not redundant samples, the surer the heavier.
+
+    Paper: Niu et al., "Efficient Test-Time Model Adaptation without Forgetting", ICML 2022.
+    Reference code: mr-eggplant/EATA (MIT).
+    Differs: group and layer norms move too; the learning rate follows the family and the batch size, by SAR's rule (the
+    code has 0.00025 throughout); the average prediction is cleared by a reset; eval mode throughout.
+    """
+    return replace(tent(), select=EntropyBelow(0.4) & NotRedundant(0.05), weigh=ByEntropy(0.4))
+
+
+def eata() -> Recipe:
+    """ETA with an anchor: what mattered on source data moves less. Without `source_data` it runs as ETA and says so.
+
+    Paper: Niu et al., "Efficient Test-Time Model Adaptation without Forgetting", ICML 2022.
+    Reference code: mr-eggplant/EATA (MIT).
+    Differs: group and layer norms move too; the learning rate follows the family and the batch size, by SAR's rule (the
+    code has 0.00025 throughout); the average prediction is cleared by a reset; importance is measured on the first 2000
+    images given, so a tensor sorted by class should be shuffled first; eval mode throughout.
+    """
+    return replace(eta(), minimise=Entropy() + FisherAnchor(2000.0))
+
+
+def sar() -> Recipe:
+    """Reliable samples, a sharpness-aware step, and a way back when the loss says collapse.
+
+    Paper: Niu et al., "Towards Stable Test-Time Adaptation in Dynamic Wild World", ICLR 2023.
+    Reference code: mr-eggplant/SAR (BSD-3).
+    Differs: an empty selection steps nowhere (`step=SAM(0.05, momentum_coast=True)` steps by the momentum, as the code
+    does); a reset forgets the loss average and the inner momentum too; eval mode throughout.
+    """
+    return Recipe(
+        parameters=SHALLOW, select=EntropyBelow(0.4), step=SAM(0.05), lr=DOUBLED, recover=LossAverageBelow(0.2)
+    )
+
+
+def deyo() -> Recipe:
+    """Samples that are sure, and sure because of shape: destroying it must cost them confidence.
+
+    Paper: Lee et al., "Entropy is not Enough for Test-Time Adaptation", ICLR 2024.
+    Reference code: Jhyun17/DeYO (MIT).
+    Differs: one permutation per image per batch; PLPD above 0.2 throughout (its script uses 0.3 for batch-norm
+    networks in the mild setting: `select=EntropyBelow(0.5) & PLPDAbove(0.3)`); eval mode throughout.
+    """
+    return Recipe(
+        parameters=SHALLOW,
+        select=EntropyBelow(0.5) & PLPDAbove(0.2),
+        weigh=ByEntropy(0.4) + ByPLPD(),
+        lr=DOUBLED,
+    )
+
+
+def roid() -> Recipe:
+    """Diverse and certain samples, a ratio loss that does not fade, consistency, and a steady pull to the source.
+
+    Paper: Marsden et al., "Universal Test-time Adaptation through Weight Ensembling, Diversity Weighting, and Prior
+    Correction", WACV 2024.
+    Reference code: mariodoebler/test-time-adaptation (MIT).
+    Differs: a batch whose predictions are all alike teaches equally; the published code divides by zero.
+    """
+    return Recipe(
+        select=Diverse(),
+        weigh=ByDiversityAndCertainty(),
+        minimise=SoftLikelihoodRatio() + Consistency(),
+        step=SGD(nesterov=True),
+        lr=0.00025,
+        recover=AverageWithSource(0.99),
+        readout=Readout("first", Prior()),
+    )
+
+
+def memo() -> Recipe:
+    """One image at a time: many views of it should agree; then back to the source.
+
+    Paper: Zhang et al., "MEMO: Test Time Robustness via Adaptation and Augmentation", NeurIPS 2022.
+    Reference code: zhangmarvin/memo (MIT).
+    Differs: batches are taken image by image, as a batch has no meaning here.
+    """
+    return Recipe(
+        parameters=Everything(),
+        statistics=Mixed(1 / 17),
+        views=AugMix(views=64),
+        minimise=MarginalEntropy(),
+        step=SGD(momentum=0.0),
+        lr=0.00025,
+        recover=EachImage(),
+        readout=Readout("last"),
+    )
+
+
+def cotta() -> Recipe:
+    """A student follows its own slow average over augmentations; now and then a weight returns to its source value.
+
+    Paper: Wang et al., "Continual Test-Time Domain Adaptation", CVPR 2022.
+    Reference code: qinenergy/cotta (MIT).
+    Differs: augmented passes are spent only where they are used (the code for CIFAR always makes them); eval mode
+    throughout.
+    """
+    return Recipe(
+        parameters=Everything("weight-and-bias"),
+        teacher=MeanTeacher(),
+        minimise=FollowTeacher(symmetric=True),
+        step=SGD(nesterov=True),
+        lr=0.01,
+        recover=StochasticRestore(0.001),
+        readout=Readout("teacher"),
+    )
+
+
+def rdumb() -> Recipe:
+    """ETA that starts over every 1000 batches.
+
+    Paper: Press et al., "RDumb: A simple approach that questions our progress in continual test-time adaptation",
+    NeurIPS 2023.
+    Reference code: oripress/CCC (MIT).
+    Differs: group and layer norms move too; the learning rate follows the family and the batch size, by SAR's rule (the
+    code has 0.00025 throughout); the margin follows the number of classes; eval mode throughout.
+    """
+    return replace(eta(), recover=EveryCalls(1000))
+
+
+def lame() -> Recipe:
+    """Nothing learnt: predictions of neighbours in feature space are made to agree.
+
+    Paper: Boudiaf et al., "Parameter-free Online Test-time Adaptation", CVPR 2022.
+    Reference code: fiveai/LAME; affinity as in mariodoebler/test-time-adaptation (MIT).
+    Differs: answers log-probabilities; a batch of one or two is answered as it is.
+    """
+    return Recipe(parameters=Nothing(), statistics=Source(), readout=Readout("first", Laplacian()))
+
+
+def poem() -> Recipe:
+    """Looks again after each update and teaches those who are reliable now; source and adapt branch answer together.
+
+    Paper: Yi et al., "POEM: Explore Unexplored Reliable Samples to Enhance Test-Time Adaptation", Algorithm 1.
+    Reference code: ycarobot/POEM (no licence; cannot run).
+    Differs: two updates at most (the text; the algorithm's bound allows three); an empty set ends the batch; both
+    gradients come from one look; the threshold follows the number of classes; eval mode throughout.
+    """
+    return Recipe(
+        parameters=SHALLOW,
+        select=EntropyBelow(0.4),
+        lr=DOUBLED,
+        explore=Explore(2),
+        branch=AdaptBranch(),
+        readout=Readout("last"),
+    )
+
+
+def poem_official() -> Recipe:
+    """What the authors' code does for single and mixed shifts, with its mistakes mended.
+
+    Paper: Yi et al., as `poem`; the selection, weights and reset are in the code alone.
+    Reference code: ycarobot/POEM, methods/POEM.py (no licence; cannot run).
+    Differs: PLPD and the redundancy test read the mixture throughout (the code reads the source branch in places), and
+    PLPD has one permutation per image per batch; the branch minimises the cross-entropy of its own logits to the
+    mixture's label (the code raises a probability: the branch's of its own label, then the mixture's of the mixture's);
+    both groups step from one pass (the code looks and selects again in between); gradients do not leak between the
+    groups; the first batch teaches the branch too; the loss average is kept; a batch that resets answers after its
+    update (the code: before); sets are compared instead of their sizes; a reset clears both optimisers and the average
+    prediction; the threshold follows the number of classes; eval mode throughout.
+    """
+    return replace(
+        poem(),
+        select=EntropyBelow(0.4) & PLPDAbove(0.2) & NotRedundant(0.2),
+        weigh=FirstRound(ByEntropy(0.4) + ByPLPD()),
+        recover=LossAverageBelow(0.2, of="first"),
+        branch=AdaptBranch(combine="logits"),
+    )
+
+
+def poem_official_v2() -> Recipe:
+    """What the authors' code does for batch size 1 and label shift, with its mistakes mended.
+
+    Paper: Yi et al., as `poem`; the selection and weights are in the code alone.
+    Reference code: ycarobot/POEM, methods/POEMv2.py (no licence; cannot run).
+    Differs: as `poem-official` in PLPD, the mixture's label for the branch, one pass for both groups, gradients, sets,
+    the number of classes and eval mode; nothing selected means no step, where the code lowers the whole batch's
+    entropy; a small loss is a loss like any other, where the code makes no update and answers with the source branch.
+    """
+    return replace(
+        poem(),
+        select=EntropyBelow(0.4, first=0.5) & PLPDAbove(0.2),
+        weigh=FirstRound(ByEntropy(0.4) + ByPLPD()),
+        branch=AdaptBranch(combine="logits"),
+    )
+
+
+BASES: dict[str, Callable[[], Recipe]] = {
+    "source": source,
+    "bn": bn,
+    "tent": tent,
+    "tent-filtered": tent_filtered,
+    "eta": eta,
+    "eata": eata,
+    "sar": sar,
+    "deyo": deyo,
+    "roid": roid,
+    "memo": memo,
+    "cotta": cotta,
+    "rdumb": rdumb,
+    "lame": lame,
+    "poem": poem,
+    "poem-official": poem_official,
+    "poem-official-v2": poem_official_v2,
+}
+GROWING = ("tent", "tent-filtered", "eta", "eata", "sar", "deyo", "roid", "memo", "cotta", "rdumb")
+"""Bases that learn, and so can take POEM's parts."""
+
+
+def with_poem(base: Recipe) -> Recipe:
+    """Exploration and the adapt branch on top of a base."""
+    return with_branch(with_exploration(base))
+
+
+def with_exploration(base: Recipe) -> Recipe:
+    """POEM-I: the base's own selection, asked again after each update; answers after the last."""
+    return replace(base, select=_telling(base), explore=Explore(2), readout=replace(base.readout, look="last"))
+
+
+def with_branch(base: Recipe) -> Recipe:
+    """POEM-II: the adapt branch, taught by the base's own selection; answers after the update."""
+    return replace(base, select=_telling(base), branch=AdaptBranch(), readout=replace(base.readout, look="last"))
+
+
+def _telling(base: Recipe) -> Select:
+    """The base's selection, or the entropy filter where Tent has none: everyone leaves nothing to explore."""
+    everyone = base.select == Everyone() and base.views is None and base.teacher is None
+    return EntropyBelow(0.4) if everyone else base.select
+
+
+def iterated(base: Recipe) -> Recipe:
+    """The base's update twice, on the samples of its first look; answers after the last."""
+    return replace(base, explore=Repeat(2), readout=replace(base.readout, look="last"))
+
+
+SUFFIXES: dict[str, Callable[[Recipe], Recipe]] = {
+    "+poem": with_poem,
+    "+poem-i": with_exploration,
+    "+poem-ii": with_branch,
+    "*": iterated,
+}
+
+
+def recipe(name: str, preset: Preset = "imagenet") -> Recipe:
+    """The recipe of a method by name: a base, or a base with `+poem`, `+poem-i`, `+poem-ii` or `*`."""
+    base, suffix = _parsed(name)
+    if base and name not in methods():
+        raise ValueError(f"{base} has nothing for {suffix!r} to build on; it goes with {' '.join(GROWING)}")
+    if not base:
+        near = difflib.get_close_matches(name.lower(), methods(), n=3, cutoff=0.5)
+        hint = f" Did you mean {' or '.join(near)}?" if near else ""
+        raise ValueError(f"unknown method {name!r}.{hint} Methods: {' '.join(BASES)}; suffixes: {' '.join(SUFFIXES)}")
+    found = preset_values(BASES[base](), base, preset)
+    return SUFFIXES[suffix](found) if suffix else found
+
+
+def methods(pattern: str = "*") -> list[str]:
+    """Names of all methods, bases first, or those that match a pattern such as `'sar*'`."""
+    grown = [f"{base}{suffix}" for base in GROWING for suffix in SUFFIXES]
+    names = [*BASES, *grown]
+    return names if pattern == "*" else [name for name in names if fnmatchcase(name, pattern)]
+
+
+def preset_values(base: Recipe, name: str, preset: Preset) -> Recipe:
+    """A base with another data set's published constants: Adam at 0.001 and looser filters on CIFAR.
+
+    `"cifar10"` is another name of `"cifar"`.
+
+    Paper: the configurations of tent, cotta and the online-TTA benchmark of Marsden et al. for CIFAR-10-C and -100-C.
+    """
+    if preset == "imagenet":
+        return base
+    if preset not in get_args(Preset):
+        near = difflib.get_close_matches(str(preset), get_args(Preset), n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"expected preset imagenet, cifar or cifar100, got {preset!r}{hint}")
+    ten = preset != "cifar100"
+    cosine = 0.4 if ten or name == "rdumb" else 0.1
+    if name in ("source", "bn", "lame"):
+        return base
+    if name == "memo":
+        return replace(base, lr=0.005, views=AugMix(views=32, pre="crop"))
+    changed = replace(base, lr=0.001) if name == "sar" else replace(base, lr=0.001, step=Adam())
+    if name in ("eta", "eata", "rdumb"):
+        changed = replace(changed, select=EntropyBelow(0.4) & NotRedundant(cosine))
+    if name == "eata":
+        changed = replace(changed, minimise=Entropy() + FisherAnchor(1.0))
+    if name == "cotta":
+        teacher = MeanTeacher(unsure=0.92 if ten else 0.72)
+        follow = FollowTeacher(symmetric=False)
+        changed = replace(changed, teacher=teacher, minimise=follow, recover=StochasticRestore(0.01))
+    return changed
+
+
+def describe(name: str) -> str:
+    """What a method does, its paper, reference code and differences, as its docstring says."""
+    recipe(name)
+    base, suffix = _parsed(name)
+    text = inspect.cleandoc(BASES[base].__doc__ or "")
+    if suffix:
+        added = inspect.cleandoc(SUFFIXES[suffix].__doc__ or "")
+        text = f"{base} with this on top: {added}\n\n{base}: {text}"
+    return text
+
+
+def _parsed(name: str) -> tuple[str, str]:
+    """Base and suffix of a name, both empty where it is none."""
+    if name in BASES:
+        return name, ""
+    fits = (ending for ending in SUFFIXES if name.endswith(ending) and name.removesuffix(ending) in BASES)
+    suffix = next(fits, "")
+    return (name.removesuffix(suffix), suffix) if suffix else ("", "")

@@ -1,0 +1,168 @@
+"""Tar files read in place; compressed ones are unpacked once, to one plain tar, whole or not at all.
+
+Nothing is ever extracted by the names inside an archive: images are read from the tar at their offset.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import hashlib
+import logging
+import lzma
+import os
+import re
+import tarfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from poem._util.files import read_bytes, whole_file
+
+log = logging.getLogger("poem")
+
+LARGEST = 1 << 30
+"""Bytes of one image file; no image that `loading/decode.py` takes is larger, and it is read into memory whole."""
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+
+_MAGIC: dict[bytes, Callable[..., Any]] = {b"\xfd7zXZ\x00": lzma.open, b"\x1f\x8b": gzip.open, b"BZh": bz2.open}
+
+
+def plain_tar(path: Path, cache: Path | None = None) -> Path:
+    """The tar itself, or, for a compressed one, its unpacked copy.
+
+    xz, gz and bz2 have no random access, so the tar is unpacked once: to `cache`, else to the folder named by
+    POEM_CACHE, else beside the archive, if that folder is not marked read-only. The copy appears under its name only
+    when it is complete. One that grows beyond `unpacked_limit` is refused.
+    """
+    with path.open("rb") as file:
+        head = file.read(6)
+    opener = next((opener for magic, opener in _MAGIC.items() if head.startswith(magic)), None)
+    if opener is None:
+        return path
+    named = cache or (Path(os.environ["POEM_CACHE"]) if os.environ.get("POEM_CACHE") else None)
+    folder = named or path.parent
+    stat = path.stat()
+    key = hashlib.sha256(f"{path.resolve()}|{stat.st_size}|{stat.st_mtime_ns}".encode()).hexdigest()[:12]
+    place = folder / f"{path.name.split('.')[0]}-{key}.tar"
+    if place.exists():
+        return place
+    if named is None and not _writable(folder):
+        raise ValueError(
+            f"{path.name} is compressed and must be unpacked once, but {folder} cannot be written; "
+            "set POEM_CACHE to a folder with room"
+        )
+    log.warning("unpacking %s once, to %s", path, place)
+    try:
+        with opener(path, "rb") as packed, whole_file(place) as file:
+            _copy(packed, file, path, unpacked_limit(stat.st_size))
+    except (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile) as error:
+        raise ValueError(f"{path} is cut short or damaged ({error}); copy it again") from error
+    except OSError as error:
+        raise ValueError(
+            f"could not unpack {path} to {folder}: {error}; set POEM_CACHE to a folder with room"
+        ) from error
+    return place
+
+
+def unpacked_limit(size: int) -> int:
+    """How many bytes an archive of a size may unpack to: POEM_MAX_UNPACKED, else 20 times its size and at least 1 GiB.
+
+    Images are compressed already, so a tar of them hardly shrinks; one that grows a thousandfold would fill the disk.
+    """
+    stated = os.environ.get("POEM_MAX_UNPACKED", "").strip()
+    if not stated:
+        return max(1 << 30, 20 * size)
+    found = re.fullmatch(r"(\d+)\s*([KMGT]?)B?", stated, re.IGNORECASE)
+    if found is None:
+        raise ValueError(f"expected POEM_MAX_UNPACKED as a number of bytes, such as 200G, got {stated!r}")
+    return int(found[1]) * _UNITS[found[2].upper()]
+
+
+def megabytes(size: int) -> str:
+    """A number of bytes for a message."""
+    return f"{size / 10**6:,.1f} MB"
+
+
+def _copy(packed: IO[bytes], file: IO[bytes], path: Path, most: int) -> None:
+    """Unpack piece by piece, up to a limit."""
+    total = 0
+    while piece := packed.read(1 << 20):
+        total += len(piece)
+        if total > most:
+            raise ValueError(
+                f"{path} unpacks to more than {megabytes(most)}, from {megabytes(path.stat().st_size)}; if you trust "
+                "it, set POEM_MAX_UNPACKED to the bytes to allow, such as 200G"
+            )
+        file.write(piece)
+
+
+def _writable(folder: Path) -> bool:
+    """Whether we may write there, and its owner means it to be written: root may write to folders marked read-only."""
+    return os.access(folder, os.W_OK) and bool(folder.stat().st_mode & 0o222)
+
+
+def index(path: Path) -> tuple[list[str], NDArray[np.int64]]:
+    """Names of the files in a plain tar, and (n, 2) where each starts and how long it is."""
+    names: list[str] = []
+    spans: list[tuple[int, int]] = []
+    end = 0
+    try:
+        with tarfile.open(path, "r:") as tar:
+            for member in tar:
+                if member.isreg() and not member.issparse():
+                    names.append(member.name)
+                    spans.append((member.offset_data, member.size))
+                tar.members = []  # type: ignore[attr-defined]  # it would otherwise keep every header
+                end = member.offset_data + (member.size + 511) // 512 * 512
+        with path.open("rb") as file:  # tarfile stops without a word at a damaged header: a whole tar ends in zeros
+            file.seek(end)
+            if file.read(512) != bytes(512):
+                raise tarfile.TarError(f"it breaks off after {len(names)} files")
+    except (tarfile.TarError, EOFError) as error:
+        raise ValueError(f"{path} is no whole tar archive ({error}); copy it again") from error
+    return names, np.array(spans, np.int64).reshape(-1, 2)
+
+
+class TarStore:
+    """Files of one plain tar."""
+
+    def __init__(self, path: Path, names: list[str], spans: NDArray[np.int64]) -> None:
+        self.path, self.spans = path, spans
+        self.names = np.array([os.fsencode(name) for name in names])
+
+    def read(self, at: int) -> bytes:
+        """The bytes of one file."""
+        start, size = (int(number) for number in self.spans[at])
+        with self.path.open("rb") as file:
+            file.seek(start)
+            if size > LARGEST:
+                raise OSError(f"expected at most {LARGEST} bytes, got {size}")
+            return file.read(size)
+
+    def where(self, at: int) -> str:
+        """Archive and name inside it."""
+        return f"{self.path.name}:{os.fsdecode(bytes(self.names[at]))}"
+
+
+class FolderStore:
+    """Files under one folder."""
+
+    def __init__(self, root: Path, names: list[str]) -> None:
+        self.root = root
+        self.names = np.array([os.fsencode(name) for name in names])  # bytes: a sixth of a list of strings
+
+    def read(self, at: int) -> bytes:
+        """The bytes of one file."""
+        return read_bytes(self._path(at), LARGEST)
+
+    def where(self, at: int) -> str:
+        """The file's path."""
+        return str(self._path(at))
+
+    def _path(self, at: int) -> Path:
+        return self.root / os.fsdecode(bytes(self.names[at]))

@@ -1,0 +1,1 @@
+"""From indices to batches of tensors."""

@@ -1,0 +1,265 @@
+"""Which domains are visited when: every scenario of the papers as an `Order`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from poem.streams.orders.within_domain import (
+    SHUFFLED,
+    Dirichlet,
+    Indices,
+    LabelShift,
+    Sorted,
+    Within,
+    generator,
+)
+from poem.streams.shift import CLEAN, CORRUPTIONS, Shift, nearest, whole
+
+
+@dataclass(frozen=True)
+class Visit:
+    """One stop of an order: its domains (several are pooled), and whether the adapter starts afresh there."""
+
+    shifts: tuple[Shift, ...]
+    reset: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Segment:
+    """A stretch of stream: indices in order of arrival, and the shift of each."""
+
+    shifts: tuple[Shift, ...]
+    indices: Indices
+    reset: bool
+    which: Indices
+    """(T,) position in `shifts` of every index; zeros where there is one shift."""
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    @property
+    def shift(self) -> Shift:
+        """The one domain of this stretch."""
+        if len(self.shifts) != 1:
+            raise ValueError(f"expected one domain, got {len(self.shifts)} in this segment; see .shifts and .which")
+        return self.shifts[0]
+
+    def cut(self, size: int) -> Iterator[Segment]:
+        """Batches of `size`; the last one is as long as what is left. Only the first can ask for a reset."""
+        if size < 1:
+            raise ValueError(f"expected a batch size >= 1, got {size}")
+        for at in range(0, len(self), size):
+            here = slice(at, at + size)
+            yield Segment(self.shifts, self.indices[here], self.reset and at == 0, self.which[here])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """Visits and an arrangement, before any data is in sight: printable, comparable, saved in every card."""
+
+    name: str
+    visits: tuple[Visit, ...]
+    within: Within = SHUFFLED
+    seed: int = 0
+    batch_size: int | None = None
+    """Prescribed by the scenario, where it does."""
+
+    def __post_init__(self) -> None:
+        if not self.visits or not all(visit.shifts for visit in self.visits):
+            raise ValueError(f"expected at least one domain to visit, got none for {self.name}; name corruptions")
+        seed = whole(self.seed)
+        if seed is None:
+            raise TypeError(f"expected an integer seed, got {self.seed!r}")
+        object.__setattr__(self, "seed", seed)
+
+    def over(self, labels: int | Sequence[int] | Indices) -> Iterator[Segment]:
+        """Segments over one domain's labels (or its number of images, where the arrangement needs no labels)."""
+        if isinstance(labels, int | np.integer):
+            if self.within.needs_labels:
+                raise TypeError(f"expected labels, got the number {labels}; {self.within} arranges by class")
+            labels = np.zeros(int(labels), np.int64)
+        labels = np.asarray(labels)
+        if labels.ndim != 1 or len(labels) == 0:
+            raise ValueError(f"expected labels of shape (n,), n >= 1, got {labels.shape}")
+        visited: Counter[str] = Counter()
+        for visit in self.visits:
+            key = "+".join(shift.corruption for shift in visit.shifts)
+            rng = generator(self.seed, self.name, key, visited[key])
+            visited[key] += 1
+            pooled = self.within(np.tile(labels, len(visit.shifts)), rng, self.seed)
+            which, indices = np.divmod(pooled, len(labels))
+            yield Segment(visit.shifts, indices, visit.reset, which)
+
+    def count(self, images: int, classes: int = 1) -> int:
+        """Samples in the whole stream, for a domain of that many images and classes."""
+        return sum(self.within.count(images * len(visit.shifts), classes) for visit in self.visits)
+
+    def describe(self) -> dict[str, Any]:
+        """What a card says of an order."""
+        shifts = list(dict.fromkeys(shift for visit in self.visits for shift in visit.shifts))
+        resets = sum(visit.reset for visit in self.visits)
+        arranged = "" if self.within == SHUFFLED else f", {self.within}"
+        every = "at each domain" if resets == len(self.visits) > 1 else "at the start"
+        return {
+            "order": f"{self.name}{arranged}; {len(self.visits)} segments, reset {every}",
+            "seed": self.seed,
+            "corruptions": tuple(dict.fromkeys(shift.corruption for shift in shifts)),
+            "severity": tuple(sorted({shift.severity for shift in shifts})),
+        }
+
+
+def _shifts(corruptions: Iterable[str | Shift], severity: int) -> tuple[Shift, ...]:
+    if isinstance(corruptions, str | Shift):
+        corruptions = (corruptions,)
+    return tuple(
+        name if isinstance(name, Shift) else CLEAN if name == "clean" else Shift(name, severity) for name in corruptions
+    )
+
+
+def _after_another(shifts: Iterable[Shift]) -> tuple[Visit, ...]:
+    return tuple(Visit((shift,), reset=at == 0) for at, shift in enumerate(shifts))
+
+
+Names = Iterable[str | Shift]
+
+
+def single(corruptions: Names = CORRUPTIONS, *, severity: int = 5, seed: int = 0, within: Within = SHUFFLED) -> Order:
+    """One shift at a time, a fresh adapter for each (the papers' "normal" or "mild" setting)."""
+    visits = tuple(Visit((shift,), reset=True) for shift in _shifts(corruptions, severity))
+    return Order(name="single", visits=visits, within=within, seed=seed)
+
+
+def continual(
+    corruptions: Names = CORRUPTIONS, *, severity: int = 5, seed: int = 0, within: Within = SHUFFLED
+) -> Order:
+    """One shift after another, reset before the first only."""
+    return Order(name="continual", visits=_after_another(_shifts(corruptions, severity)), within=within, seed=seed)
+
+
+def gradual(
+    corruptions: Names = CORRUPTIONS, *, first_descends: bool = False, seed: int = 0, within: Within = SHUFFLED
+) -> Order:
+    """Each corruption swells and fades, severities 1 2 3 4 5 4 3 2 1; never reset after the start.
+
+    With `first_descends` the first corruption starts at its peak, 5 4 3 2 1 (CoTTA's variant).
+    """
+    names = [shift.corruption for shift in _shifts(corruptions, 5)]
+    if "clean" in names:
+        raise ValueError("expected corruptions, got clean data, which has no severities to walk through")
+    shifts = [
+        Shift(name, severity)
+        for at, name in enumerate(names)
+        for severity in ((5, 4, 3, 2, 1) if first_descends and at == 0 else (1, 2, 3, 4, 5, 4, 3, 2, 1))
+    ]
+    name = "gradual-cotta" if first_descends else "gradual"
+    return Order(name=name, visits=_after_another(shifts), within=within, seed=seed)
+
+
+def mixed(corruptions: Names = CORRUPTIONS, *, severity: int = 5, seed: int = 0, within: Within = SHUFFLED) -> Order:
+    """All shifts pooled into one stream, arranged as a whole."""
+    visits = (Visit(_shifts(corruptions, severity), reset=True),)
+    return Order(name="mixed", visits=visits, within=within, seed=seed)
+
+
+def recurring(
+    corruptions: Names = CORRUPTIONS,
+    *,
+    cycles: int = 20,
+    severity: int = 5,
+    seed: int = 0,
+    within: Within = SHUFFLED,
+) -> Order:
+    """The same shifts again and again, in the same order, each visit arranged anew, without a reset (PeTTA)."""
+    if cycles < 1:
+        raise ValueError(f"expected cycles >= 1, got {cycles}")
+    shifts = _shifts(corruptions, severity) * cycles
+    return Order(name="recurring", visits=_after_another(shifts), within=within, seed=seed)
+
+
+def correlated(
+    corruptions: Names = CORRUPTIONS,
+    *,
+    delta: float | None = None,
+    minimum: int = 10,
+    severity: int = 5,
+    seed: int = 0,
+) -> Order:
+    """Continual, with labels correlated in time: sorted by class, or Dirichlet with concentration `delta`.
+
+    For other mixtures pass the arrangement yourself: `mixed(within=Dirichlet(0.01))`.
+    """
+    within: Within = Sorted() if delta is None else Dirichlet(delta, minimum)
+    visits = _after_another(_shifts(corruptions, severity))
+    return Order(name="correlated", visits=visits, within=within, seed=seed)
+
+
+def imbalanced(
+    corruptions: Names = CORRUPTIONS,
+    *,
+    imbalance: float = 500_000,
+    length: int | None = None,
+    severity: int = 5,
+    seed: int = 2022,
+) -> Order:
+    """SAR's online label shift at every corruption, a fresh adapter for each; see `label_shift`."""
+    visits = tuple(Visit((shift,), reset=True) for shift in _shifts(corruptions, severity))
+    return Order(name="label-shift", visits=visits, within=LabelShift(imbalance, length), seed=seed)
+
+
+def one_by_one(
+    corruptions: Names = CORRUPTIONS, *, severity: int = 5, seed: int = 0, within: Within = SHUFFLED
+) -> Order:
+    """One shift at a time, and one image at a time."""
+    visits = tuple(Visit((shift,), reset=True) for shift in _shifts(corruptions, severity))
+    return Order(name="one-by-one", visits=visits, within=within, seed=seed, batch_size=1)
+
+
+def forgetting(
+    corruptions: Names = CORRUPTIONS, *, severity: int = 5, seed: int = 0, within: Within = SHUFFLED
+) -> Order:
+    """Continual, with the clean data as a domain of its own after every shift: what was forgotten? (EATA)."""
+    shifts = [each for shift in _shifts(corruptions, severity) for each in (shift, CLEAN)]
+    return Order(name="forgetting", visits=_after_another(shifts), within=within, seed=seed)
+
+
+SCENARIOS: dict[str, Callable[..., Order]] = {
+    "single": single,
+    "continual": continual,
+    "gradual": gradual,
+    "mixed": mixed,
+    "recurring": recurring,
+    "correlated": correlated,
+    "label-shift": imbalanced,
+    "one-by-one": one_by_one,
+    "forgetting": forgetting,
+}
+
+
+def scenario(name: str, **settings: Any) -> Order:
+    """An order by name, such as `scenario("gradual", seed=1)`."""
+    if name not in SCENARIOS:
+        raise ValueError(f"unknown scenario {name!r}; {nearest(name, SCENARIOS)}")
+    return SCENARIOS[name](**settings)
+
+
+def joined(segments: Iterable[Segment]) -> Iterator[Segment]:
+    """The same stream with segments run together up to the next reset, so that batches cross the borders of domains."""
+    run: list[Segment] = []
+    for segment in segments:
+        if segment.reset and run:
+            yield _one(run)
+            run = []
+        run.append(segment)
+    if run:
+        yield _one(run)
+
+
+def _one(run: list[Segment]) -> Segment:
+    shifts = tuple(dict.fromkeys(shift for segment in run for shift in segment.shifts))
+    places = [np.array([shifts.index(shift) for shift in segment.shifts], np.int64)[segment.which] for segment in run]
+    return Segment(shifts, np.concatenate([each.indices for each in run]), run[0].reset, np.concatenate(places))

