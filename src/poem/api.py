@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from poem.accelerate.capture import Fast
 from poem.adapter import Adapter
 from poem.engine import input_checks as checks
-from poem.engine.network import Precision
+from poem.engine.precision import Precision
+from poem.parts.base import Need
+from poem.parts.objective import FisherAnchor
 from poem.recipes.methods import Preset, recipe
 from poem.recipes.recipe import ALIASES, FIELDS, Recipe
 
@@ -94,10 +96,13 @@ def adapt(
             split=split, seed=seed, precision=precision, fast=fast, compile=compile,
             logits=logits,
         )  # fmt: skip
-        if adapter.recipe.minimise.anchored and source_data is not None:
+        waiting = adapter.recipe.first_with(Need.SOURCE_DATA)
+        if waiting is not None and source_data is not None:
             adapter.prepare(source_data)
-        elif adapter.recipe.minimise.anchored:
+        elif isinstance(waiting, FisherAnchor):
             log.warning("%s has no source_data for its Fisher anchor and runs as ETA", name)
+        elif waiting is not None:
+            raise ValueError(f"{waiting!r} of {name} needs source images; pass source_data=")
         if example is not None:
             with adapter.frozen():
                 adapter(example)

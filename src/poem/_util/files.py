@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-SCHEMA = 2
+SCHEMA = 3
 PART = r"\.(?P<process>\d+)-[0-9a-f]{16}\.part"
 """How the name of a temporary file ends, with the id of the process that writes it."""
 TEXT = 64 << 20

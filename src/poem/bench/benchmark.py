@@ -22,7 +22,7 @@ from poem.bench.metrics import ECE, NLL, Accuracy, NonFinite
 from poem.bench.opening import Data, Loaded, Place, load_model, source_images
 from poem.bench.result import Report
 from poem.bench.run_stream import Delay, Run, SameBatches
-from poem.engine.network import Precision
+from poem.engine.precision import Precision
 from poem.recipes.recipe import Recipe
 from poem.recipes.text import written
 from poem.streams.datasets import Stream
@@ -223,7 +223,7 @@ def measure(
 
         run = Run(adapter, delay=delay, before=look if "gradients" in cell.probes else None)
         try:
-            if adapter.recipe.minimise.anchored and cell.source_images:
+            if adapter.recipe.uses_source_data and cell.source_images:
                 adapter.prepare(source_images(cell, loaded.base, place))
             card = _card(described, loaded, adapter)
             for answered in run.over(stream):
@@ -295,7 +295,7 @@ def _notes(cell: Cell, adapter: Adapter, stream: Stream, tally: Tally) -> Iterat
         yield f"{tally.nonfinite} of {tally.n} answers were not finite (NaN or Inf); they count as wrong"
     if tally.left_out:
         yield f"left out, for they are not finite: {', '.join(tally.left_out)}"
-    if adapter.recipe.minimise.anchored and not adapter.preparation["forwards"]:
+    if adapter.recipe.uses_source_data and not adapter.preparation["forwards"]:
         yield f"{cell.method} without source images: no anchor, as ETA"
     if cell.eta and cell.ratio == "measured":
         yield "which batches were missed depends on the clock: other runs will differ"

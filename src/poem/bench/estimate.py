@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from poem import zoo
 from poem.bench.cell import Cell, Pairs
 from poem.bench.result import Report
+from poem.parts.base import Part
 from poem.recipes.recipe import Recipe
 from poem.streams.datasets.named_sets import TREES
 
@@ -45,21 +47,46 @@ def images(cell: Cell) -> int:
     return cell.order().count(whole if cell.n is None else min(cell.n, whole), classes)
 
 
-def passes(recipe: Recipe) -> float:
-    """Plain forward passes that an image costs with a recipe, at most: exploring may end early."""
-    learning = recipe.explore.updates if recipe.learns else 0
+class Rows(NamedTuple):
+    """Rows of forward and backward passes per image of a batch."""
+
+    forward: float
+    backward: float
+
+
+def rows(recipe: Recipe) -> Rows:
+    """Rows that one image of a stream costs with a recipe, at most: exploring may end early."""
+    which, learning = recipe.readout.which, recipe.explore.updates if recipe.learns else 0
     seen = float(getattr(recipe.views, "views", 1)) if learning else 1.0
-    asked = 1.0 if recipe.select.passes else 0.0
-    beside = 3.0 if recipe.minimise.augments else 0.0  # a copy of the image, there and back
-    found = seen + (learning - 1) * seen if learning else seen  # the looks that teach
-    found += learning * (asked + beside + 2 * seen)
-    if recipe.step.climbs:
-        found += learning * (asked + beside + 3 * seen)
-    if recipe.teacher is not None:  # a teacher that is often unsure looks at copies; the source is asked in any case
-        found += 1 + (recipe.teacher.copies if recipe.teacher.unsure > 0.5 else 1)
-    if learning and (recipe.readout.look == "last" or recipe.views is not None):
-        found += 1  # the answer
-    return found * (BRANCHED if recipe.branch is not None else 1.0)
+    selecting, weighing, losing = (_further(part) for part in (recipe.select, recipe.weigh, recipe.minimise))
+    forward, backward = seen, 0.0
+    if recipe.teacher is not None and (learning or which == "teacher"):
+        forward += recipe.teacher.passes
+    for done in range(1, learning + 1):
+        selects = done == 1 or recipe.explore.reselect
+        if recipe.views is not None and (which == "before-last" or (which == "first" and done == 1)):
+            forward += 1
+        for first in (True, False) if recipe.step.perturbs else (True,):
+            asked = {**(selecting if selects or not first else {}), **weighing}  # a cached pass is made once
+            further = [*asked.values(), *losing.values()]
+            forward += sum(each[0] for each in further) + (0.0 if first else seen)
+            backward += sum(each[1] for each in further) + seen
+        if done < learning:
+            forward += seen
+        elif which == "last":
+            forward += 1
+    return Rows(forward, backward)
+
+
+def _further(part: Part) -> dict[object, tuple[int, int]]:
+    """Further passes of a part and those inside it, by the key they are cached under."""
+    return {key: passes for _, each in part.places for key, passes in each.further_passes.items()}
+
+
+def passes(recipe: Recipe) -> float:
+    """Plain forward passes that an image costs with a recipe, at most; an image that goes back counts as two."""
+    found = rows(recipe)
+    return (found.forward + 2 * found.backward) * (BRANCHED if recipe.branch is not None else 1.0)
 
 
 def kind_of(base: str) -> str:

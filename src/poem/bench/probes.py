@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from poem.bench.metrics import predicted
-from poem.engine.accounting import Batchwise
+from poem.engine.accounting import BatchRecord
 
 Floats = NDArray[np.float64]
 Truths = NDArray[np.bool_]
@@ -44,7 +44,7 @@ class Sight:
     """Potentially reliable: not low at the first look, selected at a later one."""
 
     @classmethod
-    def of(cls, entry: Batchwise, logits: Tensor, labels: Tensor, threshold: float | None) -> Sight | None:
+    def of(cls, entry: BatchRecord, logits: Tensor, labels: Tensor, threshold: float | None) -> Sight | None:
         """From an adapter's account of a batch, its answers and the truth; None where it looked at no single image."""
         looks = entry.first_logits.cpu().double()
         if len(looks) != len(labels):
@@ -256,7 +256,7 @@ class Probes:
         self._by_size: dict[str, Any] = {}  # what needs the number of classes, known with the first batch
         self._threshold: float | None = None
 
-    def update(self, entry: Batchwise, logits: Tensor, labels: Tensor, norms: Tensor | None = None) -> None:
+    def update(self, entry: BatchRecord, logits: Tensor, labels: Tensor, norms: Tensor | None = None) -> None:
         """Take in a batch: the adapter's account of it, its answers (B, C), the truth (B,), and gradient norms (B,)."""
         if not self._by_size:
             self._begin(logits.shape[1])

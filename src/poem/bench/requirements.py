@@ -142,7 +142,7 @@ def _files(cell: Cell, place: Place, shift: Shift) -> None:
 
 def _anchored(cell: Cell) -> bool:
     try:
-        return bool(cell.source_images) and cell.recipe().minimise.anchored
+        return bool(cell.source_images) and cell.recipe().uses_source_data
     except (ValueError, TypeError):  # no such recipe: the cell itself will say so
         return False
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from poem._util.caching import fingerprint
 from poem.adapter import Adapter
-from poem.engine.accounting import Batchwise
+from poem.engine.accounting import BatchRecord
 from poem.streams.orders import Segment
 
 
@@ -31,7 +31,7 @@ class Answered:
     """(B,)."""
     segment: Segment | None
     """Its stretch of the order, where the stream has one."""
-    entry: Batchwise | None
+    entry: BatchRecord | None
     """The adapter's own account; None for a batch that was missed."""
 
 

@@ -72,10 +72,10 @@ def _hint(what: str, pattern: str, known: Mapping[str, str]) -> str:
 def named(what: str) -> dict[str, str]:
     """Everything of a kind: its name and a line about it."""
     if what == "methods":
-        from poem.recipes.methods import BASES, GROWING, describe
+        from poem.recipes.methods import HOSTS, METHODS, describe
 
-        lines = {name: describe(name).splitlines()[0] for name in BASES}
-        return lines | {base + suffix: words.format(base) for base in GROWING for suffix, words in GROWN.items()}
+        lines = {name: describe(name).splitlines()[0] for name in METHODS}
+        return lines | {host + suffix: words.format(host) for host in HOSTS for suffix, words in GROWN.items()}
     if what == "parts":
         return _parts()
     if what == "corruptions":
@@ -106,7 +106,7 @@ def _parts() -> dict[str, str]:
 
     kinds = [kind for name in parts.__all__ if isinstance(kind := getattr(parts, name), type)]
     built_on = {base for kind in kinds for base in kind.__mro__[1:]}
-    handed = (parts.Batch, parts.Lesson, parts.Look)
+    handed = (parts.Batch, parts.Outputs, parts.Selected, parts.Update, parts.Outcome)
     words = [kind for kind in kinds if is_dataclass(kind) and kind not in built_on and kind not in handed]
     return {kind.__name__: (kind.__doc__ or "").strip().splitlines()[0] for kind in words}
 

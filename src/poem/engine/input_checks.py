@@ -268,7 +268,7 @@ def state(new: Any, mine: dict[str, Any]) -> None:
         ("mean", "pass the same mean="),
         ("std", "pass the same std="),
         ("mask", "pass the same classes="),
-        ("fisher", "pass the same source_data="),
+        ("prepared", "pass the same source_data="),
     ):
         if key not in new or new[key] != mine[key]:
             raise ValueError(f"{_difference(key, mine[key], new.get(key))}; {remedy}")

@@ -1,11 +1,16 @@
-"""The words that recipes are made of, one file per question.
+"""The parts that recipes are made of, one file per question.
 
 For example `Recipe(select=EntropyBelow(0.5) & PLPDAbove(0.1), weigh=ByEntropy(0.4))`.
 """
 
+from __future__ import annotations
+
+from typing import Any
+
 from poem.parts.augment import Augment, AugMix, Jitter
-from poem.parts.base import Batch, Lesson, Look, Memory, Part
+from poem.parts.base import Batch, Forward, Memory, Need, Outcome, Outputs, Part, Selected, Update, inside
 from poem.parts.branch import AdaptBranch
+from poem.parts.destruction import Occlusion, Patches, Pixels
 from poem.parts.exploration import Exploration, Explore, Once, Repeat
 from poem.parts.objective import (
     Consistency,
@@ -28,26 +33,12 @@ from poem.parts.recovery import (
     Recovery,
     StochasticRestore,
 )
-from poem.parts.selection import (
-    ByDiversityAndCertainty,
-    ByEntropy,
-    ByPLPD,
-    Diverse,
-    EntropyBelow,
-    Equal,
-    Everyone,
-    FirstRound,
-    NotRedundant,
-    Occlusion,
-    Patches,
-    Pixels,
-    PLPDAbove,
-    Select,
-    Weigh,
-)
+from poem.parts.selection import Diverse, EntropyBelow, Everyone, NotRedundant, PLPDAbove, Select
 from poem.parts.statistics import FromBatch, Mixed, RunningMean, Source, Statistics
 from poem.parts.step import SAM, SGD, Adam, Step
-from poem.parts.teacher import MeanTeacher
+from poem.parts.teacher import MeanTeacher, Teacher
+from poem.parts.views import View, Views
+from poem.parts.weighting import ByDiversityAndCertainty, ByEntropy, ByPLPD, Equal, FirstRound, Weigh
 
 __all__ = [
     "SAM",
@@ -77,16 +68,16 @@ __all__ = [
     "FirstRound",
     "FisherAnchor",
     "FollowTeacher",
+    "Forward",
     "FromBatch",
     "Jitter",
     "Laplacian",
-    "Lesson",
-    "Look",
     "LossAverageBelow",
     "MarginalEntropy",
     "MeanTeacher",
     "Memory",
     "Mixed",
+    "Need",
     "Never",
     "NormAffine",
     "NotRedundant",
@@ -94,6 +85,8 @@ __all__ = [
     "Objective",
     "Occlusion",
     "Once",
+    "Outcome",
+    "Outputs",
     "PLPDAbove",
     "Parameters",
     "Part",
@@ -105,11 +98,26 @@ __all__ = [
     "Repeat",
     "RunningMean",
     "Select",
+    "Selected",
     "SoftLikelihoodRatio",
     "Source",
     "Statistics",
     "Step",
     "StochasticRestore",
+    "Teacher",
     "Uncorrected",
+    "Update",
+    "View",
+    "Views",
     "Weigh",
+    "inside",
 ]
+_FORMER = {"Look": "Outputs", "Lesson": "Selected"}
+"""Former names, which still work."""
+
+
+def __getattr__(name: str) -> Any:
+    """The part behind a former name."""
+    if name in _FORMER:
+        return globals()[_FORMER[name]]
+    raise AttributeError(f"module 'poem.parts' has no attribute {name!r}")

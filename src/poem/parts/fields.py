@@ -54,6 +54,9 @@ Positive = Annotated[float, Range(above=0)]
 """More than 0."""
 Count = Annotated[int, Range(at_least=1)]
 """An integer, 1 or more."""
+_OF_LN_C = "it is a fraction of ln C, the largest entropy that C classes can have: 40 % of it is EntropyBelow(0.4)"
+Fraction = Annotated[float, Range(at_least=0, at_most=10, hint=_OF_LN_C)]
+"""An entropy as a fraction of ln C."""
 
 
 @dataclass(frozen=True)

@@ -46,15 +46,20 @@ class BatchLayer(Protocol):
 class Statistics(Part):
     """Chooses the mean and variance of each batch-norm layer, at every pass."""
 
-    def start(self, key: str, layer: BatchLayer) -> Memory:
-        """What a layer remembers before the first batch."""
+    @property
+    def only_in_training(self) -> bool:
+        """Whether only passes that are learnt from are remembered, and others normalise with what is remembered."""
+        return False
+
+    def start_layer(self, key: str, layer: BatchLayer) -> Memory:
+        """A layer's memory before the first batch."""
         return {}
 
     @abstractmethod
     def __call__(self, layer: BatchLayer, x: Tensor, mask: Tensor | None, memory: Memory, key: str) -> Tensor:
         """The layer's output for `x`; rows that `mask` leaves out do not enter the statistics."""
 
-    def remember(self, layer: BatchLayer, x: Tensor, mask: Tensor | None, memory: Memory, key: str) -> Memory:
+    def remember_layer(self, layer: BatchLayer, x: Tensor, mask: Tensor | None, memory: Memory, key: str) -> Memory:
         """What the layer should find at the next batch, given what it saw at this one."""
         return {}
 
@@ -120,7 +125,7 @@ class RunningMean(Statistics):
 
     alpha: Share = 0.1
 
-    def start(self, key: str, layer: BatchLayer) -> Memory:
+    def start_layer(self, key: str, layer: BatchLayer) -> Memory:
         """The source's statistics."""
         if layer.source_mean is None or layer.source_var is None:
             return {}
@@ -128,12 +133,12 @@ class RunningMean(Statistics):
 
     def __call__(self, layer: BatchLayer, x: Tensor, mask: Tensor | None, memory: Memory, key: str) -> Tensor:
         """The average, this batch included."""
-        new = self.remember(layer, x, mask, memory, key)
+        new = self.remember_layer(layer, x, mask, memory, key)
         if not new:
             return FromBatch()(layer, x, mask, memory, key)
         return layer.with_moments(x, new[f"{key}.mean"], new[f"{key}.var"])
 
-    def remember(self, layer: BatchLayer, x: Tensor, mask: Tensor | None, memory: Memory, key: str) -> Memory:
+    def remember_layer(self, layer: BatchLayer, x: Tensor, mask: Tensor | None, memory: Memory, key: str) -> Memory:
         """The average moved by this batch."""
         if f"{key}.mean" not in memory:
             return {}

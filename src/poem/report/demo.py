@@ -83,7 +83,7 @@ def text(suite: Suite, found: Table) -> str:
     head = f"accuracy %, mean of {len(suite.columns)} shifts"
     lines = [f"{head:<30}{'answers':<9}" + "".join(f"{bases[group]:>19}" for group in groups)]
     for row, method in methods.items():
-        answers = "after" if recipe(method).readout.look == "last" else "before"
+        answers = "after" if recipe(method).readout.which == "last" else "before"
         if not recipe(method).learns:
             answers = "-"
         cells = [found.get((row, group)) for group in groups]

@@ -1,49 +1,20 @@
-"""What is borrowed: a model, by one caller at a time, and in it the parameters that may move."""
+"""Named parameters of a module tree as one flat vector, and other tensors put in their place for one pass."""
 
 from __future__ import annotations
 
-import os
-import threading
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import cast
-from weakref import WeakKeyDictionary
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from poem.accelerate.weight_casts import Swap
-
+Swap = tuple[nn.Module, str, Tensor]
+"""A module, the name of one of its parameters, and the tensor to put there."""
 HALF = (torch.float16, torch.bfloat16)
 
 
-@dataclass
-class Lease:
-    """Who else uses the model: one call at a time, any number of adapters."""
-
-    lock: threading.RLock = field(default_factory=threading.RLock)
-    borrowers: int = 0
-
-
-_LEASES: WeakKeyDictionary[nn.Module, Lease] = WeakKeyDictionary()
-
-
-def lease(model: nn.Module) -> Lease:
-    """The one lease of this model in this process."""
-    return _LEASES.setdefault(model, Lease())
-
-
-def _unlock_all() -> None:
-    """In a forked process: a thread that held a lock in the parent does not exist here."""
-    for each in _LEASES.values():
-        each.lock = threading.RLock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_unlock_all)
-
-
-class Group:
+class ParameterGroup:
     """Named parameters of a module tree, seen as one flat vector."""
 
     def __init__(self, root: nn.Module, names: Sequence[str]) -> None:
@@ -60,14 +31,14 @@ class Group:
         self._sizes = [parameter.numel() for parameter in self.own]
 
     def refresh(self) -> None:
-        """Read the parameters again where they stand now."""
+        """Read the parameters again from their modules."""
         self._any = next(self._root.parameters(), torch.zeros(0))  # says where the model is
         self.own = [cast(Tensor, places[0][0]._parameters[places[0][1]]) for places in self.places]
         """The parameters themselves."""
 
     @property
     def size(self) -> int:
-        """How many numbers may move."""
+        """How many numbers are adapted."""
         return sum(self._sizes)
 
     def source(self) -> Tensor:
@@ -83,6 +54,32 @@ class Group:
         return {n: piece.view(p.shape) for n, piece, p in zip(self.names, pieces, self.own, strict=True)}
 
     def swaps(self, flat: Tensor) -> list[Swap]:
-        """Where each piece of a flat vector goes, in the precision that the model computes in."""
+        """What to put where for the values of a flat vector, in the precision that the model computes in."""
         pieces = zip(self.named(flat).values(), self.own, self.places, strict=True)
         return [(module, key, piece.to(p.dtype)) for piece, p, places in pieces for module, key in places]
+
+
+@contextmanager
+def swapped(swaps: Sequence[Swap]) -> Iterator[None]:
+    """The given tensors stand where parameters stood, until the block ends."""
+    before = [(module, key, module._parameters[key]) for module, key, _ in swaps]
+    try:
+        for module, key, tensor in swaps:
+            module._parameters[key] = tensor  # type: ignore[assignment]  # a view with a gradient, for one pass
+        yield
+    finally:
+        for module, key, parameter in before:
+            module._parameters[key] = parameter
+
+
+def memory_places(tensors: Sequence[Tensor | None]) -> list[Any]:
+    """Where tensors lie and how they are read there; a sparse one has no single place."""
+    try:  # most models have none, and this is asked at every call
+        return [None if each is None else (each.data_ptr(), each.dtype, each.shape, each.stride()) for each in tensors]
+    except RuntimeError:
+        return [
+            (each.data_ptr(), each.dtype, each.shape, each.stride())
+            if each is not None and each.layout == torch.strided
+            else id(each)
+            for each in tensors
+        ]

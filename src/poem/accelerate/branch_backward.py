@@ -1,7 +1,8 @@
-"""Frozen layers beyond the split, whose way back can be asked for the branch's half alone.
+"""The backward pass of the branch's own loss through its half of the doubled batch alone.
 
-The doubled batch carries both heads. The branch's own lesson has nothing to say about the source's half, but autograd
-does not know that its gradient is zero there; these layers do.
+Precondition: the batch is doubled at the split, so that the gradient of the branch's loss is zero in the source's half,
+and the frozen layers beyond it are convolutions or linear. Effect: these layers skip the source's half. Fallback: the
+whole batch, also where the first gradient so computed differs from the whole one.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from torch import Tensor, nn
 KINDS = (nn.Conv2d, nn.Linear)  # the very types: what a subclass does is not known
 
 
-class Halves:
-    """Layers beyond the split that stand in for their own forward while a batch is doubled."""
+class BranchBackward:
+    """Replaces the forward of frozen layers beyond the split while a batch is doubled."""
 
     def __init__(self, layers: list[nn.Module], doubled: Callable[[], bool]) -> None:
-        self.layers = [_Halved(layer, self) for layer in layers if _simple(layer)]
+        self.layers = [_HalfBackwardLayer(layer, self) for layer in layers if _simple(layer)]
         self.doubled = doubled
-        self.branch_alone = False
+        self.half_only = False
         self.right: bool | None = None  # not yet tried
 
     def gradient(self, ask: Callable[[], Tensor], tolerance: float) -> Tensor:
@@ -44,15 +45,15 @@ class Halves:
 
     @property
     def untried(self) -> bool:
-        """Whether the first lesson is still to come."""
+        """Whether no gradient has been compared yet."""
         return bool(self.layers) and self.right is None
 
     def _half(self, ask: Callable[[], Tensor]) -> Tensor:
-        self.branch_alone = True
+        self.half_only = True
         try:
             return ask()
         finally:
-            self.branch_alone = False
+            self.half_only = False
 
     def patch(self) -> None:
         """Replace the layers' forwards, except where the user or another part of ours did."""
@@ -62,39 +63,39 @@ class Halves:
 
 
 def _simple(layer: nn.Module) -> bool:
-    """Whether its way back is known to the letter."""
+    """Whether the layer's backward is known exactly."""
     odd = isinstance(layer, nn.Conv2d) and (layer.padding_mode != "zeros" or isinstance(layer.padding, str))
     return type(layer) in KINDS and "weight" in layer._parameters and not odd
 
 
-class _Halved:
-    """One layer: the same forward, another way back."""
+class _HalfBackwardLayer:
+    """One layer: the same forward, another backward."""
 
-    def __init__(self, layer: nn.Module, halves: Halves) -> None:
-        self.layer, self._halves = layer, halves
+    def __init__(self, layer: nn.Module, owner: BranchBackward) -> None:
+        self.layer, self._owner = layer, owner
 
     def __call__(self, x: Tensor) -> Tensor:
         own = type(self.layer).forward
-        if not (torch.is_grad_enabled() and x.requires_grad and self._halves.doubled()):
+        if not (torch.is_grad_enabled() and x.requires_grad and self._owner.doubled()):
             answer: Tensor = own(self.layer, x)
             return answer
-        return _Half.apply(x, self.layer, self.layer._parameters["weight"], self._halves)  # type: ignore[no-any-return]
+        return _Half.apply(x, self.layer, self.layer._parameters["weight"], self._owner)  # type: ignore[no-any-return]
 
 
 class _Half(torch.autograd.Function):
     """Gradients of the input alone; of its second half, where that is all that is asked for."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, layer: nn.Module, weight: Tensor, halves: Halves) -> Tensor:
+    def forward(ctx: Any, x: Tensor, layer: nn.Module, weight: Tensor, owner: BranchBackward) -> Tensor:
         ctx.save_for_backward(weight)
-        ctx.layer, ctx.halves, ctx.shape, ctx.dtype = layer, halves, x.shape, x.dtype
+        ctx.layer, ctx.owner, ctx.shape, ctx.dtype = layer, owner, x.shape, x.dtype
         answer: Tensor = type(layer).forward(layer, x)
         return answer
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
         (weight,), gradient, layer = ctx.saved_tensors, gradients[0], ctx.layer
-        rows = len(gradient) // 2 if ctx.halves.branch_alone else 0
+        rows = len(gradient) // 2 if ctx.owner.half_only else 0
         asked, weight = gradient[rows:], weight.to(gradient.dtype)
         if isinstance(layer, nn.Linear):
             found = asked @ weight
