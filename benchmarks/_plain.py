@@ -2,7 +2,7 @@
 
 Written from the paper, for one purpose: a fair opponent. The deep part is deep-copied, norm layers lose their running
 statistics, selected samples are cut out by index, sets are compared on the host, and `torch.optim` steps. It computes
-what the method "poem" computes (tests/test_speed_bench.py holds it to that), and where a choice was open it takes the
+what the method "poem" computes (tests/bench/test_speed.py holds it to that), and where a choice was open it takes the
 faster one: the features before the split are computed once for both branches, frozen weights ask for no gradient, the
 branch's loss goes back through the branch alone, and the last look keeps no graph. With `separate` the two branches are
 two networks that share their shallow modules, each with a forward of its own: the same answers, written more simply.

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import torch
 import toys
+from anatomies import TABLE
 from nets import make_net
-from test_model import TABLE
 
 import poem
 from poem.bench.suites import load

@@ -31,6 +31,11 @@ def images(count: int, seed: int) -> Tensor:
     return ((1 - strength) * (0.5 * colour + 0.5 * quarters) + strength * noise).to(DEVICE)
 
 
+def stream(device: str, batches: int = 6, size: int = 8) -> list[Tensor]:
+    """Different batches of one size."""
+    return list(images(batches * size, seed=1).to(device).split(size))
+
+
 @cache
 def digits() -> tuple[Tensor, Tensor]:
     """All 1797 digits, shuffled once, in [0, 1], and their labels."""

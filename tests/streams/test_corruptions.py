@@ -22,7 +22,7 @@ from poem.streams.corruptions.levels import TABLE
 from poem.streams.corruptions.random_numbers import Draws
 from poem.streams.shift import Shift
 
-REFERENCE: dict[str, Any] = json.loads((Path(__file__).parent / "data" / "corruptions.json").read_text())
+REFERENCE: dict[str, Any] = json.loads((Path(__file__).parents[1] / "data" / "corruptions.json").read_text())
 ALL = CORRUPTIONS + EXTRA
 CERTAIN = sorted({key.split("/")[0] for key in REFERENCE["certain"]})
 CHANCE = sorted({key.split("/")[0] for key in REFERENCE["chance"]})

@@ -17,7 +17,7 @@ from nets import make_net
 import poem
 from poem.parts import Explore, Repeat
 
-BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
 def _script(name: str) -> ModuleType:

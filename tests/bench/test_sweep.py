@@ -190,7 +190,7 @@ def test_a_signal_ends_with_a_summary_and_a_kill_with_no_orphans(
     words = [sys.executable, str(tmp_path / "driver.py"), str(scratch), str(out), kind]
     environment = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")])),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")])),
     }
     process = subprocess.Popen(
         words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 import torch
+from dial import Dial, spots
 from nets import ConvNet, make_net
-from test_ledger import Dial, spots
 from torch import Generator, Tensor, nn
 from torch.nn.functional import cross_entropy
 from toys import images

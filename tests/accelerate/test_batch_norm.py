@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 from nets import make_net
-from test_capture import stream
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import prune
+from toys import stream
 
 import poem
 from poem.accelerate import batch_norm as _fused

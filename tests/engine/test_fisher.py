@@ -1,4 +1,4 @@
-"""Importance is the same however source data comes, and needs some; what it follows is in test_keys.py."""
+"""Importance is the same however source data comes, and needs some; what it follows is in bench/test_keys.py."""
 
 from __future__ import annotations
 

@@ -21,6 +21,7 @@ import toys
 from nets import make_net
 from test_contract import Case, assert_same_answers, assert_same_state
 from torch import Tensor, nn
+from toys import stream
 
 import poem
 import poem.accelerate.capture
@@ -51,11 +52,6 @@ def pair(method: str, kind: str, device: str, **changes: Any) -> tuple[poem.Adap
     """A plain adapter and a recording one, each on its own copy of a net."""
     case = Case(method, kind)
     return tuple(case.adapter(case.net().to(device), fast=fast, **changes) for fast in (False, True))  # type: ignore[return-value]
-
-
-def stream(device: str, batches: int = 6, size: int = 8) -> list[Tensor]:
-    """Different batches of one size."""
-    return list(toys.images(batches * size, seed=1).to(device).split(size))
 
 
 def recorded(adapter: poem.Adapter) -> bool:
