@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import poem
-from poem.parts import AdaptBranch, ByEntropy, EntropyBelow, Explore, Outputs, Memory, PLPDAbove, Readout, Select
+from poem.parts import AdaptBranch, ByEntropy, EntropyBelow, Explore, Memory, Outputs, PLPDAbove, Readout, Select
 
 
 @dataclass(frozen=True, repr=False)

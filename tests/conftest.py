@@ -27,7 +27,9 @@ def _fast() -> Iterator[None]:
     import poem
     import poem.engine.loop
 
-    poem.engine.loop.FEW = torch.inf  # a recording keeps batches whole; the plain loop beside it does here
+    poem.accelerate.selected_rows.BACKWARD_RATIO = (
+        torch.inf
+    )  # a recording keeps batches whole; the plain loop beside it does here
     plain, poem.adapt = poem.adapt, partial(poem.adapt, fast=True)
     if torch.cuda.is_available():
         torch.use_deterministic_algorithms(True, warn_only=True)

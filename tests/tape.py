@@ -100,9 +100,9 @@ class TapeStudio:
 def installed() -> Iterator[TapeStudio]:
     """Inside, adapters record on the CPU."""
     tapes = TapeStudio()
-    before = poem.accelerate.graph_pool.studio, poem.accelerate.capture.DEVICES
-    poem.accelerate.graph_pool.studio, poem.accelerate.capture.DEVICES = (lambda device: tapes), ("cpu", "cuda")  # type: ignore[assignment]
+    before = poem.accelerate.graph_pool.graph_pool, poem.accelerate.capture.DEVICES
+    poem.accelerate.graph_pool.graph_pool, poem.accelerate.capture.DEVICES = (lambda device: tapes), ("cpu", "cuda")  # type: ignore[assignment]
     try:
         yield tapes
     finally:
-        poem.accelerate.graph_pool.studio, poem.accelerate.capture.DEVICES = before
+        poem.accelerate.graph_pool.graph_pool, poem.accelerate.capture.DEVICES = before

@@ -25,7 +25,7 @@ from poem.parts import (
     Repeat,
     Select,
 )
-from poem.parts.base import Lesson, Look, Memory
+from poem.parts.base import Memory, Outputs, Selected
 from poem.recipes.text import parse
 
 UNIT: dict[str, Any] = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
@@ -175,8 +175,8 @@ def test_a_bad_call_in_one_thread_leaves_a_good_one_in_another_alone() -> None:
 class SoundAtFirst(Objective):
     """An entropy that breaks at the second look of every batch."""
 
-    def __call__(self, lesson: Lesson) -> Tensor:
-        return lesson.mean(lesson.look.entropy) * (1.0 if lesson.look.round == 0 else torch.nan)
+    def __call__(self, selected: Selected) -> Tensor:
+        return selected.mean(selected.outputs.entropy) * (1.0 if selected.outputs.round == 0 else torch.nan)
 
 
 def test_a_batch_whose_second_update_fails_still_remembers_the_first() -> None:
@@ -185,8 +185,8 @@ def test_a_batch_whose_second_update_fails_still_remembers_the_first() -> None:
     adapter(images())
     assert (adapter.last.rounds, adapter.last.updates) == (2, 1)
     memory = adapter.state_dict()["tensors"]
-    assert bool(memory["memory/loss.seen"])
-    assert float(memory["memory/loss.mean"]) > 0
+    assert bool(memory["memory/recover.seen"])
+    assert float(memory["memory/recover.mean"]) > 0
     pulled = poem.adapt(make_net("gn"), "tent-filtered", recover=AverageWithSource(0.0), **changes)
     pulled(images())
     start = poem.adapt(make_net("gn"), "tent-filtered").state_dict()["tensors"]
@@ -272,7 +272,7 @@ def test_the_branch_has_its_own_depth() -> None:
 class Nobody(Select):
     """Keeps nobody."""
 
-    def __call__(self, look: Look, among: Tensor, memory: Memory) -> Tensor:
+    def __call__(self, outputs: Outputs, among: Tensor, memory: Memory) -> Tensor:
         return torch.zeros_like(among)
 
 

@@ -36,7 +36,7 @@ from poem.parts import (
     PLPDAbove,
     Select,
 )
-from poem.parts.base import Look, Memory
+from poem.parts.base import Memory, Outputs
 
 NETS = ("bn", "gn", "ln")
 POINTS = 14
@@ -67,7 +67,7 @@ COSINE = Each(0.95, 0.995, 0.999)
 class Nobody(Select):
     """A selection that keeps nobody, for methods without a threshold to lower."""
 
-    def __call__(self, look: Look, among: Tensor, memory: Memory) -> Tensor:
+    def __call__(self, outputs: Outputs, among: Tensor, memory: Memory) -> Tensor:
         return torch.zeros_like(among)
 
 

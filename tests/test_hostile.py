@@ -80,7 +80,7 @@ class Tiles(Wrapped):
 
 def without_cache(adapter: poem.Adapter) -> poem.Adapter:
     """An adapter whose every layer runs at every pass."""
-    adapter._network.early._modules = []
+    adapter._network.acceleration.prefix_cache._modules = []
     return adapter
 
 
@@ -725,7 +725,9 @@ def test_reset_forgets_what_was_tried_on_a_batch() -> None:
     """A proof that failed on one batch is not the verdict on the next stream."""
     adapter = poem.adapt(make_net("bn", sharpness=10.0), "poem", **RICH)
     adapter(images(8, 0))
-    adapter._network.doubles = adapter._network.alone = adapter._network.halves.right = False
+    adapter._network.doubles = adapter._network.acceleration.independent = (
+        adapter._network.acceleration.branch_backward.right
+    ) = False
     adapter.reset()
     fresh = poem.adapt(make_net("bn", sharpness=10.0), "poem", **RICH)
     for batch in stream(2):
@@ -983,18 +985,18 @@ def test_a_copied_adapter_has_a_head_of_its_own_in_logits() -> None:
 
 
 def test_counts_follow_the_model_to_another_device() -> None:
-    from poem.engine.accounting import Batchwise, Books
+    from poem.engine.accounting import BatchRecord, RunningTotals
 
-    books, entry = Books(), Batchwise()
+    books, entry = RunningTotals(), BatchRecord()
     for device in ("meta", "cpu"):
-        entry.odd = torch.zeros(2, dtype=torch.long, device=device)
+        entry.anomalies = torch.zeros(2, dtype=torch.long, device=device)
         if device == "cpu":
-            books.odd = torch.ones(2, dtype=torch.long)
+            books.anomalies = torch.ones(2, dtype=torch.long)
         books.close(entry, 1)
-        entry.odd = None
+        entry.anomalies = None
         books.close(entry, 1)
-    assert books.odd is not None
-    assert books.odd.tolist() == [1, 1]
+    assert books.anomalies is not None
+    assert books.anomalies.tolist() == [1, 1]
 
 
 def test_vmap_over_a_cached_layer_runs() -> None:

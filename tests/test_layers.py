@@ -19,7 +19,7 @@ from toys import images
 
 import poem
 import poem.parts
-from poem.parts import Batch, Lesson, Look, Part
+from poem.parts import Batch, Outputs, Part, Selected
 
 ROOT = Path(poem.__file__).parent
 FILES = {
@@ -259,7 +259,7 @@ def test_no_signature_of_the_engine_has_room_for_a_label(name: str) -> None:
 
 
 def test_what_parts_are_handed_has_no_room_for_a_label() -> None:
-    for kind in (Batch, Look, Lesson):
+    for kind in (Batch, Outputs, Selected):
         assert not {item.name for item in fields(kind)} & TRUTH
 
 
@@ -291,7 +291,7 @@ def part_classes() -> list[type]:
         for module in modules
         for value in vars(module).values()
         if isinstance(value, type) and value.__module__ == module.__name__
-        if value not in (Batch, Look, Lesson) and not getattr(value, "_is_protocol", False)
+        if value not in (Batch, Outputs, Selected) and not getattr(value, "_is_protocol", False)
     }
     return sorted(found, key=lambda kind: kind.__qualname__)
 

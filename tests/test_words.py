@@ -26,7 +26,7 @@ from poem.cli.main import main
 from poem.parts import SGD, Everything, NormAffine, Nothing
 from poem.parts.objective import Total
 from poem.parts.selection import Both, Sum
-from poem.recipes.methods import BASES, GROWING, SUFFIXES, describe
+from poem.recipes.methods import HOSTS, METHODS, SUFFIXES, describe
 from poem.recipes.text import parse
 from poem.report.demo import Found, sentences
 from poem.streams.shift import VERSIONS
@@ -163,16 +163,16 @@ def choices(recipe: poem.Recipe) -> set[Any]:
 
 
 def test_the_table_of_methods_has_every_base_in_order() -> None:
-    assert list(method_rows()) == list(BASES)
+    assert list(method_rows()) == list(METHODS)
     assert set(method_rows()) <= set(poem.methods())
 
 
-@pytest.mark.parametrize("name", list(BASES))
+@pytest.mark.parametrize("name", list(METHODS))
 def test_the_table_of_methods_says_the_recipe(name: str) -> None:
     words, recipe = method_rows()[name][1], poem.recipe(name)
     quoted = re.findall(r"`([^`]+)`", words)
-    said = {leaf for text in quoted if text not in BASES for leaf in leaves(parse(text))}
-    above = {leaf for text in quoted if text in BASES for leaf in choices(poem.recipe(text))}
+    said = {leaf for text in quoted if text not in METHODS for leaf in leaves(parse(text))}
+    above = {leaf for text in quoted if text in METHODS for leaf in choices(poem.recipe(text))}
     assert said <= choices(recipe) | leaves(recipe.minimise), "what the table names is in the recipe"
     assert choices(recipe) <= said | above, "what the recipe chooses is in the table"
     moves = "nothing moves" if isinstance(recipe.parameters, Nothing) else ""
@@ -182,7 +182,7 @@ def test_the_table_of_methods_says_the_recipe(name: str) -> None:
     assert ("without the top" in words or "`poem`" in words) == top
 
 
-@pytest.mark.parametrize("name", list(BASES))
+@pytest.mark.parametrize("name", list(METHODS))
 def test_the_table_of_methods_names_the_paper(name: str) -> None:
     stated = describe(name).partition("Paper: ")[2].partition("Reference code:")[0]
     paper = method_rows()[name][0]
@@ -314,7 +314,7 @@ def test_the_page_of_architectures_is_the_tested_table() -> None:
 
 def test_the_readme_names_every_base_and_suffix() -> None:
     readme = _read("README.md")
-    for base in BASES:
+    for base in METHODS:
         assert f"`{base}`" in readme, base
     for suffix in SUFFIXES:
         assert f"BASE{suffix}" in readme, suffix
@@ -322,7 +322,7 @@ def test_the_readme_names_every_base_and_suffix() -> None:
 
 def test_every_base_has_a_page_that_prints_its_recipe() -> None:
     index = _read("docs/methods/index.md")
-    for base in BASES:
+    for base in METHODS:
         assert f'print(poem.recipe("{base}"))' in _read(f"docs/methods/{base}.md"), base
         assert f"]({base}.md)" in index, base
     for suffix in SUFFIXES:
@@ -341,7 +341,7 @@ def test_every_method_says_its_paper_code_and_differences() -> None:
     for name in poem.methods():
         for word in ("Paper:", "Reference code:", "Differs:"):
             assert word in describe(name), (name, word)
-    assert set(GROWING) < set(BASES)
+    assert set(HOSTS) < set(METHODS)
 
 
 def differs(name: str) -> str:
@@ -355,7 +355,7 @@ BATCH_NORM_ALONE = ("tent", "eta", "eata", "rdumb")
 ONE_RATE = ("eta", "eata", "rdumb")
 
 
-@pytest.mark.parametrize("name", list(BASES))
+@pytest.mark.parametrize("name", list(METHODS))
 def test_a_base_says_where_its_code_runs_in_train_mode_moves_batch_norm_alone_or_has_one_rate(name: str) -> None:
     assert ("eval mode" in differs(name)) == (name in TRAIN_MODE)
     assert ("group and layer norms move too" in differs(name)) == (name in BATCH_NORM_ALONE)

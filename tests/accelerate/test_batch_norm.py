@@ -19,9 +19,9 @@ from toys import stream
 
 import poem
 from poem.accelerate import batch_norm as _fused
-from poem.accelerate.prefix_cache import Early
+from poem.accelerate.prefix_cache import PrefixCache
 from poem.parts import Everyone, FromBatch, PLPDAbove, Source
-from poem.parts.base import Look, Memory
+from poem.parts.base import Memory, Outputs
 from poem.parts.selection import Select
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -112,7 +112,7 @@ def test_an_adapter_on_kernels_is_as_near_to_full_precision(counted: Counted, mo
     ]
     assert (moved[2] - moved[0]).norm() < 1.5 * (moved[1] - moved[0]).norm()
     assert ours._network.doubles, "both halves at once"
-    assert ours._network.halves.right, "the branch's lesson through its own half"
+    assert ours._network.acceleration.branch_backward.right, "the branch's lesson through its own half"
 
 
 @pytest.mark.parametrize(
@@ -288,7 +288,7 @@ def test_the_branch_enters_beyond_the_split(pieces: list[nn.Module]) -> None:
 
     adapter = poem.adapt(make_net("bn", sharpness=10.0), "poem", fast=False, select=Everyone(), rounds=1, compile=True)
     adapter(stream("cpu", 1)[0])
-    passes = adapter._network._passes
+    passes = adapter._network.acceleration.compiled
     assert passes is not None
     seen = 0
     for whole, _ in passes.made.values():
@@ -306,7 +306,7 @@ def test_what_follows_from_the_images_alone_is_computed_once(pieces: list[nn.Mod
     adapter = poem.adapt(make_net("bn", sharpness=10.0), "poem", fast=False, select=Everyone(), rounds=1, compile=True)
     first, second = stream("cpu", 2)
     adapter(first)
-    passes = adapter._network._passes
+    passes = adapter._network.acceleration.compiled
     assert passes is not None
     assert len(passes.beginnings) == 1
     calls: list[int] = []
@@ -321,7 +321,7 @@ def test_what_follows_from_the_images_alone_is_computed_once(pieces: list[nn.Mod
 class FirstHalf(Select):
     """Whoever comes first, whatever rounding says."""
 
-    def __call__(self, look: Look, among: Tensor, memory: Memory) -> Tensor:
+    def __call__(self, outputs: Outputs, among: Tensor, memory: Memory) -> Tensor:
         """Half of them."""
         return among & (torch.arange(len(among), device=among.device) < len(among) // 2)
 
@@ -344,7 +344,7 @@ def test_a_cut_pass_with_our_kernels_is_the_pass(
     assert plain.totals.taught == cut.totals.taught > 0
     code = "".join(str(getattr(piece, "code", "")) for piece in pieces)
     assert "poem.moments" in code
-    passes = cut._network._passes
+    passes = cut._network.acceleration.compiled
     assert passes is not None
     assert len(passes.beginnings) == (2 if "deyo" in method else 1), "and the kernels were tried before"
 
@@ -379,7 +379,7 @@ def test_a_pass_that_writes_in_place_is_cut_right(pieces: list[nn.Module]) -> No
 
 
 def test_what_was_computed_is_kept_for_the_images_in_hand_and_as_long_as_it_stands() -> None:
-    early = Early([], [], lambda module: False)
+    early = PrefixCache([], [], lambda module: False)
     one, other, made = torch.rand(2), torch.rand(2), []
 
     def compute() -> tuple[Tensor]:

@@ -27,7 +27,7 @@ import poem
 import poem.accelerate.capture
 import poem.engine.loop
 from poem.parts import SAM, EntropyBelow, Everyone, FromBatch, PLPDAbove, RunningMean, Source
-from poem.parts.base import Look, Memory
+from poem.parts.base import Memory, Outputs
 from poem.parts.parameters import Parameters
 from poem.parts.recovery import Recovery
 from poem.parts.selection import Select
@@ -40,7 +40,7 @@ METHODS = ("source", "tent", "eata", "sar", "deyo", "roid", "rdumb", "poem", "po
 @pytest.fixture(params=["cpu", CUDA])
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Where loops are recorded: on tapes, or as CUDA graphs. A recording keeps batches whole, and so do we here."""
-    monkeypatch.setattr(poem.engine.loop, "FEW", torch.inf)
+    monkeypatch.setattr(poem.accelerate.selected_rows, "BACKWARD_RATIO", torch.inf)
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(request.param == "cuda" or before, warn_only=True)
     with tape.installed() if request.param == "cpu" else nullcontext():
@@ -56,7 +56,7 @@ def pair(method: str, kind: str, device: str, **changes: Any) -> tuple[poem.Adap
 
 def recorded(adapter: poem.Adapter) -> bool:
     """Whether the last batch was a replay."""
-    return bool(adapter._recorder._ways) and not adapter.last.notes
+    return bool(adapter._captures._loops) and not adapter.last.notes
 
 
 @pytest.mark.parametrize("kind", ["bn", "gn", "ln"])
@@ -77,14 +77,14 @@ def test_answers_state_and_books_are_the_plain_loops(method: str, kind: str, dev
 
 
 def test_every_way_out_of_the_loop_is_taken(device: str) -> None:
-    # Batches that end at the first look, after one update and after two, through one recording.
+    # Batches that end at the first outputs, after one update and after two, through one recording.
     plain, fast = pair("poem", "gn", device, threshold=0.3)
     rounds = []
     for batch in stream(device, 16, size=3):
         assert_near([fast(batch)], [plain(batch)], device)
         assert fast.last.rounds == plain.last.rounds
         rounds.append(fast.last.rounds)
-    assert len(fast._recorder._ways) == 1
+    assert len(fast._captures._loops) == 1
     assert set(rounds[1:]) == {0, 1, 2}
 
 
@@ -135,7 +135,7 @@ def test_short_batches_other_sizes_and_frozen_calls_go_between(device: str) -> N
             before = fast.state_dict()
             assert_near([fast(batch)], [plain(batch)], device)
             assert_same_state(fast.state_dict(), before)
-    assert len(fast._recorder._ways) == 4  # two sizes, each learning and frozen
+    assert len(fast._captures._loops) == 4  # two sizes, each learning and frozen
     assert plain.totals == fast.totals
 
 
@@ -186,23 +186,23 @@ def test_the_callers_autocast_and_switches_are_part_of_a_recording(device: str) 
     for count, batch in enumerate(stream(device, 8)):
         with torch.autocast(device, torch.bfloat16, enabled=count % 2 == 0):
             assert_near([fast(batch)], [plain(batch)], device)
-    assert len(fast._recorder._ways) == 2
+    assert len(fast._captures._loops) == 2
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = not before
     try:
         fast(batch)
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before
-    assert len(fast._recorder._ways) == 3
+    assert len(fast._captures._loops) == 3
 
 
 def test_unloading_gives_the_recordings_back(device: str) -> None:
     _, fast = pair("tent", "bn", device)
     for batch in stream(device, 3):
         fast(batch)
-    assert fast._recorder._ways
+    assert fast._captures._loops
     fast.unload()
-    assert not fast._recorder._ways
+    assert not fast._captures._loops
 
 
 def test_a_part_that_reads_inside_another_is_found() -> None:
@@ -271,9 +271,9 @@ def test_two_adapters_and_new_weights(device: str) -> None:
 def test_auto_waits_for_a_shape_that_keeps_coming(device: str) -> None:
     case = Case("tent", "bn")
     adapter = case.adapter(case.net().to(device), fast="auto")
-    for count, batch in enumerate(stream(device, poem.accelerate.capture.PATIENCE + 2), 1):
+    for count, batch in enumerate(stream(device, poem.accelerate.capture.EAGER_FIRST + 2), 1):
         adapter(batch)
-        assert bool(adapter._recorder._ways) == (count > poem.accelerate.capture.PATIENCE)
+        assert bool(adapter._captures._loops) == (count > poem.accelerate.capture.EAGER_FIRST)
 
 
 def test_shapes_that_are_not_used_go_first(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,31 +282,31 @@ def test_shapes_that_are_not_used_go_first(device: str, monkeypatch: pytest.Monk
     batch = stream(device, 1)[0]
     for size in (8, 8, 7, 6, 5):
         fast(batch[:size])
-    assert [key[0][0] for key in fast._recorder._ways] == [6, 5]
+    assert [key[0][0] for key in fast._captures._loops] == [6, 5]
 
 
 @dataclass(frozen=True, repr=False)
 class Reading(Select):
     """Decides on the host."""
 
-    def __call__(self, look: Look, among: Tensor, memory: Memory) -> Tensor:
-        return among if float(look.entropy.mean()) > -1 else ~among
+    def __call__(self, outputs: Outputs, among: Tensor, memory: Memory) -> Tensor:
+        return among if float(outputs.entropy.mean()) > -1 else ~among
 
 
 @dataclass(frozen=True, repr=False)
 class Indexing(Select):
     """Has a shape that depends on what it sees."""
 
-    def __call__(self, look: Look, among: Tensor, memory: Memory) -> Tensor:
-        return among & (look.entropy.detach() <= look.entropy.detach()[among].max())
+    def __call__(self, outputs: Outputs, among: Tensor, memory: Memory) -> Tensor:
+        return among & (outputs.entropy.detach() <= outputs.entropy.detach()[among].max())
 
 
 @dataclass(frozen=True, repr=False)
 class Bright(Select):
     """Whoever is not black."""
 
-    def __call__(self, look: Look, among: Tensor, memory: Memory) -> Tensor:
-        return among & (look.batch.images.mean((1, 2, 3)) > 0.1)
+    def __call__(self, outputs: Outputs, among: Tensor, memory: Memory) -> Tensor:
+        return among & (outputs.batch.images.mean((1, 2, 3)) > 0.1)
 
 
 @dataclass(frozen=True, repr=False)
@@ -317,7 +317,7 @@ class Rolls(Select):
     def on_host(self) -> bool:
         return True
 
-    def __call__(self, look: Look, among: Tensor, memory: Memory) -> Tensor:
+    def __call__(self, outputs: Outputs, among: Tensor, memory: Memory) -> Tensor:
         return among
 
 
@@ -375,7 +375,7 @@ def test_on_a_cpu_only_those_who_ask_are_told(caplog: pytest.LogCaptureFixture) 
     batch = toys.images(4, seed=0)
     for fast, told in ((True, True), ("auto", False), (False, False)):
         adapter = Case("tent", "bn").adapter(fast=fast)
-        for _ in range(poem.accelerate.capture.PATIENCE + 2):
+        for _ in range(poem.accelerate.capture.EAGER_FIRST + 2):
             adapter(batch)
             assert bool(adapter.last.notes) == told
     assert not caplog.messages  # a note is enough
@@ -439,7 +439,7 @@ class InPlace(nn.Module):
 
 def test_a_layer_whose_answer_is_written_into_is_asked_again() -> None:
     adapters = [poem.adapt(InPlace(), "poem", lr=0.02, threshold=0.6, fast=False) for _ in range(2)]
-    adapters[1]._network.early._modules = []  # never
+    adapters[1]._network.acceleration.prefix_cache._modules = []  # never
     batches = stream("cpu", 4)
     assert_same_answers(*[[adapter(batch) for batch in batches] for adapter in adapters])
     assert adapters[0].totals.updates > 0
@@ -454,7 +454,7 @@ def test_a_layer_that_runs_twice_is_asked_twice() -> None:
             return logits
 
     adapters = [poem.adapt(Twice(), "poem", lr=0.02, threshold=0.6, fast=False) for _ in range(2)]
-    adapters[1]._network.early._modules = []
+    adapters[1]._network.acceleration.prefix_cache._modules = []
     assert_same_answers(*[[adapter(batch) for batch in stream("cpu", 3)] for adapter in adapters])
     assert adapters[0].totals.updates > 0
 
@@ -481,7 +481,7 @@ def test_a_sparse_buffer_is_no_trouble(device: str) -> None:
 
 def test_averages_over_the_stream_see_every_look() -> None:
     adapters = [poem.adapt(make_net("bn", sharpness=10.0), "poem", lr=0.02, statistics=RunningMean(0.3)) for _ in "ab"]
-    adapters[1]._network.early._modules = []
+    adapters[1]._network.acceleration.prefix_cache._modules = []
     assert_same_answers(*[[adapter(batch) for batch in stream("cpu", 3)] for adapter in adapters])
 
 
@@ -490,7 +490,7 @@ def test_averages_over_the_stream_see_every_look() -> None:
 def test_a_few_who_teach_go_back_alone(method: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case, adapters = Case(method, kind), []
     for few in (torch.inf, 1.0):  # never, always
-        monkeypatch.setattr(poem.engine.loop, "FEW", few)
+        monkeypatch.setattr(poem.accelerate.selected_rows, "BACKWARD_RATIO", few)
         adapters.append(case.adapter(fast=False))
         for batch in stream("cpu", 4):
             answer = adapters[-1](batch)
@@ -527,7 +527,7 @@ def untracked() -> nn.Module:
 def test_where_samples_meet_nobody_goes_back_alone(make: Any, statistics: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = []
     for few in (torch.inf, 1.0):
-        monkeypatch.setattr(poem.engine.loop, "FEW", few)
+        monkeypatch.setattr(poem.accelerate.selected_rows, "BACKWARD_RATIO", few)
         adapter = poem.adapt(make(), "poem", lr=0.02, threshold=0.6, fast=False, statistics=statistics)
         answers.append([adapter(batch) for batch in stream("cpu", 3)])
         assert adapter.totals.updates > 0
@@ -551,7 +551,7 @@ def test_looks_do_not_outlive_their_batch() -> None:
     seen: list[Any] = []
     plain = Looking.__call__
 
-    def look(self: Looking, *args: Any, **kwargs: Any) -> Look:
+    def look(self: Looking, *args: Any, **kwargs: Any) -> Outputs:
         made = plain(self, *args, **kwargs)
         seen.append(weakref.ref(made))
         return made
@@ -560,7 +560,7 @@ def test_looks_do_not_outlive_their_batch() -> None:
     gc.disable()
     try:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Looking, "__call__", look)
+            patch.setattr(Looking, "__call__", outputs)
             adapter(stream("cpu", 1)[0])
         assert len(seen) > 1
         assert not any(ref() is not None for ref in seen)
@@ -722,18 +722,18 @@ def test_half_a_way_back_is_tried_before_it_is_trusted(make: Any, right: bool) -
     half, whole = (
         poem.adapt(make(), "poem", fast=False, lr=0.02, select=Everyone(), split="blocks.3") for _ in range(2)
     )
-    whole._network.halves.right = False
-    assert half._network.halves.layers
+    whole._network.acceleration.branch_backward.right = False
+    assert half._network.acceleration.branch_backward.layers
     batches = stream("cpu", 4)
     for batch in batches:
         torch.testing.assert_close(half(batch), whole(batch), atol=1e-4, rtol=0)
     assert half._network.doubles
-    assert half._network.halves.right is right
+    assert half._network.acceleration.branch_backward.right is right
     assert half.totals.updates > 0
 
 
 def test_a_gradient_of_nothing_proves_nothing() -> None:
-    halves = poem.adapt(make_net("bn"), "poem")._network.halves
+    halves = poem.adapt(make_net("bn"), "poem")._network.acceleration.branch_backward
     halves.gradient(lambda: torch.zeros(3), 1e-3)
     assert halves.untried
     halves.gradient(lambda: torch.ones(3), 1e-3)
@@ -746,7 +746,7 @@ def test_a_lesson_of_nobody_proves_nothing(device: str) -> None:
         poem.adapt(Tokens().to(device), "poem", fast=fast, lr=0.02, select=Bright(), split="blocks.3")
         for fast in (False, True)
     )
-    plain._network.halves.right = False
+    plain._network.acceleration.branch_backward.right = False
     for batch in [torch.zeros(8, 3, 16, 16, device=device)] * 3:
         assert_near([fast(batch)], [plain(batch)], device)
     assert fast.totals.taught == 0
@@ -754,7 +754,7 @@ def test_a_lesson_of_nobody_proves_nothing(device: str) -> None:
     for batch in stream(device):
         torch.testing.assert_close(fast(batch), plain(batch), atol=1e-4, rtol=0)
     assert fast.totals.updates > 0
-    assert fast._network.halves.right is False
+    assert fast._network.acceleration.branch_backward.right is False
     assert recorded(fast)
 
 
@@ -785,7 +785,7 @@ def test_the_higher_a_recipe_begins_the_more_is_kept() -> None:
     net = make_net("bn", sharpness=10.0)
     adapter = poem.adapt(net, "poem", lr=0.02, parameters=FromLayer3(), select=Everyone())
     adapter(stream("cpu", 1)[0])
-    kept = set(adapter._network.early._modules or [])
+    kept = set(adapter._network.acceleration.prefix_cache._modules or [])
     names = {name for name, module in adapter._network.twin.root.named_modules() if module in kept}
     assert {"layer1", "layer2"} <= names
     assert not any(name.startswith(("layer4", "fc")) for name in names)

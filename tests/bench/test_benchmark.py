@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 import poem
 from poem.bench.benchmark import Row
 from poem.bench.metrics import ECE, NLL, Accuracy
-from poem.engine.borrowed import lease
-from poem.parts import EntropyBelow, Look, Memory, Select
+from poem.engine.model_lock import model_lock
+from poem.parts import EntropyBelow, Memory, Outputs, Select
 from poem.streams.datasets import Stream, Tensors
 from poem.streams.orders import Order, continual, single
 
@@ -204,22 +204,22 @@ def test_a_failure_gives_the_model_back() -> None:
     net = make_net("bn")
     with pytest.raises(ValueError, match="expected labels"):
         poem.evaluate(net, [(torch.rand(2, 3, 16, 16), torch.full((2,), 99))], "tent")
-    assert lease(net).borrowers == 0
+    assert model_lock(net).adapters == 0
 
 
 @dataclass(frozen=True, repr=False)
 class Forgetful(Select):
     """A selection that forgets those in question."""
 
-    def __call__(self, look: Look, among: Tensor, memory: Memory) -> Tensor:
-        return look.entropy > 0
+    def __call__(self, outputs: Outputs, among: Tensor, memory: Memory) -> Tensor:
+        return outputs.entropy > 0
 
 
 @dataclass(frozen=True, repr=False)
 class Short(Select):
     """A selection of the wrong length."""
 
-    def __call__(self, look: Look, among: Tensor, memory: Memory) -> Tensor:
+    def __call__(self, outputs: Outputs, among: Tensor, memory: Memory) -> Tensor:
         return among[:1]
 
 

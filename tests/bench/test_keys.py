@@ -27,7 +27,7 @@ from poem._util.caching import Fingerprint, Kept, cache_key
 from poem.bench import opening
 from poem.bench.cell import Cell
 from poem.bench.opening import Place
-from poem.engine import fisher
+from poem.engine import source_data as fisher
 from poem.parts import FromBatch, NormAffine, Source
 from poem.streams import datasets
 from poem.streams.datasets import Tensors
@@ -83,8 +83,8 @@ class Case:
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.autocast):
             adapter = poem.adapt(self.net, "eata", source_data=self.data, **self.settings)
         adapter.unload()
-        assert adapter._state.fisher is not None
-        return adapter._state.fisher
+        assert adapter._state.prepared.get("minimise.second.importance") is not None
+        return adapter._state.prepared.get("minimise.second.importance")
 
 
 def by_loader(case: Case) -> None:

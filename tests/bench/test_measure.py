@@ -99,7 +99,7 @@ def test_a_report_has_the_key_of_its_cell_until_the_recipe_changes(monkeypatch: 
     """Another default is another cell: the old result stays sound, and is not taken for the new."""
     report = measure(cell("tent", n=32))
     assert report.key == cell("tent", n=32).key
-    monkeypatch.setitem(method.BASES, "tent", lambda: poem.Recipe(select=EntropyBelow(0.3)))
+    monkeypatch.setitem(method.METHODS, "tent", lambda: poem.Recipe(select=EntropyBelow(0.3)))
     assert report.key != cell("tent", n=32).key
     assert Report.from_dict(json.loads(json.dumps(report.to_dict()))) == report
     with pytest.raises(ValueError, match="the file was edited"):
@@ -601,7 +601,6 @@ def test_a_failure_gives_the_model_back() -> None:
 
     with pytest.raises(RuntimeError, match="enough"):
         measure(asked, watch=stop)
-    from poem.engine.borrowed import lease
 
     assert lease(opening.load_model(asked, Place()).model).borrowers == 0
 

@@ -16,15 +16,15 @@ from toys import images
 
 import poem
 from poem.bench.probes import BINS, Probes, binned
-from poem.engine.accounting import Batchwise, FirstLast
+from poem.engine.accounting import BatchRecord, FirstLast
 from poem.parts import EntropyBelow
 
 LOG10 = math.log(10)
 
 
-def entry(first: list[float], last: list[float], newly: list[bool], pseudo: list[int]) -> Batchwise:
+def entry(first: list[float], last: list[float], newly: list[bool], pseudo: list[int]) -> BatchRecord:
     """What an adapter would have kept of a batch: ten classes, entropies in units of ln 10."""
-    made = Batchwise()
+    made = BatchRecord()
     made.entropy = FirstLast(torch.tensor(first) * LOG10, torch.tensor(last) * LOG10)
     made.newly_reliable = torch.tensor(newly)
     made.first_logits = torch.zeros(len(first), 10)

@@ -82,7 +82,7 @@ def test_a_result_under_another_cells_name_does_not_count(tmp_path: Path) -> Non
 def test_a_result_of_another_recipe_stays_beside_the_new_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, before = Store(tmp_path), report(cell("tent"))
     old = store.save(before)
-    monkeypatch.setitem(method.BASES, "tent", lambda: Recipe(select=EntropyBelow(0.3)))
+    monkeypatch.setitem(method.METHODS, "tent", lambda: Recipe(select=EntropyBelow(0.3)))
     assert store.finished(cell("tent")) is None, "the recipe has changed since"
     new = store.save(report(cell("tent"), 60.0))
     assert new != old

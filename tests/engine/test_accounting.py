@@ -14,7 +14,7 @@ from toys import images
 
 import poem
 from poem.adapter import Adapter
-from poem.engine.accounting import Batchwise
+from poem.engine.accounting import BatchRecord
 from poem.parts import (
     SAM,
     EntropyBelow,
@@ -326,17 +326,17 @@ def test_everyone_is_selected_where_nobody_chooses() -> None:
 
 def test_what_was_found_image_by_image_is_put_together() -> None:
     """The batch learnt if one image did, its loss is the last update's, and its rows stand in order."""
-    parts = [Batchwise(), Batchwise(), Batchwise()]
+    parts = [BatchRecord(), BatchRecord(), BatchRecord()]
     for at, part in enumerate(parts):
         part.selected, part.first_logits = torch.tensor([at == 1]), torch.full((1, 2), float(at))
         part.newly_reliable = part.no_longer_reliable = torch.tensor([False])
         part.nothing = at != 1
     parts[0].loss_value, parts[1].loss_value = torch.tensor(1.0), torch.tensor(2.0)
-    whole = Batchwise()
+    whole = BatchRecord()
     whole.gather(parts)
     assert (whole.skipped, whole.loss) == (None, 2.0)
     assert whole.selected.tolist() == [False, True, False]
     assert whole.first_logits[:, 0].tolist() == [0.0, 1.0, 2.0]
-    idle = Batchwise()
+    idle = BatchRecord()
     idle.gather([parts[0], parts[2]])
     assert idle.skipped == "nothing selected"

@@ -10,7 +10,7 @@ from nets import make_net
 from torch.utils.data import DataLoader, TensorDataset
 
 import poem
-from poem.engine import fisher
+from poem.engine import source_data as fisher
 
 
 def images(seed: int) -> torch.Tensor:
@@ -24,7 +24,7 @@ def test_loaders_lists_and_tensors_agree() -> None:
         poem.adapt(net, "eata", source_data=source, batch_size=8)
         for source in (data, loader, list(data.split(8)), [(each, None) for each in data.split(8)])
     ]
-    values = [adapter._state.fisher for adapter in adapters]
+    values = [adapter._state.prepared.get("minimise.second.importance") for adapter in adapters]
     assert all(value is not None and torch.equal(value, values[0]) for value in values if values[0] is not None)
     assert values[0] is not None
     assert float(values[0].sum()) > 0
@@ -46,9 +46,11 @@ def test_no_more_images_are_used_than_importance_takes(monkeypatch: pytest.Monke
     assert sum(read) <= 16
     fisher.forget()
     cut = poem.adapt(net, "eata", source_data=list(images(0)[:10].split(4)))
-    assert found._state.fisher is not None
-    assert cut._state.fisher is not None
-    assert torch.equal(found._state.fisher, cut._state.fisher)
+    assert found._state.prepared.get("minimise.second.importance") is not None
+    assert cut._state.prepared.get("minimise.second.importance") is not None
+    assert torch.equal(
+        found._state.prepared.get("minimise.second.importance"), cut._state.prepared.get("minimise.second.importance")
+    )
 
 
 def test_empty_source_data_is_refused() -> None:

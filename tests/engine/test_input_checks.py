@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 import poem
 from poem.engine import input_checks as checks
-from poem.engine.borrowed import lease
+from poem.engine.model_lock import model_lock
 from poem.parts import EntropyBelow, Everything, FromBatch, NotRedundant, RunningMean, Source
 
 UNIT: dict[str, Any] = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
@@ -362,10 +362,10 @@ def test_compile_on_cuda_is_refused_by_adapt_and_by_a_call_after_a_move(monkeypa
     assert not any(map(checks.on_cuda, (net, batch())))
     monkeypatch.setattr(checks, "on_cuda", lambda _: True)
     words = r"compile=True is not available on CUDA in this version; use precision='bf16' with fast='auto' or fast=True"
-    borrowers = lease(net).borrowers
+    borrowers = model_lock(net).adapters
     with pytest.raises(ValueError, match=words):
         poem.adapt(net, "tent", compile=True)
-    assert lease(net).borrowers == borrowers
+    assert model_lock(net).adapters == borrowers
     before = snapshot(moved)
     with pytest.raises(ValueError, match=words):
         moved(batch())
@@ -489,7 +489,7 @@ def spoil_shape(state: dict[str, Any]) -> None:
         ),
         (without("moved/norm1.weight"), r"expected tensors \['moved/norm1.weight'\] in the state, which it lacks"),
         (without("step/theta/velocity"), r"expected tensors \['step/theta/velocity'\] in the state, which it lacks"),
-        (without("memory/redundancy.mean"), r"expected tensors \['memory/redundancy.mean'\] in the state"),
+        (without("memory/select.second.mean"), r"expected tensors \['memory/select.second.mean'\] in the state"),
         (lambda state: state.pop("rng"), "rng"),
         (lambda state: state.pop("calls"), "calls"),
         (spoil_shape, r"expected moved/norm1.weight of shape \(8,\) .*, got \(3,\)"),
@@ -499,9 +499,9 @@ def spoil_shape(state: dict[str, Any]) -> None:
         (lambda state: state.update(calls=-1), "expected calls to be an integer of at least 0, got -1"),
         (lambda state: state.update(batch_size="8"), "expected batch_size to be an integer of at least 1, got '8'"),
         (lambda state: state.update(notes=1), r"got \['notes'\] besides"),
-        (with_memory("prior.mean", torch.zeros(10)), r"only tensors that .* keeps, got \['memory/prior.mean'\]"),
+        (with_memory("prior.mean", torch.zeros(10)), r"only tensors that .* keeps, got \['memory/select.mean'\]"),
         (with_memory("redundancy.mean", torch.full((10,), torch.nan)), "expected finite numbers in memory/redund"),
-        (with_memory("redundancy.mean", torch.zeros(7)), r"expected memory/redundancy.mean of shape \(10,\)"),
+        (with_memory("redundancy.mean", torch.zeros(7)), r"expected memory/select.second.mean of shape \(10,\)"),
         (lambda state: state.clear(), r"expected a state from adapter.state_dict\(\)"),
     ],
     ids=["recipe", "schema", "source", "moved", "step", "memory", "rng", "calls", "shape", "mean", "std", "mask",

@@ -28,7 +28,7 @@ from poem.bench.result import Report
 from poem.bench.store import Store
 from poem.bench.sweep import sweep
 from poem.cli.main import main
-from poem.engine.accounting import Batchwise, FirstLast
+from poem.engine.accounting import BatchRecord, FirstLast
 from poem.report.sections import page
 from poem.streams import datasets
 from poem.streams.datasets import Tensors
@@ -103,7 +103,7 @@ def test_classes_without_any_probability_are_an_answer() -> None:
 
 
 def test_probes_do_not_take_nothing_for_right() -> None:
-    entry = Batchwise()
+    entry = BatchRecord()
     entry.first_logits = torch.tensor([[math.nan] * 10, [0.0] * 9 + [5.0]])
     entry.entropy = FirstLast(torch.tensor([math.nan, 0.1]), torch.tensor([math.nan, 0.1]))
     entry.newly_reliable = torch.tensor([False, False])

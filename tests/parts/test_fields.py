@@ -31,12 +31,12 @@ from poem.parts import (
     Everyone,
     Explore,
     Jitter,
-    Look,
     MeanTeacher,
     Memory,
     NormAffine,
     Objective,
     Once,
+    Outputs,
     Part,
     Select,
     fields,
@@ -256,7 +256,7 @@ class Mine(Select):
     power: Annotated[float, Range(above=0, hint="2 is a good start")] = 1.0
     inner: Select | None = None
 
-    def __call__(self, look: Look, among: Tensor, memory: Memory) -> Tensor:
+    def __call__(self, outputs: Outputs, among: Tensor, memory: Memory) -> Tensor:
         return among
 
 
@@ -288,7 +288,7 @@ class Unusual(Select):
     lazy: float = None  # type: ignore[assignment]
     text: "float" = 0.1  # noqa: UP037
 
-    def __call__(self, look: Look, among: Tensor, memory: Memory) -> Tensor:
+    def __call__(self, outputs: Outputs, among: Tensor, memory: Memory) -> Tensor:
         return among
 
 
@@ -298,7 +298,7 @@ def test_annotations_that_say_nothing_are_not_checked() -> None:
     made = odd(hidden="x", missing=[], words=3, table=4, function=5, anything=6, shape=7)
     assert made.words == 3
     strange: Any = dataclasses.make_dataclass("Strange", [("odd", 3, "x")], bases=(Everyone,), frozen=True)
-    assert strange(odd=None).odd is None
+    assert strange(odd=None).anomalies is None
     assert odd(lazy=0.5).lazy == 0.5
     with pytest.raises(TypeError, match="Unusual: expected lazy to be a finite number, got 'x'"):
         odd(lazy="x")
@@ -330,7 +330,7 @@ class Converting(Select):
         object.__setattr__(self, "sizes", tuple(self.sizes))
         object.__setattr__(self, "scale", float(self.scale) * twice)
 
-    def __call__(self, look: Look, among: Tensor, memory: Memory) -> Tensor:
+    def __call__(self, outputs: Outputs, among: Tensor, memory: Memory) -> Tensor:
         return among
 
 
@@ -353,7 +353,7 @@ class Announces:
 class Named(Protocol):
     """A protocol that a part may name as a base."""
 
-    def __call__(self, look: Look, among: Tensor, memory: Memory) -> Tensor: ...
+    def __call__(self, outputs: Outputs, among: Tensor, memory: Memory) -> Tensor: ...
 
 
 def test_mixins_and_protocols_do_not_hide_the_check() -> None:

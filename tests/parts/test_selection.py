@@ -21,10 +21,10 @@ from poem.parts import (
     Equal,
     Everyone,
     FirstRound,
-    Look,
     Memory,
     NotRedundant,
     Occlusion,
+    Outputs,
     Patches,
     Pixels,
     PLPDAbove,
@@ -83,16 +83,16 @@ def random_batch(rows: int, seed: int, size: int = 8) -> Batch:
     return Batch(torch.rand(rows, 3, size, size, generator=rng, dtype=torch.float64), rng, rows)
 
 
-def random_look(seed: int, rows: int, classes: int, spread: float, round: int = 0) -> Look:
+def random_look(seed: int, rows: int, classes: int, spread: float, round: int = 0) -> Outputs:
     batch, model = random_batch(rows, seed), Model(classes, spread)
     logits = model(batch.images)
     model.asked.clear()
-    return Look(logits, (logits,), batch, model, round)
+    return Outputs(logits, (logits,), batch, model, round)
 
 
-def look_of(logits: Tensor, batch: Batch | None = None, round: int = 0) -> Look:
+def look_of(logits: Tensor, batch: Batch | None = None, round: int = 0) -> Outputs:
     batch = batch or random_batch(len(logits), seed=0)
-    return Look(logits, (logits,), batch, Model(logits.shape[1]), round)
+    return Outputs(logits, (logits,), batch, Model(logits.shape[1]), round)
 
 
 def some(rows: int, seed: int) -> Tensor:
@@ -101,9 +101,9 @@ def some(rows: int, seed: int) -> Tensor:
 
 def warmed(part: Select | Weigh, seed: int, classes: int) -> Memory:
     """What a part remembers after a first batch of its own."""
-    look = random_look(seed + 1, 5, classes, 3.0)
-    memory = part.start(look)
-    return {**memory, **part.remember(look, torch.ones(5, dtype=torch.bool), memory)}
+    outputs = random_look(seed + 1, 5, classes, 3.0)
+    memory = part.start(outputs)
+    return {**memory, **part.remember(outputs, torch.ones(5, dtype=torch.bool), memory)}
 
 
 def copied(memory: Memory) -> Memory:
@@ -142,17 +142,17 @@ def test_nobody_outside_those_in_question_is_selected(
 def test_asking_twice_gives_the_same_and_writes_nothing(
     select: Select, seed: int, rows: int, classes: int, spread: float
 ) -> None:
-    look, memory, among = random_look(seed, rows, classes, spread), warmed(select, seed, classes), some(rows, seed)
-    before, images, chance = copied(memory), look.batch.images.clone(), torch.random.get_rng_state()
-    first = select(look, among, memory)
-    drawn = look.batch.rng.get_state()
-    again = select(look, among, memory)
-    other = select(Look(look.logits, look.heads, look.batch, look.ask), among, memory)
+    outputs, memory, among = random_look(seed, rows, classes, spread), warmed(select, seed, classes), some(rows, seed)
+    before, images, chance = copied(memory), outputs.batch.images.clone(), torch.random.get_rng_state()
+    first = select(outputs, among, memory)
+    drawn = outputs.batch.rng.get_state()
+    again = select(outputs, among, memory)
+    other = select(Outputs(outputs.logits, outputs.heads, outputs.batch, outputs.forward), among, memory)
     assert torch.equal(first, again)
     assert torch.equal(first, other)
     assert_same(memory, before)
-    assert torch.equal(look.batch.images, images)
-    assert torch.equal(look.batch.rng.get_state(), drawn)
+    assert torch.equal(outputs.batch.images, images)
+    assert torch.equal(outputs.batch.rng.get_state(), drawn)
     assert torch.equal(torch.random.get_rng_state(), chance)
 
 
@@ -162,35 +162,35 @@ def test_asking_twice_gives_the_same_and_writes_nothing(
 def test_remembering_returns_new_values_and_leaves_the_old(
     part: Select | Weigh, seed: int, rows: int, classes: int, spread: float
 ) -> None:
-    look, memory, mask = random_look(seed, rows, classes, spread), warmed(part, seed, classes), some(rows, seed)
+    outputs, memory, mask = random_look(seed, rows, classes, spread), warmed(part, seed, classes), some(rows, seed)
     before = copied(memory)
-    new = part.remember(look, mask, memory)
+    new = part.remember(outputs, mask, memory)
     assert_same(memory, before)
-    assert new.keys() <= part.start(look).keys()
+    assert new.keys() <= part.start(outputs).keys()
     for key, value in new.items():
         assert value.shape == memory[key].shape
         assert value.dtype == memory[key].dtype
         assert not value.requires_grad
-    assert_same(new, part.remember(look, mask, memory))
+    assert_same(new, part.remember(outputs, mask, memory))
 
 
 @dataclass(frozen=True, repr=False)
 class Odd(Select):
     """Keeps every other one of those still in question, so that the order of filters shows."""
 
-    def __call__(self, look: Look, among: Tensor, memory: Memory) -> Tensor:
+    def __call__(self, outputs: Outputs, among: Tensor, memory: Memory) -> Tensor:
         return among & (among.cumsum(0) % 2 == 1)
 
 
 @quick
 @batches
 def test_the_second_filter_sees_what_the_first_kept(seed: int, rows: int, classes: int, spread: float) -> None:
-    look, among = random_look(seed, rows, classes, spread), some(rows, seed)
+    outputs, among = random_look(seed, rows, classes, spread), some(rows, seed)
     below = EntropyBelow(0.6)
-    assert torch.equal((below & Odd())(look, among, {}), Odd()(look, below(look, among, {}), {}))
-    assert torch.equal((Odd() & below)(look, among, {}), below(look, Odd()(look, among, {}), {}))
+    assert torch.equal((below & Odd())(outputs, among, {}), Odd()(outputs, below(outputs, among, {}), {}))
+    assert torch.equal((Odd() & below)(outputs, among, {}), below(look, Odd()(outputs, among, {}), {}))
     three = (Odd() & below) & Odd()
-    assert torch.equal(three(look, among, {}), (Odd() & (below & Odd()))(look, among, {}))
+    assert torch.equal(three(outputs, among, {}), (Odd() & (below & Odd()))(outputs, among, {}))
 
 
 def test_the_order_of_filters_matters() -> None:
@@ -220,16 +220,16 @@ def test_a_composition_passes_the_network_if_either_does_and_has_one_margin() ->
 def test_an_entropy_exactly_at_the_threshold_is_not_below_it(fraction: float, classes: int) -> None:
     limit = torch.tensor(fraction * math.log(classes), dtype=torch.float64)
     values = torch.stack([limit, limit.nextafter(torch.tensor(0.0, dtype=torch.float64)), limit + 1e-9])
-    look = look_of(torch.zeros(3, classes, dtype=torch.float64))
+    outputs = look_of(torch.zeros(3, classes, dtype=torch.float64))
     look.__dict__["entropy"] = values
-    selected = EntropyBelow(fraction)(look, torch.ones(3, dtype=torch.bool), {})
+    selected = EntropyBelow(fraction)(outputs, torch.ones(3, dtype=torch.bool), {})
     assert selected.tolist() == [False, True, False]
 
 
 def test_a_uniform_prediction_is_not_below_the_whole_of_ln_c() -> None:
-    look = look_of(torch.zeros(1, 2, dtype=torch.float64))
-    assert look.entropy.item() == math.log(2)
-    assert not EntropyBelow(1.0)(look, torch.ones(1, dtype=torch.bool), {}).item()
+    outputs = look_of(torch.zeros(1, 2, dtype=torch.float64))
+    assert outputs.entropy.item() == math.log(2)
+    assert not EntropyBelow(1.0)(outputs, torch.ones(1, dtype=torch.bool), {}).item()
 
 
 @pytest.mark.parametrize("value", [40.0, 11, -0.1, math.nan, math.inf])
@@ -261,8 +261,8 @@ def test_the_first_fraction_holds_in_the_first_round_alone() -> None:
 )
 @pytest.mark.parametrize("broken", [math.nan, math.inf])
 def test_a_broken_sample_is_never_selected(select: Select, broken: float) -> None:
-    look = random_look(3, 6, 5, 3.0)
-    logits = look.logits.clone()
+    outputs = random_look(3, 6, 5, 3.0)
+    logits = outputs.logits.clone()
     logits[2, 1] = broken
     mask = select(look_of(logits), torch.ones(6, dtype=torch.bool), warmed(select, 3, 5))
     assert not mask[2].item()
@@ -270,61 +270,61 @@ def test_a_broken_sample_is_never_selected(select: Select, broken: float) -> Non
 
 @pytest.mark.parametrize("broken", [math.nan, math.inf])
 def test_a_broken_sample_keeps_nobody_else_from_teaching(broken: float) -> None:
-    look = random_look(3, 6, 5, 3.0)
-    logits = look.logits.clone()
+    outputs = random_look(3, 6, 5, 3.0)
+    logits = outputs.logits.clone()
     logits[2, 1] = broken
     everyone = torch.ones(6, dtype=torch.bool)
     for select in (EntropyBelow(0.7), PLPDAbove(-0.5), EntropyBelow(0.7) & NotRedundant(0.99)):
         memory = warmed(select, 3, 5)
-        sound = select(look, everyone, memory)
+        sound = select(outputs, everyone, memory)
         assert bool(sound[[0, 1, 3, 4, 5]].any())
         sound[2] = False
-        assert torch.equal(select(look_of(logits, look.batch), everyone, memory), sound)
+        assert torch.equal(select(look_of(logits, outputs.batch), everyone, memory), sound)
 
 
 # Redundancy -----------------------------------------------------------------------------------------------------------
 
 
 def test_before_anybody_has_taught_nobody_is_redundant() -> None:
-    select, look = NotRedundant(1e-6), random_look(0, 6, 5, 3.0)
+    select, outputs = NotRedundant(1e-6), random_look(0, 6, 5, 3.0)
     among = some(6, 0)
     assert bool(among.any())
-    assert torch.equal(select(look, among, select.start(look)), among)
+    assert torch.equal(select(outputs, among, select.start(outputs)), among)
 
 
 def test_the_average_begins_with_the_mean_of_those_who_taught() -> None:
-    select, look = NotRedundant(0.3), random_look(0, 6, 5, 3.0)
+    select, outputs = NotRedundant(0.3), random_look(0, 6, 5, 3.0)
     mask = torch.tensor([True, False, True, False, False, False])
-    memory = select.remember(look, mask, select.start(look))
-    torch.testing.assert_close(memory["redundancy.mean"], (look.probs[0] + look.probs[2]) / 2)
+    memory = select.remember(outputs, mask, select.start(outputs))
+    torch.testing.assert_close(memory["redundancy.mean"], (outputs.probs[0] + outputs.probs[2]) / 2)
     assert memory["redundancy.seen"].item()
 
 
 def test_the_average_then_moves_by_a_tenth() -> None:
-    select, look = NotRedundant(0.3), random_look(0, 6, 5, 3.0)
+    select, outputs = NotRedundant(0.3), random_look(0, 6, 5, 3.0)
     memory = warmed(select, 0, 5)
     mask = torch.tensor([False, True, False, False, True, True])
-    new = select.remember(look, mask, memory)["redundancy.mean"]
-    torch.testing.assert_close(new, 0.9 * memory["redundancy.mean"] + 0.1 * look.probs[mask].mean(0))
+    new = select.remember(outputs, mask, memory)["redundancy.mean"]
+    torch.testing.assert_close(new, 0.9 * memory["redundancy.mean"] + 0.1 * outputs.probs[mask].mean(0))
 
 
 def test_nobody_teaching_leaves_the_average_as_it_is() -> None:
-    select, look, nobody = NotRedundant(0.3), random_look(0, 6, 5, 3.0), torch.zeros(6, dtype=torch.bool)
-    start = select.start(look)
-    assert_same({**start, **select.remember(look, nobody, start)}, start)
+    select, outputs, nobody = NotRedundant(0.3), random_look(0, 6, 5, 3.0), torch.zeros(6, dtype=torch.bool)
+    start = select.start(outputs)
+    assert_same({**start, **select.remember(outputs, nobody, start)}, start)
     assert not start["redundancy.seen"].item()
     memory = warmed(select, 0, 5)
-    assert_same({**memory, **select.remember(look, nobody, memory)}, memory)
+    assert_same({**memory, **select.remember(outputs, nobody, memory)}, memory)
 
 
 @quick
 @batches
 def test_redundancy_is_the_cosine_to_the_average(seed: int, rows: int, classes: int, spread: float) -> None:
-    select, look = NotRedundant(0.6), random_look(seed, rows, classes, spread)
+    select, outputs = NotRedundant(0.6), random_look(seed, rows, classes, spread)
     memory = warmed(select, seed, classes)
     mean = memory["redundancy.mean"]
-    cosines = [float(p @ mean / (p.norm() * mean.norm())) for p in look.probs]
-    mask = select(look, torch.ones(rows, dtype=torch.bool), memory).tolist()
+    cosines = [float(p @ mean / (p.norm() * mean.norm())) for p in outputs.probs]
+    mask = select(outputs, torch.ones(rows, dtype=torch.bool), memory).tolist()
     assert all(kept == (cosine < 0.6) for kept, cosine in zip(mask, cosines, strict=True) if abs(cosine - 0.6) > 1e-9)
 
 
@@ -359,13 +359,13 @@ def test_patches_keep_every_tile_and_its_content(grid: int, shape: tuple[int, in
 def test_patches_of_a_size_that_does_not_divide_are_resized_and_back() -> None:
     rng = torch.Generator().manual_seed(0)
     batch = Batch(torch.rand(2, 3, 10, 9, generator=rng), rng, 2)
-    look = look_of(torch.zeros(2, 5), batch)
+    outputs = look_of(torch.zeros(2, 5), batch)
     fitted = torch.nn.functional.interpolate(batch.images, (8, 8), mode="bilinear", align_corners=False)
     order = batch.once(Patches(4), lambda rng: torch.rand(2, 16, generator=rng).argsort(dim=1))
     rows = [torch.cat([torch.cat([tiles_of(x, 4)[i] for i in o[r : r + 4]], 2) for r in range(0, 16, 4)], 1)
             for x, o in zip(fitted, order.tolist(), strict=True)]  # fmt: skip
     by_hand = torch.nn.functional.interpolate(torch.stack(rows), (10, 9), mode="bilinear", align_corners=False)
-    torch.testing.assert_close(Patches(4)(look), by_hand)
+    torch.testing.assert_close(Patches(4)(outputs), by_hand)
 
 
 @pytest.mark.parametrize("destroy", [Patches(4), Pixels()], ids=repr)
@@ -402,33 +402,33 @@ def test_occlusion_covers_the_middle_with_the_mean_and_nothing_else(size: int) -
 
 
 def test_plpd_is_what_the_predicted_class_loses() -> None:
-    look = random_look(1, 6, 5, 3.0)
+    outputs = random_look(1, 6, 5, 3.0)
     among = torch.tensor([True, True, False, True, True, False])
-    found = plpd(look, among, Patches(4))
-    destroyed = Model(5, 3.0)(Patches(4)(look)).softmax(1)
-    for i, label in enumerate(look.probs.argmax(1)):
-        assert found[i].item() == pytest.approx(float(look.probs[i, label] - destroyed[i, label]), abs=1e-12)
-    assert isinstance(look.ask, Model)
-    (images, asked), *rest = look.ask.asked
-    assert torch.equal(images, Patches(4)(look))
+    found = plpd(outputs, among, Patches(4))
+    destroyed = Model(5, 3.0)(Patches(4)(outputs)).softmax(1)
+    for i, label in enumerate(outputs.probs.argmax(1)):
+        assert found[i].item() == pytest.approx(float(outputs.probs[i, label] - destroyed[i, label]), abs=1e-12)
+    assert isinstance(outputs.forward, Model)
+    (images, asked), *rest = outputs.forward.asked
+    assert torch.equal(images, Patches(4)(outputs))
     assert asked is not None
     assert torch.equal(asked, among)
     assert rest == []
 
 
 def test_a_drop_exactly_at_the_threshold_is_not_above_it() -> None:
-    look = random_look(1, 3, 5, 3.0)
-    look.cache[Patches(4)] = torch.tensor([0.2, 0.2 + 1e-12, 0.1], dtype=torch.float64)
-    assert PLPDAbove(0.2)(look, torch.ones(3, dtype=torch.bool), {}).tolist() == [False, True, False]
+    outputs = random_look(1, 3, 5, 3.0)
+    outputs.cache[Patches(4)] = torch.tensor([0.2, 0.2 + 1e-12, 0.1], dtype=torch.float64)
+    assert PLPDAbove(0.2)(outputs, torch.ones(3, dtype=torch.bool), {}).tolist() == [False, True, False]
 
 
 def test_filter_and_weight_ask_the_network_once_per_look() -> None:
-    look, everyone = random_look(1, 6, 5, 3.0), torch.ones(6, dtype=torch.bool)
-    mask = (EntropyBelow(0.9) & PLPDAbove(-0.5))(look, everyone, {})
-    (ByEntropy(0.4) + ByPLPD())(look, mask, {})
-    assert isinstance(look.ask, Model)
-    assert len(look.ask.asked) == 1
-    assert torch.equal(look.ask.asked[0][1], EntropyBelow(0.9)(look, everyone, {}))  # type: ignore[arg-type]
+    outputs, everyone = random_look(1, 6, 5, 3.0), torch.ones(6, dtype=torch.bool)
+    mask = (EntropyBelow(0.9) & PLPDAbove(-0.5))(outputs, everyone, {})
+    (ByEntropy(0.4) + ByPLPD())(outputs, mask, {})
+    assert isinstance(outputs.forward, Model)
+    assert len(outputs.forward.asked) == 1
+    assert torch.equal(outputs.forward.asked[0][1], EntropyBelow(0.9)(outputs, everyone, {}))  # type: ignore[arg-type]
 
 
 # Diversity ------------------------------------------------------------------------------------------------------------
@@ -437,32 +437,32 @@ def test_filter_and_weight_ask_the_network_once_per_look() -> None:
 @quick
 @batches
 def test_the_diverse_are_those_not_below_the_mean(seed: int, rows: int, classes: int, spread: float) -> None:
-    select, look = Diverse(), random_look(seed, rows, classes, spread)
+    select, outputs = Diverse(), random_look(seed, rows, classes, spread)
     memory = warmed(select, seed, classes)
-    mask = select(look, torch.ones(rows, dtype=torch.bool), memory)
+    mask = select(outputs, torch.ones(rows, dtype=torch.bool), memory)
     assert bool(mask.any()), "the most diverse is never below the mean"
     prior = memory["prior.mean"]
-    unlike = torch.stack([1 - p @ prior / (p.norm() * prior.norm()) for p in look.probs])
+    unlike = torch.stack([1 - p @ prior / (p.norm() * prior.norm()) for p in outputs.probs])
     clear = (unlike - unlike.mean()).abs() > 1e-6
     assert torch.equal(mask[clear], (unlike >= unlike.mean())[clear])
 
 
 @pytest.mark.parametrize("rows", [1, 4])
 def test_where_all_are_equally_diverse_nobody_is_left_out(rows: int) -> None:
-    look = look_of(torch.tensor([[3.0, 1.0, 0.0]], dtype=torch.float64).expand(rows, 3))
+    outputs = look_of(torch.tensor([[3.0, 1.0, 0.0]], dtype=torch.float64).expand(rows, 3))
     everyone, select, weigh = torch.ones(rows, dtype=torch.bool), Diverse(), ByDiversityAndCertainty()
-    assert torch.equal(select(look, everyone, select.start(look)), everyone)
-    weights = weigh(look, everyone, weigh.start(look))
+    assert torch.equal(select(outputs, everyone, select.start(outputs)), everyone)
+    weights = weigh(outputs, everyone, weigh.start(outputs))
     torch.testing.assert_close(weights, torch.full_like(weights, math.exp(3)))
 
 
 def test_the_prior_begins_uniform_and_takes_in_those_who_do_not_teach() -> None:
-    look, nobody = random_look(0, 6, 5, 3.0), torch.zeros(6, dtype=torch.bool)
+    outputs, nobody = random_look(0, 6, 5, 3.0), torch.zeros(6, dtype=torch.bool)
     for part in (Diverse(), ByDiversityAndCertainty()):
-        start = part.start(look)
+        start = part.start(outputs)
         torch.testing.assert_close(start["prior.mean"], torch.full((5,), 0.2, dtype=torch.float64))
-        expected = 0.9 * 0.2 + 0.1 * look.probs.mean(0)
-        torch.testing.assert_close(part.remember(look, nobody, start)["prior.mean"], expected)
+        expected = 0.9 * 0.2 + 0.1 * outputs.probs.mean(0)
+        torch.testing.assert_close(part.remember(outputs, nobody, start)["prior.mean"], expected)
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=12))
@@ -488,55 +488,55 @@ def test_min_max_maps_to_the_unit_range_or_to_ones(values: list[float]) -> None:
 def test_weights_are_positive_and_carry_no_gradient(
     weigh: Weigh, seed: int, rows: int, classes: int, spread: float
 ) -> None:
-    look = random_look(seed, rows, classes, spread)
-    logits = look.logits.requires_grad_()
-    look = Look(logits, (logits,), look.batch, look.ask)
+    outputs = random_look(seed, rows, classes, spread)
+    logits = outputs.logits.requires_grad_()
+    outputs = Outputs(logits, (logits,), outputs.batch, outputs.forward)
     memory = warmed(weigh, seed, classes)
     before = copied(memory)
-    weights = weigh(look, torch.ones(rows, dtype=torch.bool), memory)
-    assert look.entropy.requires_grad, "the entropy itself has a gradient to lose"
+    weights = weigh(outputs, torch.ones(rows, dtype=torch.bool), memory)
+    assert outputs.entropy.requires_grad, "the entropy itself has a gradient to lose"
     assert weights.shape == (rows,)
     assert not weights.requires_grad
     assert bool((weights > 0).all())
-    assert torch.equal(weights, weigh(look, torch.ones(rows, dtype=torch.bool), memory))
+    assert torch.equal(weights, weigh(outputs, torch.ones(rows, dtype=torch.bool), memory))
     assert_same(memory, before)
 
 
 @quick
 @batches
 def test_inside_its_margin_a_sample_counts_at_least_one(seed: int, rows: int, classes: int, spread: float) -> None:
-    look, everyone = random_look(seed, rows, classes, spread), torch.ones(rows, dtype=torch.bool)
-    weights = ByEntropy(0.4)(look, everyone, {})
-    inside = EntropyBelow(0.4)(look, everyone, {})
+    outputs, everyone = random_look(seed, rows, classes, spread), torch.ones(rows, dtype=torch.bool)
+    weights = ByEntropy(0.4)(outputs, everyone, {})
+    inside = EntropyBelow(0.4)(outputs, everyone, {})
     assert torch.equal(inside, weights > 1)
-    by_hand = [math.exp(0.4 * math.log(classes) - float(h)) for h in look.entropy]
+    by_hand = [math.exp(0.4 * math.log(classes) - float(h)) for h in outputs.entropy]
     torch.testing.assert_close(weights, torch.tensor(by_hand, dtype=torch.float64))
 
 
 @quick
 @batches
 def test_weights_by_plpd_lie_between_one_over_e_and_e(seed: int, rows: int, classes: int, spread: float) -> None:
-    look, everyone = random_look(seed, rows, classes, spread), torch.ones(rows, dtype=torch.bool)
-    weights = ByPLPD()(look, everyone, {})
-    torch.testing.assert_close(weights, plpd(look, everyone, Patches()).exp())
+    outputs, everyone = random_look(seed, rows, classes, spread), torch.ones(rows, dtype=torch.bool)
+    weights = ByPLPD()(outputs, everyone, {})
+    torch.testing.assert_close(weights, plpd(outputs, everyone, Patches()).exp())
     assert bool(((weights >= 1 / math.e) & (weights <= math.e)).all())
 
 
 def test_weights_by_diversity_and_certainty_follow_the_formula() -> None:
-    weigh, look = ByDiversityAndCertainty(), random_look(2, 7, 5, 3.0)
+    weigh, outputs = ByDiversityAndCertainty(), random_look(2, 7, 5, 3.0)
     memory = warmed(weigh, 2, 5)
     prior = memory["prior.mean"]
-    unlike = torch.stack([1 - p @ prior / (p.norm() * prior.norm()) for p in look.probs])
+    unlike = torch.stack([1 - p @ prior / (p.norm() * prior.norm()) for p in outputs.probs])
     diverse = (unlike - unlike.min()) / (unlike.max() - unlike.min())
-    sure = (look.entropy.max() - look.entropy) / (look.entropy.max() - look.entropy.min())
-    weights = weigh(look, torch.ones(7, dtype=torch.bool), memory)
+    sure = (outputs.entropy.max() - outputs.entropy) / (outputs.entropy.max() - outputs.entropy.min())
+    weights = weigh(outputs, torch.ones(7, dtype=torch.bool), memory)
     torch.testing.assert_close(weights, (3 * diverse * sure).exp())
 
 
 def test_weights_add_up() -> None:
-    look, everyone = random_look(2, 7, 5, 3.0), torch.ones(7, dtype=torch.bool)
-    both = (ByEntropy(0.4) + ByPLPD())(look, everyone, {})
-    torch.testing.assert_close(both, ByEntropy(0.4)(look, everyone, {}) + ByPLPD()(look, everyone, {}))
+    outputs, everyone = random_look(2, 7, 5, 3.0), torch.ones(7, dtype=torch.bool)
+    both = (ByEntropy(0.4) + ByPLPD())(outputs, everyone, {})
+    torch.testing.assert_close(both, ByEntropy(0.4)(outputs, everyone, {}) + ByPLPD()(outputs, everyone, {}))
     assert repr(ByEntropy(0.3) + Equal()) == "ByEntropy(0.3) + Equal()"
 
 

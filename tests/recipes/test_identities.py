@@ -37,7 +37,6 @@ from poem.parts import (
     FisherAnchor,
     FromBatch,
     Laplacian,
-    Look,
     LossAverageBelow,
     MeanTeacher,
     Mixed,
@@ -45,6 +44,7 @@ from poem.parts import (
     NormAffine,
     Nothing,
     NotRedundant,
+    Outputs,
     PLPDAbove,
     Prior,
     Readout,
@@ -252,8 +252,8 @@ def test_a_copy_that_is_not_changed_agrees_as_far_as_its_entropy() -> None:
     plain(batch), twice(batch)
     weights = poem.parts.ByDiversityAndCertainty()
     logits = plain.last.first_logits
-    look = look_of(logits)
-    weighed = weights(look, plain.last.selected, weights.start(look)) * look.entropy
+    outputs = look_of(logits)
+    weighed = weights(outputs, plain.last.selected, weights.start(outputs)) * outputs.entropy
     assert plain.last.loss is not None
     assert twice.last.loss is not None
     extra = float(weighed[plain.last.selected].sum()) / 12
@@ -495,12 +495,12 @@ def test_a_share_of_nothing_is_the_source(statistics: Statistics) -> None:
 # Readouts -------------------------------------------------------------------------------------------------------------
 
 
-def look_of(logits: Tensor, features: Tensor | None = None, heads: int = 1) -> Look:
+def look_of(logits: Tensor, features: Tensor | None = None, heads: int = 1) -> Outputs:
     def ask(images: Tensor, *, among: Tensor | None = None, grad: bool = False) -> Tensor:
         raise AssertionError("a readout asks nothing")
 
     batch = Batch(torch.zeros(len(logits), 3, 4, 4), torch.Generator(), len(logits))
-    return Look(logits, (logits,) * heads, batch, ask, features=features)
+    return Outputs(logits, (logits,) * heads, batch, ask, features=features)
 
 
 def test_the_prior_is_the_smoothed_mean_prediction() -> None:

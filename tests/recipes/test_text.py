@@ -52,7 +52,7 @@ def test_parts_compose_in_text_as_in_code() -> None:
         ("b'x'", "expected parts, numbers and words in quotes, got b'x'"),
         ("...", "expected parts, numbers and words in quotes, got ..."),
         ("Select()", "no part is called 'Select'"),
-        ("Look(1, 2)", "no part is called 'Look'"),
+        ("Outputs(1, 2)", "no part is called 'Look'"),
         ("Memory()", "no part is called 'Memory'"),
         ("\x00", "expected parts such as"),
         ("", "expected parts such as"),

@@ -37,8 +37,6 @@ from poem.parts import (
     Everything,
     FisherAnchor,
     FollowTeacher,
-    Lesson,
-    Look,
     LossAverageBelow,
     MeanTeacher,
     Memory,
@@ -46,10 +44,12 @@ from poem.parts import (
     NotRedundant,
     Objective,
     Occlusion,
+    Outputs,
     PLPDAbove,
     Readout,
     RunningMean,
     Select,
+    Selected,
     SoftLikelihoodRatio,
     StochasticRestore,
 )
@@ -162,11 +162,11 @@ def scaled(gradient: dict[str, Tensor], factor: float) -> dict[str, Tensor]:
 class Bright(Select):
     """Selects images whose mean is above zero, so that a test decides who teaches; notes every look."""
 
-    seen: list[tuple[Look, Tensor]] = field(default_factory=list, compare=False)
+    seen: list[tuple[Outputs, Tensor]] = field(default_factory=list, compare=False)
 
-    def __call__(self, look: Look, among: Tensor, memory: Memory) -> Tensor:
-        mask = among & (look.batch.images.mean((1, 2, 3)) > 0)
-        self.seen.append((look, among))
+    def __call__(self, outputs: Outputs, among: Tensor, memory: Memory) -> Tensor:
+        mask = among & (outputs.batch.images.mean((1, 2, 3)) > 0)
+        self.seen.append((outputs, among))
         return mask
 
     def __repr__(self) -> str:
@@ -175,18 +175,18 @@ class Bright(Select):
 
 @dataclass(frozen=True, repr=False)
 class Noting(Objective):
-    """Entropy, and notes every lesson."""
+    """Entropy, and notes every selected."""
 
-    seen: list[Lesson] = field(default_factory=list, compare=False)
+    seen: list[Selected] = field(default_factory=list, compare=False)
     anchor: bool = False
 
     @property
     def anchored(self) -> bool:
         return self.anchor
 
-    def __call__(self, lesson: Lesson) -> Tensor:
-        self.seen.append(lesson)
-        return lesson.mean(lesson.look.entropy)
+    def __call__(self, selected: Selected) -> Tensor:
+        self.seen.append(selected)
+        return selected.mean(selected.outputs.entropy)
 
     def __repr__(self) -> str:
         return "Noting()"
@@ -273,11 +273,11 @@ def test_a_pass_over_some_samples_has_the_statistics_of_those_alone() -> None:
     adapter(batch)
     mask = adapter.last.selected
     assert 2 <= int(mask.sum()) < len(batch)
-    look, everyone = select.seen[0]
-    destroyed = Occlusion()(look)
+    outputs, everyone = select.seen[0]
+    destroyed = Occlusion()(outputs)
     reference = with_batch_statistics(net("bn"))
     with adapter._network.borrowed("cpu"):
-        asked, whole = look.ask(destroyed, among=mask), look.ask(destroyed, among=everyone)
+        asked, whole = outputs.forward(destroyed, among=mask), outputs.forward(destroyed, among=everyone)
     with torch.no_grad():
         torch.testing.assert_close(asked[mask], reference(destroyed[mask]), rtol=1e-9, atol=1e-9)
         torch.testing.assert_close(whole, reference(destroyed), rtol=1e-9, atol=1e-9)
@@ -330,8 +330,8 @@ def test_a_sharpness_aware_step_does_not_coast_unless_it_is_told_to() -> None:
     assert poem.recipe("sar").step == SAM(0.05) == SAM(0.05, momentum_coast=False)
     assert repr(SAM(0.05)) == "SAM(0.05)"
     assert parse("SAM(0.05, momentum_coast=True)") == SAM(0.05, momentum_coast=True) != SAM(0.05)
-    assert not SGD().coasts
-    assert not SAM().coasts
+    assert not SGD().steps_when_empty
+    assert not SAM().steps_when_empty
 
 
 @pytest.mark.parametrize("kind", NETS)
@@ -441,7 +441,7 @@ def test_a_reset_forgets_the_average_prediction() -> None:
     first, second, _ = stream()
     adapter = adapted("gn", "eta", select=EntropyBelow(0.4) & NotRedundant(0.9))
     adapter(first)
-    assert tensors(adapter)["memory/redundancy.seen"].item()
+    assert tensors(adapter)["memory/select.second.seen"].item()
     adapter.reset()
     assert torch.equal(adapter(second), adapted("gn", "eta", select=EntropyBelow(0.4) & NotRedundant(0.9))(second))
     assert torch.equal(adapter.last.selected, entropy(net("gn")(second)) < E0)
@@ -537,10 +537,10 @@ def test_the_way_back_of_sar_clears_the_inner_optimiser_and_the_loss_average(ste
         adapter(batch)
         resets.append(adapter.last.reset)
         now = tensors(adapter)
-        assert bool(now["memory/loss.seen"]) != adapter.last.reset
+        assert bool(now["memory/recover.seen"]) != adapter.last.reset
         if adapter.last.reset:
             assert adapter.last.updates == 1
-            assert float(now["memory/loss.mean"]) == 0
+            assert float(now["memory/recover.mean"]) == 0
             assert_same({key: now[key] for key in fresh}, fresh)
         else:
             assert differs({key: now[key] for key in fresh}, fresh)
@@ -632,7 +632,7 @@ def test_roid_divides_by_the_configured_size_and_averages_with_the_source_after_
         smooth = max(1 / 6, 1 / 10) / mean.max()
         torch.testing.assert_close(answer, logits.detach() * (mean + smooth) / (1 + 10 * smooth))
         prior = 0.9 * prior + 0.1 * mean
-        torch.testing.assert_close(tensors(adapter)["memory/prior.mean"], prior)
+        torch.testing.assert_close(tensors(adapter)["memory/select.mean"], prior)
 
 
 def test_the_prior_of_roid_moves_once_per_batch_though_filter_and_weight_both_read_it() -> None:
@@ -640,7 +640,7 @@ def test_the_prior_of_roid_moves_once_per_batch_though_filter_and_weight_both_re
     adapter = adapted("gn", "roid", minimise=SoftLikelihoodRatio(), lr=0.0)
     adapter(batch)
     mean = net("gn")(batch).softmax(1).mean(0).detach()
-    torch.testing.assert_close(tensors(adapter)["memory/prior.mean"], 0.9 * torch.full_like(mean, 0.1) + 0.1 * mean)
+    torch.testing.assert_close(tensors(adapter)["memory/select.mean"], 0.9 * torch.full_like(mean, 0.1) + 0.1 * mean)
 
 
 @pytest.mark.parametrize("rows", [1, 5])
@@ -774,7 +774,7 @@ def test_rdumb_forgets_the_average_prediction_too() -> None:
         adapter(batch)
     probs = net("gn")(third).detach().softmax(1)
     sure = entropy(net("gn")(third)) < E0
-    torch.testing.assert_close(tensors(adapter)["memory/redundancy.mean"], probs[sure].mean(0))
+    torch.testing.assert_close(tensors(adapter)["memory/select.second.mean"], probs[sure].mean(0))
 
 
 # Thresholds, learning rates, layers -----------------------------------------------------------------------------------
@@ -877,8 +877,8 @@ def test_layers_are_found_by_what_they_are(
 class Nil(Objective):
     """Asks for nothing."""
 
-    def __call__(self, lesson: Lesson) -> Tensor:
-        return 0 * lesson.look.logits.sum()
+    def __call__(self, selected: Selected) -> Tensor:
+        return 0 * selected.outputs.logits.sum()
 
 
 @pytest.mark.parametrize("kind", NETS)
@@ -974,16 +974,16 @@ def test_poem_leaves_the_source_head_as_it_came(kind: str) -> None:
     assert_same(dict(model.state_dict()), dict(before))
     # The first head is the network with its shallow layers moved and its deep ones untouched.
     hand = with_batch_statistics(model)
-    look = select.seen[-1][0]
+    outputs = select.seen[-1][0]
     with torch.no_grad():
         for name, parameter in hand.named_parameters():
             parameter.copy_(now.get(name, before[name]))
-        batch = look.batch.images
-        torch.testing.assert_close(look.heads[0].detach(), hand(batch), rtol=1e-9, atol=1e-9)
+        batch = outputs.batch.images
+        torch.testing.assert_close(outputs.heads[0].detach(), hand(batch), rtol=1e-9, atol=1e-9)
         for name, parameter in hand.named_parameters():
             parameter.copy_(now.get(f"branch.{name}", parameter))
-        torch.testing.assert_close(look.heads[1].detach(), hand(batch), rtol=1e-9, atol=1e-9)
-    assert (look.heads[0] - look.heads[1]).abs().max() > 1e-4
+        torch.testing.assert_close(outputs.heads[1].detach(), hand(batch), rtol=1e-9, atol=1e-9)
+    assert (outputs.heads[0] - outputs.heads[1]).abs().max() > 1e-4
 
 
 @pytest.mark.parametrize("kind", ["gn", "ln"])
@@ -1056,13 +1056,13 @@ def test_half_precision_stays_inside_the_network(kind: str, where: str) -> None:
     handle.remove()
     assert torch.bfloat16 in inside, "nothing ran in half precision"
     assert answer.dtype == torch.float32
-    look = select.seen[0][0]
-    for found in (look.logits, look.probs, look.entropy, *look.heads):
+    outputs = select.seen[0][0]
+    for found in (outputs.logits, outputs.probs, outputs.entropy, *outputs.heads):
         assert found.dtype == torch.float32
     assert {value.dtype for value in moved(adapter).values()} == {torch.float32}
     assert adapter.last.updates > 0
-    alone = -(look.logits.detach().double().softmax(1) * look.logits.detach().double().log_softmax(1)).sum(1)
-    torch.testing.assert_close(look.entropy.detach().double(), alone, rtol=1e-5, atol=1e-5)
+    alone = -(outputs.logits.detach().double().softmax(1) * outputs.logits.detach().double().log_softmax(1)).sum(1)
+    torch.testing.assert_close(outputs.entropy.detach().double(), alone, rtol=1e-5, atol=1e-5)
 
 
 RESETS: list[tuple[str, dict[str, Any]]] = [
