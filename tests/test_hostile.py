@@ -80,7 +80,7 @@ class Tiles(Wrapped):
 
 def without_cache(adapter: poem.Adapter) -> poem.Adapter:
     """An adapter whose every layer runs at every pass."""
-    adapter._network.acceleration.prefix_cache._modules = []
+    adapter._acceleration.prefix_cache._modules = []
     return adapter
 
 
@@ -725,8 +725,8 @@ def test_reset_forgets_what_was_tried_on_a_batch() -> None:
     """A proof that failed on one batch is not the verdict on the next stream."""
     adapter = poem.adapt(make_net("bn", sharpness=10.0), "poem", **RICH)
     adapter(images(8, 0))
-    adapter._network.doubles = adapter._network.acceleration.independent = (
-        adapter._network.acceleration.branch_backward.right
+    adapter._network.doubles = adapter._acceleration.independent = (
+        adapter._acceleration.branch_backward.right
     ) = False
     adapter.reset()
     fresh = poem.adapt(make_net("bn", sharpness=10.0), "poem", **RICH)
@@ -992,9 +992,9 @@ def test_counts_follow_the_model_to_another_device() -> None:
         entry.anomalies = torch.zeros(2, dtype=torch.long, device=device)
         if device == "cpu":
             books.anomalies = torch.ones(2, dtype=torch.long)
-        books.close(entry, 1)
+        books.add_batch(entry, 1)
         entry.anomalies = None
-        books.close(entry, 1)
+        books.add_batch(entry, 1)
     assert books.anomalies is not None
     assert books.anomalies.tolist() == [1, 1]
 

@@ -25,7 +25,7 @@ from poem.cli.list import GROWN, named
 from poem.cli.main import main
 from poem.parts import SGD, Everything, NormAffine, Nothing
 from poem.parts.objective import Total
-from poem.parts.selection import Both, Sum
+from poem.parts.selection import Both
 from poem.recipes.methods import HOSTS, METHODS, SUFFIXES, describe
 from poem.recipes.text import parse
 from poem.report.demo import Found, sentences

@@ -116,13 +116,14 @@ class Adapter:
             "seed": seed, "precision": precision, "fast": fast, "compile": compile, "logits": logits,
         }  # fmt: skip
         names, branch, split = _groups(model, recipe, self.facts, split)
+        self._acceleration = Accelerated(half=precision == "bf16", compile=compile)
         self._network = Network(
             model, theta=names, branch=branch if recipe.branch else None, split=split,
-            norms=self.facts.norms, head=self.facts.head if recipe.first_with(Need.FEATURES) else None,
+            norms=self.facts.norms, head=self.facts.head if recipe.first_with(Need.FEATURES) is not None else None,
             classes=indices, mean=mean, std=std, logits=logits, precision=precision,
-            acceleration=Accelerated(half=precision == "bf16", compile=compile),
+            acceleration=self._acceleration,
         )  # fmt: skip
-        self._state = State(recipe, self._network, seed, batch_size)
+        self._state = State(recipe, self._network, seed, batch_size, self.facts.family)
         self._captures = Captures(recipe, self._network, self._state, fast)
         self._unloaded, self._editor = False, recipe.first_with(Need.UNIT_RANGE, Need.PICTURES)
         self._warned: set[str] = set()  # kinds of warnings that were logged

@@ -112,7 +112,7 @@ def test_an_adapter_on_kernels_is_as_near_to_full_precision(counted: Counted, mo
     ]
     assert (moved[2] - moved[0]).norm() < 1.5 * (moved[1] - moved[0]).norm()
     assert ours._network.doubles, "both halves at once"
-    assert ours._network.acceleration.branch_backward.right, "the branch's lesson through its own half"
+    assert ours._acceleration.branch_backward.right, "the branch's lesson through its own half"
 
 
 @pytest.mark.parametrize(
@@ -288,7 +288,7 @@ def test_the_branch_enters_beyond_the_split(pieces: list[nn.Module]) -> None:
 
     adapter = poem.adapt(make_net("bn", sharpness=10.0), "poem", fast=False, select=Everyone(), rounds=1, compile=True)
     adapter(stream("cpu", 1)[0])
-    passes = adapter._network.acceleration.compiled
+    passes = adapter._acceleration.compiled
     assert passes is not None
     seen = 0
     for whole, _ in passes.made.values():
@@ -306,7 +306,7 @@ def test_what_follows_from_the_images_alone_is_computed_once(pieces: list[nn.Mod
     adapter = poem.adapt(make_net("bn", sharpness=10.0), "poem", fast=False, select=Everyone(), rounds=1, compile=True)
     first, second = stream("cpu", 2)
     adapter(first)
-    passes = adapter._network.acceleration.compiled
+    passes = adapter._acceleration.compiled
     assert passes is not None
     assert len(passes.beginnings) == 1
     calls: list[int] = []
@@ -344,7 +344,7 @@ def test_a_cut_pass_with_our_kernels_is_the_pass(
     assert plain.totals.taught == cut.totals.taught > 0
     code = "".join(str(getattr(piece, "code", "")) for piece in pieces)
     assert "poem.moments" in code
-    passes = cut._network.acceleration.compiled
+    passes = cut._acceleration.compiled
     assert passes is not None
     assert len(passes.beginnings) == (2 if "deyo" in method else 1), "and the kernels were tried before"
 

@@ -439,7 +439,7 @@ class InPlace(nn.Module):
 
 def test_a_layer_whose_answer_is_written_into_is_asked_again() -> None:
     adapters = [poem.adapt(InPlace(), "poem", lr=0.02, threshold=0.6, fast=False) for _ in range(2)]
-    adapters[1]._network.acceleration.prefix_cache._modules = []  # never
+    adapters[1]._acceleration.prefix_cache._modules = []  # never
     batches = stream("cpu", 4)
     assert_same_answers(*[[adapter(batch) for batch in batches] for adapter in adapters])
     assert adapters[0].totals.updates > 0
@@ -454,7 +454,7 @@ def test_a_layer_that_runs_twice_is_asked_twice() -> None:
             return logits
 
     adapters = [poem.adapt(Twice(), "poem", lr=0.02, threshold=0.6, fast=False) for _ in range(2)]
-    adapters[1]._network.acceleration.prefix_cache._modules = []
+    adapters[1]._acceleration.prefix_cache._modules = []
     assert_same_answers(*[[adapter(batch) for batch in stream("cpu", 3)] for adapter in adapters])
     assert adapters[0].totals.updates > 0
 
@@ -481,7 +481,7 @@ def test_a_sparse_buffer_is_no_trouble(device: str) -> None:
 
 def test_averages_over_the_stream_see_every_look() -> None:
     adapters = [poem.adapt(make_net("bn", sharpness=10.0), "poem", lr=0.02, statistics=RunningMean(0.3)) for _ in "ab"]
-    adapters[1]._network.acceleration.prefix_cache._modules = []
+    adapters[1]._acceleration.prefix_cache._modules = []
     assert_same_answers(*[[adapter(batch) for batch in stream("cpu", 3)] for adapter in adapters])
 
 
@@ -583,7 +583,7 @@ def test_half_precision_casts_frozen_weights_once_and_follows_them() -> None:
     adapter = poem.adapt(net, "poem", lr=0.02, precision="bf16", fast=False)
     batches = stream("cpu", 2)
     adapter(batches[0])
-    casts = adapter._network._casts
+    casts = adapter._acceleration.weight_casts
     assert casts is not None
     copies = {id(swap[2]) for swap in casts.swaps}
     assert {name for _, name, _ in casts.swaps} == {"weight", "bias"}  # of the head; norm layers keep single precision
@@ -628,7 +628,7 @@ def test_copies_of_weights_follow_what_stands_in_the_layer(change: Any) -> None:
 def test_unloading_lets_go_of_copied_weights() -> None:
     adapter = poem.adapt(make_net("bn"), "tent", precision="bf16")
     adapter(stream("cpu", 1)[0])
-    casts = adapter._network._casts
+    casts = adapter._acceleration.weight_casts
     assert casts is not None
     assert casts.swaps
     adapter.unload()
@@ -639,29 +639,29 @@ def test_a_recording_knows_what_stands_where(device: str) -> None:
     # A tensor that moves to a place where there was none, or is read otherwise at the same address, is another model.
     net: Any = make_net("bn").to(device)
     adapter = poem.adapt(net, "tent", fast=True)
-    known = {adapter._network.depends()}
+    known = {adapter._network.capture_key()}
     net.register_buffer("one", torch.rand(4, 4, device=device))
     net.register_buffer("two", None)
-    known.add(adapter._network.depends())
+    known.add(adapter._network.capture_key())
     net.one, net.two = None, net.one
-    known.add(adapter._network.depends())
+    known.add(adapter._network.capture_key())
     net.two.data = net.two.data.t()
-    known.add(adapter._network.depends())
+    known.add(adapter._network.capture_key())
     net._buffers = dict(net._buffers, two=torch.rand(4, 4, device=device))
-    known.add(adapter._network.depends())
+    known.add(adapter._network.capture_key())
     net.register_buffer("graph", torch.eye(3, device=device).to_sparse())
-    known.add(adapter._network.depends())
+    known.add(adapter._network.capture_key())
     kept, net.fc.weight.data = net.fc.weight.data, net.fc.weight.data.clone()  # seen beside a sparse one too
-    known.add(adapter._network.depends())
+    known.add(adapter._network.capture_key())
     assert len(known) == 7
     assert kept is not None
 
 
 def test_weights_that_move_are_not_cast() -> None:
     adapter = poem.adapt(make_net("ln"), "memo", precision="bf16", mean=(0, 0, 0), std=(1, 1, 1))
-    assert adapter._network._casts is not None
-    adapter._network.meet("cpu")
-    assert adapter._network._casts.swaps == []  # everything moves
+    assert adapter._acceleration.weight_casts is not None
+    adapter._network.autocast.note("cpu")
+    assert adapter._acceleration.weight_casts.swaps == []  # everything moves
 
 
 def test_the_branchs_own_lesson_goes_back_as_far_as_the_split() -> None:
@@ -722,18 +722,18 @@ def test_half_a_way_back_is_tried_before_it_is_trusted(make: Any, right: bool) -
     half, whole = (
         poem.adapt(make(), "poem", fast=False, lr=0.02, select=Everyone(), split="blocks.3") for _ in range(2)
     )
-    whole._network.acceleration.branch_backward.right = False
-    assert half._network.acceleration.branch_backward.layers
+    whole._acceleration.branch_backward.right = False
+    assert half._acceleration.branch_backward.layers
     batches = stream("cpu", 4)
     for batch in batches:
         torch.testing.assert_close(half(batch), whole(batch), atol=1e-4, rtol=0)
     assert half._network.doubles
-    assert half._network.acceleration.branch_backward.right is right
+    assert half._acceleration.branch_backward.right is right
     assert half.totals.updates > 0
 
 
 def test_a_gradient_of_nothing_proves_nothing() -> None:
-    halves = poem.adapt(make_net("bn"), "poem")._network.acceleration.branch_backward
+    halves = poem.adapt(make_net("bn"), "poem")._acceleration.branch_backward
     halves.gradient(lambda: torch.zeros(3), 1e-3)
     assert halves.untried
     halves.gradient(lambda: torch.ones(3), 1e-3)
@@ -746,7 +746,7 @@ def test_a_lesson_of_nobody_proves_nothing(device: str) -> None:
         poem.adapt(Tokens().to(device), "poem", fast=fast, lr=0.02, select=Bright(), split="blocks.3")
         for fast in (False, True)
     )
-    plain._network.acceleration.branch_backward.right = False
+    plain._acceleration.branch_backward.right = False
     for batch in [torch.zeros(8, 3, 16, 16, device=device)] * 3:
         assert_near([fast(batch)], [plain(batch)], device)
     assert fast.totals.taught == 0
@@ -754,7 +754,7 @@ def test_a_lesson_of_nobody_proves_nothing(device: str) -> None:
     for batch in stream(device):
         torch.testing.assert_close(fast(batch), plain(batch), atol=1e-4, rtol=0)
     assert fast.totals.updates > 0
-    assert fast._network.acceleration.branch_backward.right is False
+    assert fast._acceleration.branch_backward.right is False
     assert recorded(fast)
 
 
@@ -785,7 +785,7 @@ def test_the_higher_a_recipe_begins_the_more_is_kept() -> None:
     net = make_net("bn", sharpness=10.0)
     adapter = poem.adapt(net, "poem", lr=0.02, parameters=FromLayer3(), select=Everyone())
     adapter(stream("cpu", 1)[0])
-    kept = set(adapter._network.acceleration.prefix_cache._modules or [])
+    kept = set(adapter._acceleration.prefix_cache._modules or [])
     names = {name for name, module in adapter._network.twin.root.named_modules() if module in kept}
     assert {"layer1", "layer2"} <= names
     assert not any(name.startswith(("layer4", "fc")) for name in names)

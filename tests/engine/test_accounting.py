@@ -330,13 +330,13 @@ def test_what_was_found_image_by_image_is_put_together() -> None:
     for at, part in enumerate(parts):
         part.selected, part.first_logits = torch.tensor([at == 1]), torch.full((1, 2), float(at))
         part.newly_reliable = part.no_longer_reliable = torch.tensor([False])
-        part.nothing = at != 1
+        part.none_selected = at != 1
     parts[0].loss_value, parts[1].loss_value = torch.tensor(1.0), torch.tensor(2.0)
     whole = BatchRecord()
-    whole.gather(parts)
+    whole.merge(parts)
     assert (whole.skipped, whole.loss) == (None, 2.0)
     assert whole.selected.tolist() == [False, True, False]
     assert whole.first_logits[:, 0].tolist() == [0.0, 1.0, 2.0]
     idle = BatchRecord()
-    idle.gather([parts[0], parts[2]])
+    idle.merge([parts[0], parts[2]])
     assert idle.skipped == "nothing selected"

@@ -43,7 +43,7 @@ from poem.parts import (
 )
 from poem.parts.fields import Checked, Range
 from poem.parts.objective import Total
-from poem.parts.selection import Both, Sum
+from poem.parts.selection import Both
 from poem.recipes.recipe import Recipe, Rule
 from poem.recipes.text import parse, read, written
 

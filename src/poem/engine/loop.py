@@ -326,7 +326,7 @@ class BatchLoop:
         update_where(state.memory, {f"views.{name}": value for name, value in progress.view.memory.items()}, finite)
         update_where(state.memory, progress.last.record, sound & finite)
         for key in [key for key in ("theta", "branch") if key in state.source] if recipe.learns else ():
-            if recipe.teacher is not None:
+            if recipe.teacher is not None and updates:
                 followed = recipe.teacher.follow(state.teacher[key], state.moving[key])
                 update_where(state.teacher, {key: followed}, sound)
             pulled = recipe.recover.pull(state.moving[key], state.source[key], state.rng)

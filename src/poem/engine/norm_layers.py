@@ -113,6 +113,11 @@ class PatchedNorm:
         """The running variance that came with the model."""
         return self.layer._buffers.get("running_var")
 
+    @property
+    def learning(self) -> bool:
+        """Whether the pass under way is learnt from."""
+        return self._current().training
+
     def with_source(self, x: Tensor) -> Tensor:
         """As the layer came, in eval mode."""
         return self.own(x)

@@ -43,8 +43,11 @@ class State:
     statistics remember, under `place.name`; `prepared` what parts measured on source data, which no reset forgets.
     """
 
-    def __init__(self, recipe: Recipe, network: Network, seed: int, batch_size: int | None) -> None:
+    def __init__(
+        self, recipe: Recipe, network: Network, seed: int, batch_size: int | None, family: str = "convolutional"
+    ) -> None:
         self._recipe, self._network, self._seed, self._batch_size = recipe, network, seed, batch_size
+        self._family = family
         self.prepared: Memory = {}
         self.rng = torch.Generator()
         self.entered = False  # a batch is under way, or was interrupted
@@ -247,7 +250,7 @@ class State:
         self.source = {**self.source, **brought}
         self.moving = {**brought, **self.moving}
         self.steps = {**{key: self._recipe.step.optimiser.init(each) for key, each in brought.items()}, **self.steps}
-        factors = {place: part.lr_factor for place, part in self._recipe.places}
+        factors = {place: part.lr_factor(self._family) for place, part in self._recipe.places}
         self.lr_factors = {key: factors[key.rpartition(".")[0]] for key in brought}
 
     def _fingerprint(self) -> str:

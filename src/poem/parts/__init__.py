@@ -8,11 +8,13 @@ from __future__ import annotations
 from typing import Any
 
 from poem.parts.augment import Augment, AugMix, Jitter
+from poem.parts.bank import MemoryBank
 from poem.parts.base import Batch, Forward, Memory, Need, Outcome, Outputs, Part, Selected, Update, inside
 from poem.parts.branch import AdaptBranch
 from poem.parts.destruction import Occlusion, Patches, Pixels
 from poem.parts.exploration import Exploration, Explore, Once, Repeat
 from poem.parts.objective import (
+    ConservativeEntropy,
     Consistency,
     CrossEntropy,
     Entropy,
@@ -20,10 +22,11 @@ from poem.parts.objective import (
     FollowTeacher,
     MarginalEntropy,
     Objective,
+    SiameseEntropy,
     SoftLikelihoodRatio,
 )
 from poem.parts.parameters import Everything, NormAffine, Nothing, Parameters
-from poem.parts.readout import Correction, Laplacian, Prior, Readout, Uncorrected
+from poem.parts.readout import Correction, Laplacian, Prior, Readout, Recentre, Uncorrected
 from poem.parts.recovery import (
     AverageWithSource,
     EachImage,
@@ -33,10 +36,11 @@ from poem.parts.recovery import (
     Recovery,
     StochasticRestore,
 )
+from poem.parts.score import OpinionEntropy, Score, SoftmaxEntropy
 from poem.parts.selection import Diverse, EntropyBelow, Everyone, NotRedundant, PLPDAbove, Select
-from poem.parts.statistics import FromBatch, Mixed, RunningMean, Source, Statistics
+from poem.parts.statistics import FromBatch, Mixed, Robust, RunningMean, Source, Statistics
 from poem.parts.step import SAM, SGD, Adam, Step
-from poem.parts.teacher import MeanTeacher, Teacher
+from poem.parts.teacher import MeanTeacher, SlowTeacher, Teacher
 from poem.parts.views import View, Views
 from poem.parts.weighting import ByDiversityAndCertainty, ByEntropy, ByPLPD, Equal, FirstRound, Weigh
 
@@ -52,6 +56,7 @@ __all__ = [
     "ByDiversityAndCertainty",
     "ByEntropy",
     "ByPLPD",
+    "ConservativeEntropy",
     "Consistency",
     "Correction",
     "CrossEntropy",
@@ -76,6 +81,7 @@ __all__ = [
     "MarginalEntropy",
     "MeanTeacher",
     "Memory",
+    "MemoryBank",
     "Mixed",
     "Need",
     "Never",
@@ -85,6 +91,7 @@ __all__ = [
     "Objective",
     "Occlusion",
     "Once",
+    "OpinionEntropy",
     "Outcome",
     "Outputs",
     "PLPDAbove",
@@ -94,12 +101,18 @@ __all__ = [
     "Pixels",
     "Prior",
     "Readout",
+    "Recentre",
     "Recovery",
     "Repeat",
+    "Robust",
     "RunningMean",
+    "Score",
     "Select",
     "Selected",
+    "SiameseEntropy",
+    "SlowTeacher",
     "SoftLikelihoodRatio",
+    "SoftmaxEntropy",
     "Source",
     "Statistics",
     "Step",

@@ -68,9 +68,8 @@ class Part(Checked, ABC):
         """Tensors of the part's own that the recipe's step trains, as they are before the first batch."""
         return {}
 
-    @property
-    def lr_factor(self) -> float:
-        """The learning rate of `trainable`, as a multiple of the recipe's."""
+    def lr_factor(self, family: str) -> float:
+        """The learning rate of `trainable` as a multiple of the recipe's, for a network of this family."""
         return 1.0
 
     @property

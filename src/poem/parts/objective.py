@@ -17,6 +17,7 @@ from torch import Tensor
 from poem.parts.augment import Augment, Jitter
 from poem.parts.base import Memory, Need, Outputs, Part, Selected, entropy
 from poem.parts.fields import NotNegative, Positive, Range
+from poem.parts.score import OpinionEntropy
 
 
 @dataclass(frozen=True, repr=False)
@@ -76,6 +77,66 @@ class Entropy(Objective):
     def __call__(self, selected: Selected) -> Tensor:
         """Weighted mean over the selection, not over the batch."""
         return selected.mean(selected.outputs.entropy)
+
+
+@dataclass(frozen=True, repr=False)
+class ConservativeEntropy(Objective):
+    """Mean entropy of the opinion over the selected samples: certainty may not grow by longer logits alone.
+
+    Paper: COME (Zhang et al., ICLR 2025); see `OpinionEntropy`.
+    """
+
+    @property
+    def per_sample(self) -> bool:
+        """A mean over samples."""
+        return True
+
+    def __call__(self, selected: Selected) -> Tensor:
+        """Weighted mean over the selection."""
+        return selected.mean(OpinionEntropy()(selected.outputs))
+
+
+@dataclass(frozen=True, repr=False)
+class SiameseEntropy(Objective):
+    """Entropy behind a trained predictor, and its symmetric divergence from the plain head: a guard against collapse.
+
+    Features `z` pass a matrix `P` (the identity at first) before the frozen last layer: `r = W P z + b`. Minimises
+    `H(r) + divergence * (KL(t, r) + KL(r, t))`, with `t` the plain head's prediction, as a constant. `P` is trained
+    with a learning rate of its own, a multiple of the recipe's by network family, and is not used for the answer.
+
+    Paper: ZeroSiam (ICLR 2026, arXiv 2509.23183).
+    Reference code: Cascol-Chen/ZeroSiam (no licence).
+    Differs: one optimiser step for both groups from one backward pass; a reset clears both.
+    """
+
+    divergence: NotNegative = 1.0
+    convolutional: NotNegative = 10.0
+    transformer: NotNegative = 1.0
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """Features for the predictor."""
+        return frozenset({Need.FEATURES})
+
+    def trainable(self, outputs: Outputs) -> Memory:
+        """The predictor, an identity."""
+        if outputs.features is None:
+            raise ValueError("SiameseEntropy() needs a model whose last layer is linear; none was found")
+        size = outputs.features.shape[1]
+        return {"predictor": torch.eye(size, device=outputs.features.device)}
+
+    def lr_factor(self, family: str) -> float:
+        """By network family."""
+        return self.transformer if family == "transformer" else self.convolutional
+
+    def __call__(self, selected: Selected) -> Tensor:
+        """Mean over the selection; the plain head gets no gradient."""
+        outputs, predictor = selected.outputs, selected.trained["predictor"]
+        assert outputs.features is not None
+        online = outputs.classify(outputs.features.to(predictor.dtype) @ predictor.T).log_softmax(1)
+        plain = outputs.heads[0].detach().log_softmax(1)
+        gap = ((online.exp() - plain.exp()) * (online - plain)).sum(1)
+        return selected.mean(entropy(online) + self.divergence * gap)
 
 
 @dataclass(frozen=True, repr=False)

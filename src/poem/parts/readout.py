@@ -8,8 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from poem.parts.base import Memory, Need, Outputs, Part
-from poem.parts.fields import Count
+from poem.parts.base import Memory, Need, Outcome, Outputs, Part
+from poem.parts.fields import Count, Share
 
 Which = Literal["first", "before-last", "last", "teacher"]
 
@@ -50,6 +50,52 @@ class Prior(Correction):
         prior = (mean + smooth) / (1 + smooth * outputs.classes)
         logits = outputs.logits - outputs.logits.mean(1, keepdim=True) if outputs.combined else outputs.logits
         return logits * prior if self.by == "factor" else logits + prior.log()
+
+
+@dataclass(frozen=True, repr=False)
+class Recentre(Correction):
+    """Subtracts the stream's mean feature before the last linear layer; the batch in hand is part of the mean.
+
+    The mean is over all images so far or, with `momentum`, a moving average that keeps that share at each batch and
+    starts at zero.
+
+    Paper: NEO (ICLR 2026).
+    Reference code: awesomealex1/NEO (no licence).
+    Differs: none for one head; with an adapt branch it is an error, since two heads have two means.
+    """
+
+    momentum: Share | None = None
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """Features to centre."""
+        return frozenset({Need.FEATURES})
+
+    def start(self, outputs: Outputs) -> Memory:
+        """No mean yet."""
+        if outputs.features is None:
+            raise ValueError("Recentre() needs a model whose last layer is linear; none was found")
+        mean = outputs.features.detach().new_zeros(outputs.features.shape[1], dtype=outputs.logits.dtype)
+        return {"mean": mean, "count": mean.new_zeros(())}
+
+    def __call__(self, outputs: Outputs, memory: Memory) -> Tensor:
+        """The last layer's logits for centred features."""
+        if outputs.combined:
+            raise ValueError("Recentre() centres the features of one head; use it in a recipe without branch=")
+        assert outputs.features is not None
+        return outputs.classify(outputs.features - self._moved(outputs, memory)["mean"])
+
+    def remember(self, outcome: Outcome, memory: Memory) -> Memory:
+        """The mean with this batch."""
+        return {} if outcome.answer is None else self._moved(outcome.answer, memory)
+
+    def _moved(self, outputs: Outputs, memory: Memory) -> Memory:
+        """The mean that this batch is part of."""
+        assert outputs.features is not None
+        features = outputs.features.detach().to(memory["mean"].dtype)
+        count = memory["count"] + len(features)
+        share = len(features) / count if self.momentum is None else 1 - self.momentum
+        return {"mean": memory["mean"] + share * (features.mean(0) - memory["mean"]), "count": count}
 
 
 @dataclass(frozen=True, repr=False)

@@ -20,6 +20,7 @@ from poem.parts.base import Memory, Outcome, Outputs, Part, inside, masked_mean
 from poem.parts.destruction import Destroy, Patches, plpd
 from poem.parts.fields import Fraction, Range, Share
 from poem.parts.prior import ClassPrior
+from poem.parts.score import Score, SoftmaxEntropy
 
 
 @dataclass(frozen=True, repr=False)
@@ -94,11 +95,14 @@ class Everyone(Select):
 class EntropyBelow(Select):
     """Samples whose entropy is strictly below `fraction * ln C`; `first` is the first round's fraction, if another.
 
+    `score` says which entropy.
+
     Paper: EATA (Niu et al., ICML 2022), equation for the reliable set; POEM, Eq. 2.
     """
 
     fraction: Fraction = 0.4
     first: Fraction | None = None
+    score: Score = field(default_factory=SoftmaxEntropy)
 
     @property
     def margin(self) -> float | None:
@@ -107,12 +111,12 @@ class EntropyBelow(Select):
 
     def with_margin(self, fraction: float) -> Select:
         """Another fraction, in every round."""
-        return EntropyBelow(fraction)
+        return EntropyBelow(fraction, score=self.score)
 
     def __call__(self, outputs: Outputs, among: Tensor, memory: Memory) -> Tensor:
         """Low entropy, strictly."""
         fraction = self.fraction if self.first is None or outputs.round > 0 else self.first
-        return among & (outputs.entropy.detach() < fraction * math.log(outputs.classes))
+        return among & (self.score(outputs).detach() < fraction * math.log(outputs.classes))
 
 
 @dataclass(frozen=True, repr=False)
@@ -163,7 +167,7 @@ class PLPDAbove(Select):
     norm, the statistics of the samples in `among` alone. `ByPLPD` reuses it where both destroy alike.
 
     Paper: DeYO (Lee et al., ICLR 2024).
-    Differs: one permutation per image per batch, reused by every forward pass; redrawing it would change the set each time.
+    Differs: one permutation per image per batch, reused by every forward pass: a new one would change the set each time.
     """
 
     drop: Annotated[float, Range(at_least=-2, at_most=2, hint="a probability; -2 keeps everyone")] = 0.2

@@ -82,3 +82,28 @@ class MeanTeacher(Teacher):
     def follow(self, teacher: Tensor, student: Tensor) -> Tensor:
         """The exponential moving average of the student."""
         return torch.lerp(student, teacher, self.momentum)
+
+
+@dataclass(frozen=True, repr=False)
+class SlowTeacher(Teacher):
+    """A slow average of the student with statistics of its own, which answers plainly and predicts the target.
+
+    Paper: RoTTA (Yuan et al., CVPR 2023).
+    Reference code: BIT-DA/RoTTA (MIT).
+    Differs: none.
+    """
+
+    momentum: Share = 0.999
+
+    @property
+    def own_statistics(self) -> bool:
+        """They evolve by the teacher's own forward passes."""
+        return True
+
+    def target(self, batch: Batch, teacher: Predict, source: Predict) -> Tensor:
+        """The teacher's logits for the batch."""
+        return teacher(batch.images)
+
+    def follow(self, teacher: Tensor, student: Tensor) -> Tensor:
+        """The exponential moving average of the student."""
+        return torch.lerp(student, teacher, self.momentum)

@@ -17,6 +17,7 @@ from poem.parts.base import Memory, Outputs, Part, inside, min_max
 from poem.parts.destruction import Destroy, Patches, plpd
 from poem.parts.fields import Fraction, Positive
 from poem.parts.prior import ClassPrior
+from poem.parts.score import Score, SoftmaxEntropy
 
 
 @dataclass(frozen=True, repr=False)
@@ -69,10 +70,11 @@ class ByEntropy(Weigh):
     """
 
     fraction: Fraction = 0.4
+    score: Score = field(default_factory=SoftmaxEntropy)
 
     def __call__(self, outputs: Outputs, mask: Tensor, memory: Memory) -> Tensor:
         """At least 1 for a sample below the margin."""
-        return (self.fraction * math.log(outputs.classes) - outputs.entropy.detach()).exp()
+        return (self.fraction * math.log(outputs.classes) - self.score(outputs).detach()).exp()
 
 
 @dataclass(frozen=True, repr=False)

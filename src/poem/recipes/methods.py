@@ -14,16 +14,27 @@ from fnmatch import fnmatchcase
 from typing import Literal, get_args
 
 from poem.parts.augment import AugMix
+from poem.parts.bank import MemoryBank
 from poem.parts.branch import AdaptBranch
 from poem.parts.exploration import Explore, Repeat
-from poem.parts.objective import Consistency, Entropy, FisherAnchor, FollowTeacher, MarginalEntropy, SoftLikelihoodRatio
+from poem.parts.objective import (
+    ConservativeEntropy,
+    Consistency,
+    Entropy,
+    FisherAnchor,
+    FollowTeacher,
+    MarginalEntropy,
+    SiameseEntropy,
+    SoftLikelihoodRatio,
+)
 from poem.parts.parameters import Everything, NormAffine, Nothing
-from poem.parts.readout import Laplacian, Prior, Readout
+from poem.parts.readout import Laplacian, Prior, Readout, Recentre
 from poem.parts.recovery import AverageWithSource, EachImage, EveryCalls, LossAverageBelow, StochasticRestore
+from poem.parts.score import OpinionEntropy
 from poem.parts.selection import Diverse, EntropyBelow, Everyone, NotRedundant, PLPDAbove, Select
-from poem.parts.statistics import Mixed, Source
+from poem.parts.statistics import Mixed, Robust, Source
 from poem.parts.step import SAM, SGD, Adam
-from poem.parts.teacher import MeanTeacher
+from poem.parts.teacher import MeanTeacher, SlowTeacher
 from poem.parts.weighting import ByDiversityAndCertainty, ByEntropy, ByPLPD, FirstRound
 from poem.recipes.recipe import Recipe, Rule
 
@@ -205,6 +216,58 @@ def lame() -> Recipe:
     return Recipe(parameters=Nothing(), statistics=Source(), readout=Readout("first", Laplacian()))
 
 
+def rotta() -> Recipe:
+    """A student learns from a bank of recent, certain images what a slow teacher predicts; the teacher answers.
+
+    Paper: Yuan et al., "Robust Test-Time Adaptation in Dynamic Scenarios", CVPR 2023.
+    Reference code: BIT-DA/RoTTA (MIT), as in mariodoebler/test-time-adaptation (MIT).
+    Differs: one update per batch at most (the code makes one for each 64 images that came); group and layer norms are
+    adapted too; eval mode throughout.
+    """
+    return Recipe(
+        statistics=Robust(0.05),
+        views=MemoryBank(),
+        teacher=SlowTeacher(),
+        minimise=FollowTeacher(symmetric=False),
+        step=Adam(),
+        lr=0.001,
+        readout=Readout("teacher"),
+    )
+
+
+def come() -> Recipe:
+    """Tent with the entropy of an opinion that leaves room for not knowing.
+
+    Paper: Zhang et al., "COME: Test-time Adaption by Conservatively Minimizing Entropy", ICLR 2025.
+    Reference code: BlueWhaleLab/COME (no licence).
+    Differs: the number of classes is the network's (the code has 1000); with `+poem` the opinion is of the mean of both
+    heads' logits, and the filter compares its entropy with 0.4 ln C; eval mode throughout.
+    """
+    return replace(tent(), minimise=ConservativeEntropy())
+
+
+def zerosiam() -> Recipe:
+    """Minimises the entropy behind a trained predictor that must stay near the plain head.
+
+    Paper: "ZeroSiam", ICLR 2026, arXiv 2509.23183.
+    Reference code: Cascol-Chen/ZeroSiam (no licence).
+    Differs: learning rates are those for ResNet-50-GN (convolutional) and ViT-B (transformer), by SAR's rule for the
+    batch size; the code has others for smaller networks; eval mode throughout.
+    """
+    rate = Rule(double_one=True, convolutional=0.0025, transformer=0.005)
+    return replace(tent(), minimise=SiameseEntropy(), lr=rate)
+
+
+def neo() -> Recipe:
+    """No update: features are centred by the stream's mean before the last layer.
+
+    Paper: "NEO", ICLR 2026, arXiv 2510.05635.
+    Reference code: awesomealex1/NEO (no licence).
+    Differs: none. Evaluated on vision transformers; a first batch of one image is answered by the bias alone.
+    """
+    return Recipe(parameters=Nothing(), statistics=Source(), readout=Readout("first", Recentre()))
+
+
 def poem() -> Recipe:
     """Selects again after each update and updates on samples reliable now; source and adapt branch answer together.
 
@@ -276,11 +339,15 @@ METHODS: dict[str, Callable[[], Recipe]] = {
     "cotta": cotta,
     "rdumb": rdumb,
     "lame": lame,
+    "rotta": rotta,
+    "come": come,
+    "zerosiam": zerosiam,
+    "neo": neo,
     "poem": poem,
     "poem-official": poem_official,
     "poem-official-v2": poem_official_v2,
 }
-HOSTS = ("tent", "tent-filtered", "eta", "eata", "sar", "deyo", "roid", "memo", "cotta", "rdumb")
+HOSTS = ("tent", "tent-filtered", "eta", "eata", "sar", "deyo", "roid", "memo", "cotta", "rdumb", "come")
 """Methods that learn, and so can take POEM's parts."""
 
 
@@ -301,8 +368,10 @@ def with_branch(host: Recipe) -> Recipe:
 
 def _filter(host: Recipe) -> Select:
     """The host's selection, or the entropy filter where Tent has none, so that there is something to explore."""
-    everyone = host.select == Everyone() and host.views is None and host.teacher is None
-    return EntropyBelow(0.4) if everyone else host.select
+    if host.select != Everyone() or host.views is not None or host.teacher is not None:
+        return host.select
+    conservative = isinstance(host.minimise, ConservativeEntropy)
+    return EntropyBelow(0.4, score=OpinionEntropy()) if conservative else EntropyBelow(0.4)
 
 
 def iterated(host: Recipe) -> Recipe:
