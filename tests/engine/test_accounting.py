@@ -340,3 +340,18 @@ def test_what_was_found_image_by_image_is_put_together() -> None:
     idle = Batchwise()
     idle.gather([parts[0], parts[2]])
     assert idle.skipped == "nothing selected"
+
+
+def test_counts_follow_the_model_to_another_device() -> None:
+    from poem.engine.accounting import Batchwise, Books
+
+    books, entry = Books(), Batchwise()
+    for device in ("meta", "cpu"):
+        entry.odd = torch.zeros(2, dtype=torch.long, device=device)
+        if device == "cpu":
+            books.odd = torch.ones(2, dtype=torch.long)
+        books.close(entry, 1)
+        entry.odd = None
+        books.close(entry, 1)
+    assert books.odd is not None
+    assert books.odd.tolist() == [1, 1]
