@@ -104,7 +104,7 @@ def compared(method: str, name: str, batches: list[Tensor]) -> dict[str, Any]:
         "network": name, "method": method, "batches": len(batches), "batch": len(batches[0]),
         "largest_difference_of_probabilities": far, "selected_by_one_alone": flips, "farthest_from_threshold": nearest,
         "host_waits_per_batch": max(waits[2:], default=0), "rounds": fast.totals.rounds, "updates": fast.totals.updates,
-        "same_totals": plain.totals == fast.totals, "notes": sorted(notes), "captured": bool(fast._captures._ways),
+        "same_totals": plain.totals == fast.totals, "notes": sorted(notes), "captured": bool(fast._captures._loops),
         "seconds": round(time.perf_counter() - started, 1),
     }  # fmt: skip
 

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import toys
+from compare import assert_same_answers, assert_same_state, differing
 from nets import make_net
 from torch import Tensor, nn
 from torch.nn.functional import normalize
@@ -317,25 +318,6 @@ def source_of(net: nn.Module, names: list[str]) -> dict[str, Tensor]:
     """The values from which tensors of these names start."""
     own = dict(net.named_parameters())
     return {name: own[name.removeprefix("branch.")].detach() for name in names}
-
-
-def differing(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> list[str]:
-    """Names under which two sets of tensors are not bit for bit alike."""
-    assert one.keys() == other.keys()
-    return [name for name, tensor in one.items() if not torch.equal(tensor, other[name])]
-
-
-def assert_same_state(one: Mapping[str, Any], other: Mapping[str, Any]) -> None:
-    """Two states are bit for bit the same: moving tensors, optimisers, memory, counts, random state."""
-    assert differing(one["tensors"], other["tensors"]) == []
-    assert torch.equal(one["rng"], other["rng"])
-    plain = [{k: v for k, v in state.items() if k not in ("tensors", "rng")} for state in (one, other)]
-    assert plain[0] == plain[1]
-
-
-def assert_same_answers(some: list[Tensor], others: list[Tensor]) -> None:
-    """Two runs answered bit for bit the same."""
-    assert [torch.equal(a, b) for a, b in zip(some, others, strict=True)] == [True] * len(others)
 
 
 # The promises --------------------------------------------------------------------------------------------------------

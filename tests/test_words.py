@@ -26,6 +26,7 @@ from poem.cli.main import main
 from poem.parts import SGD, Everything, NormAffine, Nothing
 from poem.parts.objective import Total
 from poem.parts.selection import Both
+from poem.parts.weighting import Sum
 from poem.recipes.methods import HOSTS, METHODS, SUFFIXES, describe
 from poem.recipes.text import parse
 from poem.report.demo import Found, sentences

@@ -36,6 +36,11 @@ def stream(device: str, batches: int = 6, size: int = 8) -> list[Tensor]:
     return list(images(batches * size, seed=1).to(device).split(size))
 
 
+def small_batches(count: int = 3, size: int = 8) -> list[Tensor]:
+    """Batches of one size, each with a seed of its own."""
+    return [images(size, seed=seed) for seed in range(count)]
+
+
 @cache
 def digits() -> tuple[Tensor, Tensor]:
     """All 1797 digits, shuffled once, in [0, 1], and their labels."""

@@ -348,7 +348,7 @@ def _states() -> None:
         adapter = poem.adapt(net("bn"), "eta", preset="cifar")
         adapter(images(64))
         state = adapter.state_dict()
-        state["tensors"]["memory/prior.mean"] = torch.zeros(10)
+        state["tensors"]["memory/select.mean"] = torch.zeros(10)
         adapter.load_state_dict(state)
 
     refused("a state with memory that no part has", foreign)

@@ -18,15 +18,16 @@ import pytest
 import tape
 import torch
 import toys
-from nets import make_net
-from test_contract import Case, assert_same_answers, assert_same_state
+from compare import assert_near, assert_same_state
+from nets import Tokens, make_net
+from test_contract import Case
 from torch import Tensor, nn
 from toys import stream
 
 import poem
 import poem.accelerate.capture
 import poem.engine.loop
-from poem.parts import SAM, EntropyBelow, Everyone, FromBatch, PLPDAbove, RunningMean, Source
+from poem.parts import SAM, EntropyBelow, PLPDAbove
 from poem.parts.base import Memory, Outputs
 from poem.parts.parameters import Parameters
 from poem.parts.recovery import Recovery
@@ -394,81 +395,6 @@ def test_the_host_waits_once_per_round(method: str, rounds: int) -> None:
         assert sum("synchroniz" in str(each.message) for each in heard) <= rounds
 
 
-# Less work -----------------------------------------------------------------------------------------------------------
-
-
-def test_layers_below_all_that_moves_run_once_per_batch() -> None:
-    ran: list[str] = []
-    net = make_net("bn", sharpness=10.0)
-    adapter = poem.adapt(net, "poem", lr=0.02, fast=False)
-    batches = stream("cpu", 3)
-    adapter(batches[0])
-    for name in ("conv1", "layer1.0.conv1"):
-        module: Any = net.get_submodule(name)
-        module._conv_forward = _counted(module._conv_forward, name, ran)
-    adapter(batches[1])  # the model was changed: which layers may be cached is seen anew
-    ran.clear()
-    adapter(batches[2])
-    looks = adapter.last.rounds + 1
-    assert looks > 1
-    assert ran.count("conv1") == 1
-    assert ran.count("layer1.0.conv1") == looks
-
-
-def _counted(call: Any, name: str, ran: list[str]) -> Any:
-    def counted(*args: Any) -> Any:
-        ran.append(name)
-        return call(*args)
-
-    return counted
-
-
-class InPlace(nn.Module):
-    """Writes into what its first layer said."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = make_net("gn", sharpness=6.0)
-
-    def forward(self, x: Tensor) -> Tensor:
-        net: Any = self.net
-        x = torch.relu(net.norm1(net.conv1(x).relu_().mul_(0.5)))
-        logits: Tensor = net.fc(net.layer4(net.layer3(net.layer2(net.layer1(x)))).mean((2, 3)))
-        return logits
-
-
-def test_a_layer_whose_answer_is_written_into_is_asked_again() -> None:
-    adapters = [poem.adapt(InPlace(), "poem", lr=0.02, threshold=0.6, fast=False) for _ in range(2)]
-    adapters[1]._acceleration.prefix_cache._modules = []  # never
-    batches = stream("cpu", 4)
-    assert_same_answers(*[[adapter(batch) for batch in batches] for adapter in adapters])
-    assert adapters[0].totals.updates > 0
-
-
-def test_a_layer_that_runs_twice_is_asked_twice() -> None:
-    class Twice(InPlace):
-        def forward(self, x: Tensor) -> Tensor:
-            net: Any = self.net
-            x = torch.relu(net.norm1(net.conv1(x) + net.conv1(x.flip(-1) ** 2)))
-            logits: Tensor = net.fc(net.layer4(net.layer3(net.layer2(net.layer1(x)))).mean((2, 3)))
-            return logits
-
-    adapters = [poem.adapt(Twice(), "poem", lr=0.02, threshold=0.6, fast=False) for _ in range(2)]
-    adapters[1]._acceleration.prefix_cache._modules = []
-    assert_same_answers(*[[adapter(batch) for batch in stream("cpu", 3)] for adapter in adapters])
-    assert adapters[0].totals.updates > 0
-
-
-def test_a_forward_that_the_user_set_is_left_alone() -> None:
-    net: Any = make_net("gn", sharpness=6.0)
-    adapter = poem.adapt(net, "poem", lr=0.02, threshold=0.6, fast=False)
-    first, second = stream("cpu", 2)
-    adapter(first)
-    mine = net.conv1.forward = lambda x: type(net.conv1).forward(net.conv1, x)
-    adapter(second)
-    assert net.conv1.forward is mine
-
-
 def test_a_sparse_buffer_is_no_trouble(device: str) -> None:
     case = Case("tent", "bn")
     net = case.net().to(device)
@@ -477,69 +403,6 @@ def test_a_sparse_buffer_is_no_trouble(device: str) -> None:
     for batch in stream(device, 3):
         assert adapter(batch).isfinite().all()
     assert recorded(adapter)
-
-
-def test_averages_over_the_stream_see_every_look() -> None:
-    adapters = [poem.adapt(make_net("bn", sharpness=10.0), "poem", lr=0.02, statistics=RunningMean(0.3)) for _ in "ab"]
-    adapters[1]._acceleration.prefix_cache._modules = []
-    assert_same_answers(*[[adapter(batch) for batch in stream("cpu", 3)] for adapter in adapters])
-
-
-@pytest.mark.parametrize("method", ["poem", "deyo+poem", "eata", "tent-filtered*"])
-@pytest.mark.parametrize("kind", ["gn", "ln"])
-def test_a_few_who_teach_go_back_alone(method: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    case, adapters = Case(method, kind), []
-    for few in (torch.inf, 1.0):  # never, always
-        monkeypatch.setattr(poem.accelerate.selected_rows, "BACKWARD_RATIO", few)
-        adapters.append(case.adapter(fast=False))
-        for batch in stream("cpu", 4):
-            answer = adapters[-1](batch)
-    whole, apart = (adapter.totals for adapter in adapters)
-    torch.testing.assert_close(adapters[0](batch), answer := adapters[1](batch), atol=1e-4, rtol=1e-4)
-    assert answer.isfinite().all()
-    assert whole.backwards_computed == 8 * whole.rounds >= apart.backwards_computed == apart.backwards > 0
-    assert (whole.taught, whole.forwards, whole.updates) == (apart.taught, apart.forwards, apart.updates)
-
-
-class Centred(nn.Module):
-    """Takes the batch's mean away: samples meet."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = make_net("gn", sharpness=6.0)
-
-    def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.net(x - x.mean(0))
-        return logits
-
-
-def untracked() -> nn.Module:
-    """Batch norm that never kept statistics, and so takes the batch's whatever it is told."""
-    net = make_net("bn", sharpness=10.0)
-    for module in net.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            module.track_running_stats = False
-            module.running_mean = module.running_var = None
-    return net
-
-
-@pytest.mark.parametrize(("make", "statistics"), [(Centred, FromBatch()), (untracked, Source())])
-def test_where_samples_meet_nobody_goes_back_alone(make: Any, statistics: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = []
-    for few in (torch.inf, 1.0):
-        monkeypatch.setattr(poem.accelerate.selected_rows, "BACKWARD_RATIO", few)
-        adapter = poem.adapt(make(), "poem", lr=0.02, threshold=0.6, fast=False, statistics=statistics)
-        answers.append([adapter(batch) for batch in stream("cpu", 3)])
-        assert adapter.totals.updates > 0
-    assert_same_answers(*answers)
-
-
-def test_batch_norm_keeps_its_batch_whole() -> None:
-    adapter = Case("poem", "bn").adapter(fast=False, threshold=0.2)
-    for batch in stream("cpu", 4):
-        adapter(batch)
-    assert 0 < adapter.totals.taught < 0.4 * adapter.totals.backwards_computed
-    assert adapter.totals.backwards_computed == 8 * adapter.totals.rounds
 
 
 def test_looks_do_not_outlive_their_batch() -> None:
@@ -578,63 +441,6 @@ def test_half_precision_is_recorded_as_it_runs(method: str, device: str) -> None
     assert plain.totals == fast.totals
 
 
-def test_half_precision_casts_frozen_weights_once_and_follows_them() -> None:
-    net: Any = make_net("bn", sharpness=10.0)
-    adapter = poem.adapt(net, "poem", lr=0.02, precision="bf16", fast=False)
-    batches = stream("cpu", 2)
-    adapter(batches[0])
-    casts = adapter._acceleration.weight_casts
-    assert casts is not None
-    copies = {id(swap[2]) for swap in casts.swaps}
-    assert {name for _, name, _ in casts.swaps} == {"weight", "bias"}  # of the head; norm layers keep single precision
-    assert all(swap[2].dtype == torch.bfloat16 for swap in casts.swaps)
-    net.fc.weight.data.mul_(0.25)  # which leaves no trace in the tensor's version
-    adapter.reset()
-    fresh = poem.adapt(copy.deepcopy(net), "poem", lr=0.02, precision="bf16", fast=False)
-    assert_same_answers([adapter(batch) for batch in batches], [fresh(batch) for batch in batches])
-    assert {id(swap[2]) for swap in casts.swaps} == copies
-    seen: list[torch.dtype] = []
-    inner = net.conv1._conv_forward
-
-    def watched(x: Tensor, weight: Tensor, bias: Any) -> Any:
-        seen.append(weight.dtype)
-        return inner(x, weight, bias)
-
-    net.conv1._conv_forward = watched
-    adapter(batches[0])
-    assert set(seen) == {torch.bfloat16}
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda layer: setattr(layer, "weight", nn.Parameter(torch.rand_like(layer.weight))),
-        lambda layer: setattr(layer.weight, "data", layer.weight.data.t()),  # same place, same shape
-    ],
-    ids=["another weight", "another way to read it"],
-)
-def test_copies_of_weights_follow_what_stands_in_the_layer(change: Any) -> None:
-    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
-                        nn.Linear(8, 8), nn.Linear(8, 5)).eval()  # fmt: skip
-    adapter = poem.adapt(net, "bn", precision="bf16", fast=False)
-    batch = stream("cpu", 1)[0]
-    before = adapter(batch)
-    change(net[4])
-    fresh = poem.adapt(copy.deepcopy(net), "bn", precision="bf16", fast=False)
-    assert torch.equal(adapter(batch), fresh(batch))
-    assert not torch.equal(adapter(batch), before)
-
-
-def test_unloading_lets_go_of_copied_weights() -> None:
-    adapter = poem.adapt(make_net("bn"), "tent", precision="bf16")
-    adapter(stream("cpu", 1)[0])
-    casts = adapter._acceleration.weight_casts
-    assert casts is not None
-    assert casts.swaps
-    adapter.unload()
-    assert not any((casts.swaps, casts._own, casts._copies))
-
-
 def test_a_recording_knows_what_stands_where(device: str) -> None:
     # A tensor that moves to a place where there was none, or is read otherwise at the same address, is another model.
     net: Any = make_net("bn").to(device)
@@ -655,89 +461,6 @@ def test_a_recording_knows_what_stands_where(device: str) -> None:
     known.add(adapter._network.capture_key())
     assert len(known) == 7
     assert kept is not None
-
-
-def test_weights_that_move_are_not_cast() -> None:
-    adapter = poem.adapt(make_net("ln"), "memo", precision="bf16", mean=(0, 0, 0), std=(1, 1, 1))
-    assert adapter._acceleration.weight_casts is not None
-    adapter._network.autocast.note("cpu")
-    assert adapter._acceleration.weight_casts.swaps == []  # everything moves
-
-
-def test_the_branchs_own_lesson_goes_back_as_far_as_the_split() -> None:
-    net: Any = make_net("bn", sharpness=10.0)
-    passed: list[str] = []
-
-    def watch(name: str) -> Any:
-        def hook(_: nn.Module, __: Any, out: Tensor) -> None:
-            if out.requires_grad:
-                out.register_hook(lambda _: passed.append(name))
-
-        return hook
-
-    net.layer3.register_forward_hook(watch("shallow"))
-    net.layer4.register_forward_hook(watch("deep"))
-    adapter = poem.adapt(net, "poem", lr=0.02, rounds=1, fast=False, select=Everyone())
-    first, second = stream("cpu", 2)
-    adapter(first)
-    passed.clear()  # the first time the branch's lesson is tried both ways
-    adapter(second)
-    assert adapter.last.updates == 1
-    assert sorted(passed) == ["deep", "deep", "shallow"]  # two lessons, of which one goes all the way
-
-
-class TokensFirst(nn.Module):
-    """A block whose norm layer sees (batch, tokens, width) and whose linear layer (tokens, batch, width)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.mix = nn.LayerNorm(8), nn.Linear(8, 8)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return tokens + torch.tanh(self.mix(self.norm(tokens).transpose(0, 1)).transpose(0, 1))
-
-
-class Tokens(nn.Module):
-    """Four such blocks: no half of a linear layer's rows is a head's; with a class token there are no halves."""
-
-    def __init__(self, more: int = 0) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.more = more
-        self.patch = nn.Conv2d(3, 8, 4, 4)
-        self.blocks = nn.Sequential(*[TokensFirst() for _ in range(4)])
-        self.norm, self.head = nn.LayerNorm(8), nn.Linear(8, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        tokens = self.patch(x).flatten(2).transpose(1, 2)
-        tokens = self.blocks(torch.cat([tokens[:, : self.more], tokens], dim=1))
-        logits: Tensor = 20 * self.head(self.norm(tokens).mean(1))
-        return logits
-
-
-@pytest.mark.parametrize(
-    ("make", "right"), [(Tokens, False), (lambda: Tokens(1), False), (lambda: make_net("ln", sharpness=9.0), True)]
-)
-def test_half_a_way_back_is_tried_before_it_is_trusted(make: Any, right: bool) -> None:
-    half, whole = (
-        poem.adapt(make(), "poem", fast=False, lr=0.02, select=Everyone(), split="blocks.3") for _ in range(2)
-    )
-    whole._acceleration.branch_backward.right = False
-    assert half._acceleration.branch_backward.layers
-    batches = stream("cpu", 4)
-    for batch in batches:
-        torch.testing.assert_close(half(batch), whole(batch), atol=1e-4, rtol=0)
-    assert half._network.doubles
-    assert half._acceleration.branch_backward.right is right
-    assert half.totals.updates > 0
-
-
-def test_a_gradient_of_nothing_proves_nothing() -> None:
-    halves = poem.adapt(make_net("bn"), "poem")._acceleration.branch_backward
-    halves.gradient(lambda: torch.zeros(3), 1e-3)
-    assert halves.untried
-    halves.gradient(lambda: torch.ones(3), 1e-3)
-    assert halves.right
 
 
 def test_a_lesson_of_nobody_proves_nothing(device: str) -> None:
@@ -779,19 +502,3 @@ class FromLayer3(Parameters):
 
     def __call__(self, model: nn.Module, facts: Any) -> list[str]:
         return [name for name, _ in model.named_parameters() if name.startswith("layer3") and "norm" in name]
-
-
-def test_the_higher_a_recipe_begins_the_more_is_kept() -> None:
-    net = make_net("bn", sharpness=10.0)
-    adapter = poem.adapt(net, "poem", lr=0.02, parameters=FromLayer3(), select=Everyone())
-    adapter(stream("cpu", 1)[0])
-    kept = set(adapter._acceleration.prefix_cache._modules or [])
-    names = {name for name, module in adapter._network.twin.root.named_modules() if module in kept}
-    assert {"layer1", "layer2"} <= names
-    assert not any(name.startswith(("layer4", "fc")) for name in names)
-
-
-def assert_near(some: list[Tensor], others: list[Tensor], device: str) -> None:
-    """To the bit on tapes, within rounding on a GPU."""
-    for one, other in zip(some, others, strict=True):
-        torch.testing.assert_close(one, other, atol=0 if device == "cpu" else 1e-5, rtol=0)

@@ -601,8 +601,9 @@ def test_a_failure_gives_the_model_back() -> None:
 
     with pytest.raises(RuntimeError, match="enough"):
         measure(asked, watch=stop)
+    from poem.engine.model_lock import model_lock
 
-    assert lease(opening.load_model(asked, Place()).model).borrowers == 0
+    assert model_lock(opening.load_model(asked, Place()).model).adapters == 0
 
 
 def test_provenance_without_git(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,3 +99,10 @@ def test_torchmetrics_agrees() -> None:
     assert fed(NLL(), logits, labels, 64) == pytest.approx(float(expected), abs=1e-6)
     perplexity = pytest.importorskip("torchmetrics.functional.text").perplexity
     assert math.log(float(perplexity(logits[None], labels[None]))) == pytest.approx(float(expected), abs=1e-5)
+
+
+def test_accuracy_counts_samples_and_not_batches() -> None:
+    metric = Accuracy()
+    metric.update(torch.eye(4), torch.arange(4))
+    metric.update(torch.eye(4)[:1], torch.tensor([3]))
+    assert metric.result() == pytest.approx(4 / 5)

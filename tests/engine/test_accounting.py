@@ -340,3 +340,18 @@ def test_what_was_found_image_by_image_is_put_together() -> None:
     idle = BatchRecord()
     idle.merge([parts[0], parts[2]])
     assert idle.skipped == "nothing selected"
+
+
+def test_counts_follow_the_model_to_another_device() -> None:
+    from poem.engine.accounting import BatchRecord, RunningTotals
+
+    books, entry = RunningTotals(), BatchRecord()
+    for device in ("meta", "cpu"):
+        entry.anomalies = torch.zeros(2, dtype=torch.long, device=device)
+        if device == "cpu":
+            books.anomalies = torch.ones(2, dtype=torch.long)
+        books.add_batch(entry, 1)
+        entry.anomalies = None
+        books.add_batch(entry, 1)
+    assert books.anomalies is not None
+    assert books.anomalies.tolist() == [1, 1]

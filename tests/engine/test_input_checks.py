@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import copy
+import logging
 import math
-import pickle
 import re
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,39 +13,16 @@ import numpy as np
 import pytest
 import torch
 import toys
-from nets import make_net
+from compare import assert_same_answers
+from learners import LOOSE, RICH, UNIT, batch, learner, sharp, snapshot
+from nets import Wrapped, make_net
 from torch import Tensor, nn
+from toys import images, small_batches
 
 import poem
 from poem.engine import input_checks as checks
 from poem.engine.model_lock import model_lock
-from poem.parts import EntropyBelow, Everything, FromBatch, NotRedundant, RunningMean, Source
-
-UNIT: dict[str, Any] = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
-SHARPNESS = {"bn": 10.0, "gn": 6.0, "ln": 9.0}
-LR = {"bn": 0.05, "gn": 0.02, "ln": 0.002}
-LOOSE: dict[str, Any] = {"select": EntropyBelow(0.4) & NotRedundant(0.999)}
-
-
-def sharp(kind: str = "bn") -> nn.Module:
-    """A random net that is sure of some images and unsure of others."""
-    return make_net(kind, sharpness=SHARPNESS[kind])
-
-
-def learner(kind: str = "bn", method: str = "tent", net: nn.Module | None = None, **changes: Any) -> poem.Adapter:
-    """An adapter whose updates show."""
-    return poem.adapt(sharp(kind) if net is None else net, method, **{"lr": LR[kind], **changes})
-
-
-def batch(count: int = 8, seed: int = 1) -> Tensor:
-    return toys.images(count, seed=seed)
-
-
-def snapshot(adapter: poem.Adapter) -> tuple[Any, ...]:
-    """State and counts, to compare bit for bit."""
-    state = adapter.state_dict()
-    tensors = {name: tensor.tolist() for name, tensor in state.pop("tensors").items()}
-    return {**state, "rng": state["rng"].tolist()}, tensors, adapter.totals
+from poem.parts import EntropyBelow, Everything
 
 
 def refuses(adapter: poem.Adapter, images: Any, kind: type[Exception], words: str) -> None:
@@ -116,49 +91,6 @@ def test_another_number_of_classes_is_refused() -> None:
     assert adapter(batch()).shape == (8, 6)
 
 
-class OnePixel(nn.Module):
-    """Batch norm on maps, then on a single pixel."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv1, self.norm1 = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)
-        self.conv2, self.norm2 = nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8)
-        self.head = nn.Linear(8, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = torch.relu(self.norm1(self.conv1(x))).mean((2, 3), keepdim=True)
-        logits: Tensor = self.head(self.norm2(self.conv2(x)).flatten(1))
-        return logits
-
-
-def one_pixel() -> OnePixel:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        net = OnePixel().eval()
-        nn.init.uniform_(net.norm2.running_mean, -0.3, 0.3)  # type: ignore[arg-type]
-        nn.init.uniform_(net.norm2.running_var, 0.5, 1.5)  # type: ignore[arg-type]
-    return net
-
-
-def test_one_image_on_a_single_pixel_falls_back_to_source_statistics() -> None:
-    net, image = one_pixel(), batch(1)
-    expected = copy.deepcopy(net)
-    expected.norm1.train()
-    adapter = learner(net=net)
-    torch.testing.assert_close(adapter(image), expected(image).detach())
-    assert adapter.totals.updates == 1
-    assert "falls back to" in " ".join((FromBatch.__doc__ or "").split())
-
-
-def test_a_masked_pass_that_keeps_one_image_equals_the_pass_over_it() -> None:
-    images, kept = batch(4), torch.tensor([False, True, False, False])
-    network = learner(net=one_pixel())._network
-    with torch.no_grad(), network.borrowed("cpu"):
-        (masked,), _ = network.heads(images, None, None, FromBatch(), {}, kept)
-        (alone,), _ = network.heads(images[kept], None, None, FromBatch(), {})
-    torch.testing.assert_close(masked[kept], alone)
-
-
 # Models --------------------------------------------------------------------------------------------------------------
 
 
@@ -217,7 +149,7 @@ def test_a_model_made_under_inference_mode_is_refused() -> None:
         poem.adapt(net, "tent")
 
 
-class Wrapped(nn.Module):
+class Packed(nn.Module):
     """A net whose output is put into something."""
 
     def __init__(self, net: nn.Module, put: Callable[[Tensor], Any]) -> None:
@@ -233,14 +165,14 @@ class Wrapped(nn.Module):
 )
 @pytest.mark.parametrize("method", ["tent", "poem"])
 def test_logits_inside_an_output_are_found(method: str, put: Callable[[Tensor], Any]) -> None:
-    adapter, plain = learner(method=method, net=Wrapped(sharp(), put)), learner(method=method)
+    adapter, plain = learner(method=method, net=Packed(sharp(), put)), learner(method=method)
     for seed in (1, 2):
         assert torch.equal(adapter(batch(seed=seed)), plain(batch(seed=seed)))
     assert adapter.totals.taught > 0
 
 
 def test_a_tuple_needs_to_be_told_where_the_logits_are() -> None:
-    net = Wrapped(sharp(), lambda out: (out, None))
+    net = Packed(sharp(), lambda out: (out, None))
     with pytest.raises(TypeError, match=r"a tensor, .logits or \['logits'\]\), got tuple; pass logits=lambda out"):
         learner(net=net)(batch())
     adapter = learner(net=net, logits=lambda out: out[0])
@@ -250,7 +182,7 @@ def test_a_tuple_needs_to_be_told_where_the_logits_are() -> None:
 
 def test_logits_of_another_shape_are_refused() -> None:
     with pytest.raises(ValueError, match=r"shape \(batch, classes\), got \(8, 10, 1\); pass logits="):
-        learner(net=Wrapped(sharp(), lambda out: out[..., None]))(batch())
+        learner(net=Packed(sharp(), lambda out: out[..., None]))(batch())
 
 
 # Names and settings --------------------------------------------------------------------------------------------------
@@ -402,347 +334,6 @@ def test_eata_without_source_data_says_that_it_runs_as_eta(caplog: pytest.LogCap
     assert "eata has no source_data for its Fisher anchor and runs as ETA" in caplog.text
 
 
-# A network that breaks under way -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("method", "changes", "reason"),
-    [
-        ("tent", {}, "the update was not finite"),
-        ("tent*", {}, "the update was not finite"),
-        ("cotta", UNIT, "the update was not finite"),
-        ("eta", LOOSE, "nothing selected"),
-        ("sar", {"threshold": 0.6}, "nothing selected"),
-        ("poem", {}, "nothing selected"),
-        ("roid", UNIT, "nothing selected"),
-    ],
-    ids=["tent", "tent*", "cotta", "eta", "sar", "poem", "roid"],
-)
-@pytest.mark.parametrize("kind", ["bn", "gn", "ln"])
-def test_a_loss_that_is_not_finite_is_skipped(kind: str, method: str, changes: dict[str, Any], reason: str) -> None:
-    """The images are sound but the network is not, for one batch: said in `last.skipped`, and nothing moves."""
-    net, broken = sharp(kind), {"now": False}
-    net.register_forward_hook(lambda _, __, out: out * torch.nan if broken["now"] else out)
-    adapter = learner(kind, method, net, **changes)
-    adapter(batch())
-    assert adapter.totals.updates > 0
-    before = snapshot(adapter)[1]
-    broken["now"] = True
-    adapter(batch(seed=2))
-    assert str(adapter.last.skipped).startswith(reason)
-    assert adapter.totals.skips == 1
-    assert snapshot(adapter)[1] == before
-    broken["now"] = False
-    assert bool(adapter(batch(seed=3)).isfinite().all())
-    assert adapter.last.updates > 0
-
-
-def test_one_overflowing_image_leaves_running_statistics_alone() -> None:
-    adapter = learner(method="tent-filtered", statistics=RunningMean(0.1))
-    adapter(batch())
-    before = snapshot(adapter)[1]
-    adapter(batch(seed=2) * 3e38)  # finite, but its activations are not
-    assert adapter.last.skipped is not None
-    assert snapshot(adapter)[1] == before
-
-
-# States --------------------------------------------------------------------------------------------------------------
-
-
-def begun(method: str = "eta", kind: str = "bn", **changes: Any) -> poem.Adapter:
-    """An adapter that has learnt."""
-    adapter = learner(kind, method, **(changes or (LOOSE if method == "eta" else {})))
-    adapter(batch())
-    assert adapter.totals.taught > 0
-    return adapter
-
-
-def without(key: str) -> Callable[[dict[str, Any]], None]:
-    def drop(state: dict[str, Any]) -> None:
-        del state["tensors"][key]
-
-    return drop
-
-
-def with_memory(name: str, tensor: Tensor) -> Callable[[dict[str, Any]], None]:
-    def put(state: dict[str, Any]) -> None:
-        state["tensors"][f"memory/{name}"] = tensor
-
-    return put
-
-
-def spoil_shape(state: dict[str, Any]) -> None:
-    state["tensors"]["moved/norm1.weight"] = torch.zeros(3)
-
-
-@pytest.mark.parametrize(
-    ("spoil", "words"),
-    [
-        (
-            lambda state: state.update(recipe="Recipe()", method="sar"),
-            "expected recipe .*; make the adapter with method 'sar'",
-        ),
-        (lambda state: state.update(schema=99), "expected schema 2, got 99; this version reads only its own"),
-        (
-            lambda state: state.update(source="another"),
-            "expected source .*; load the same weights into the model first",
-        ),
-        (without("moved/norm1.weight"), r"expected tensors \['moved/norm1.weight'\] in the state, which it lacks"),
-        (without("step/theta/velocity"), r"expected tensors \['step/theta/velocity'\] in the state, which it lacks"),
-        (without("memory/select.second.mean"), r"expected tensors \['memory/select.second.mean'\] in the state"),
-        (lambda state: state.pop("rng"), "rng"),
-        (lambda state: state.pop("calls"), "calls"),
-        (spoil_shape, r"expected moved/norm1.weight of shape \(8,\) .*, got \(3,\)"),
-        (lambda state: state.update(mean=[0.5]), "expected mean None, got .*; pass the same mean="),
-        (lambda state: state.update(std=[0.5]), "expected std None, got .*; pass the same std="),
-        (lambda state: state.update(mask=[1, 2]), "expected mask None, got .*; pass the same classes="),
-        (lambda state: state.update(calls=-1), "expected calls to be an integer of at least 0, got -1"),
-        (lambda state: state.update(batch_size="8"), "expected batch_size to be an integer of at least 1, got '8'"),
-        (lambda state: state.update(notes=1), r"got \['notes'\] besides"),
-        (with_memory("prior.mean", torch.zeros(10)), r"only tensors that .* keeps, got \['memory/select.mean'\]"),
-        (with_memory("redundancy.mean", torch.full((10,), torch.nan)), "expected finite numbers in memory/redund"),
-        (with_memory("redundancy.mean", torch.zeros(7)), r"expected memory/select.second.mean of shape \(10,\)"),
-        (lambda state: state.clear(), r"expected a state from adapter.state_dict\(\)"),
-    ],
-    ids=["recipe", "schema", "source", "moved", "step", "memory", "rng", "calls", "shape", "mean", "std", "mask",
-         "count", "size", "besides", "foreign", "nan", "memory-shape", "empty"],
-)  # fmt: skip
-def test_a_state_that_does_not_fit_is_refused_whole(spoil: Callable[[dict[str, Any]], None], words: str) -> None:
-    giver, taker = begun(), begun()
-    taker(batch(seed=4))
-    state, before = giver.state_dict(), snapshot(taker)
-    assert snapshot(giver)[1] != before[1]
-    spoil(state)
-    with pytest.raises(ValueError, match=words):
-        taker.load_state_dict(state)
-    assert snapshot(taker) == before
-    taker.load_state_dict(giver.state_dict())
-    assert snapshot(taker)[:2] == snapshot(giver)[:2]
-
-
-def test_states_of_another_method_or_model_are_refused() -> None:
-    state = begun().state_dict()
-    with pytest.raises(ValueError, match="make the adapter with method 'eta'"):
-        begun("tent").load_state_dict(state)
-    with pytest.raises(ValueError, match="load the same weights into the model first"):
-        learner(method="eta", net=make_net("bn", seed=1), **LOOSE).load_state_dict(state)
-
-
-def test_a_file_that_is_not_whole_is_refused(tmp_path: Path) -> None:
-    adapter, path = begun(), tmp_path / "state"
-    adapter.save(path)
-    whole = path.read_bytes()
-    before = snapshot(adapter)
-    for cut in (whole[: len(whole) // 2], whole[:4], b"", b"not a state at all"):
-        path.write_bytes(cut)
-        with pytest.raises(ValueError, match=r"expected a state written by adapter\.save, got .*state"):
-            adapter.load(path)
-        assert snapshot(adapter) == before
-    with pytest.raises(FileNotFoundError):
-        adapter.load(tmp_path / "nowhere")
-    path.write_bytes(whole)
-    adapter(batch(seed=4))
-    adapter.load(path)
-    assert snapshot(adapter)[:2] == before[:2]
-    assert [entry.name for entry in tmp_path.iterdir()] == ["state"]
-
-
-def test_pickling_is_refused_and_names_save() -> None:
-    with pytest.raises(TypeError, match=r"adapter.save\(path\)"):
-        pickle.dumps(begun())
-
-
-@pytest.mark.parametrize(
-    ("kind", "method", "changes"),
-    [
-        ("bn", "eta", LOOSE),
-        ("bn", "eata", {**LOOSE, "source_data": [batch(seed=3)]}),
-        ("gn", "poem", {}),
-        ("ln", "roid+poem", {**UNIT, "lr": 0.0002}),
-    ],
-    ids=["eta", "eata", "poem", "roid+poem"],
-)
-def test_a_deep_copy_goes_on_alone_on_a_copied_model(kind: str, method: str, changes: dict[str, Any]) -> None:
-    adapter = begun(method, kind, **changes)
-    twin = copy.deepcopy(adapter)
-    assert twin.model is not adapter.model
-    assert snapshot(twin)[:2] == snapshot(adapter)[:2]
-    before = snapshot(adapter)
-    answer = twin(batch(seed=2))
-    assert snapshot(adapter) == before
-    assert torch.equal(adapter(batch(seed=2)), answer)
-    assert snapshot(twin)[:2] == snapshot(adapter)[:2]
-
-
-def test_an_unloaded_adapter_is_spent() -> None:
-    adapter = begun()
-    net = adapter.unload()
-    for use in (lambda: adapter(batch()), adapter.reset, adapter.unload):
-        with pytest.raises(RuntimeError, match=r"this adapter was unloaded; make a new one with poem.adapt\(model"):
-            use()
-    assert poem.adapt(net, "tent")(batch()).shape == (8, 10)
-
-
-# What callers do around it -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("method", ["tent", "poem"])
-def test_autocast_by_the_caller_reaches_the_network_alone(method: str) -> None:
-    adapter, plain = learner(method=method), learner(method=method)
-    seen: list[torch.dtype] = []
-    adapter.model.conv1.register_forward_hook(lambda _, __, out: seen.append(out.dtype))  # type: ignore[union-attr]
-    for seed in (1, 2):
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            answer = adapter(batch(seed=seed))
-            assert torch.is_autocast_enabled("cpu")
-        assert answer.dtype == adapter.last.first_entropy.dtype == torch.float32
-        torch.testing.assert_close(answer.softmax(1), plain(batch(seed=seed)).softmax(1), atol=0.15, rtol=0)
-    assert set(seen) == {torch.bfloat16}
-    assert adapter.totals.updates > 0
-    assert {tensor.dtype for name, tensor in moving(adapter).items()} == {torch.float32}
-
-
-def moving(adapter: poem.Adapter) -> dict[str, Tensor]:
-    return {name: t for name, t in adapter.state_dict()["tensors"].items() if name.startswith("moved/")}
-
-
-@pytest.mark.parametrize("kind", ["bn", "gn", "ln"])
-@pytest.mark.parametrize("method", ["tent", "poem"])
-def test_a_bfloat16_model_keeps_what_moves_in_single_precision(method: str, kind: str) -> None:
-    adapter = learner(kind, method, sharp(kind).bfloat16(), lr=1e-5, **({"threshold": 0.6} if method == "poem" else {}))
-    before = moving(adapter)
-    for seed in (1, 2):
-        answer = adapter(batch(seed=seed))
-        assert answer.dtype == adapter.last.first_entropy.dtype == torch.float32
-        assert bool(answer.isfinite().all())
-    assert adapter.totals.updates > 0
-    after = moving(adapter)
-    assert {tensor.dtype for tensor in after.values()} == {torch.float32}
-    # Steps too small for bfloat16 to hold have been kept.
-    changed = [name for name in after if not torch.equal(after[name], before[name])]
-    assert changed
-    assert any(torch.equal(after[name].bfloat16(), before[name].bfloat16()) for name in changed)
-    assert {parameter.dtype for parameter in adapter.model.parameters()} == {torch.bfloat16}
-
-
-@pytest.mark.parametrize("method", ["source", "tent", "poem"])
-def test_a_model_put_in_training_mode_is_still_read_in_eval_mode(method: str) -> None:
-    adapter, plain = learner(method=method), learner(method=method)
-    adapter.model.train()
-    buffers = {name: buffer.clone() for name, buffer in adapter.model.named_buffers()}
-    for seed in (1, 2):
-        assert torch.equal(adapter(batch(seed=seed)), plain(batch(seed=seed)))
-    assert (adapter.totals.taught > 0) == (method != "source")
-    assert all(module.training for module in adapter.model.modules())
-    assert all(torch.equal(buffer, buffers[name]) for name, buffer in adapter.model.named_buffers())
-
-
-@pytest.mark.parametrize(
-    ("method", "changes"),
-    [("tent", {}), ("eta", LOOSE), ("poem", {}), ("roid", {**UNIT, "lr": 0.002}), ("cotta", UNIT)],
-    ids=["tent", "eta", "poem", "roid", "cotta"],
-)
-def test_frozen_predicts_with_what_was_learnt_and_leaves_no_trace(method: str, changes: dict[str, Any]) -> None:
-    adapter, untaught = (learner("gn", method, **changes) for _ in range(2))
-    adapter(batch())
-    before, last = snapshot(adapter), adapter.last
-    assert adapter.totals.updates > 0
-    with adapter.frozen(), untaught.frozen():
-        answer = adapter(batch(seed=2))
-        assert torch.equal(adapter(batch(seed=2)), answer)
-        assert not torch.allclose(untaught(batch(seed=2)), answer, atol=1e-5)
-    assert snapshot(adapter) == before
-    assert adapter.last is last
-
-
-def test_frozen_leaves_no_trace_before_the_first_batch_either() -> None:
-    adapter = learner(method="eta", **LOOSE)
-    before = snapshot(adapter)
-    with adapter.frozen():
-        adapter(batch(3))
-    assert snapshot(adapter) == before
-
-
-def test_an_example_does_not_fix_the_batch_size() -> None:
-    plain, tried = (poem.adapt(sharp("gn"), "poem", example=example) for example in (None, batch(1)))
-    assert tried._network.doubles is True
-    for adapter in (plain, tried):
-        adapter(batch(8))
-        assert adapter.totals.updates > 0
-    assert tried.lr == plain.lr
-
-
-def test_an_adapter_sits_in_a_sequence_without_parameters() -> None:
-    adapter, plain = learner(), learner()
-    chain = nn.Sequential(nn.Identity(), adapter.as_module(), nn.Softmax(1))
-    assert list(chain.parameters()) == []
-    assert chain.state_dict() == {}
-    chain.train()
-    assert not adapter.model.training
-    for seed in (1, 2):
-        assert torch.equal(chain(batch(seed=seed)), plain(batch(seed=seed)).softmax(1))
-    assert adapter.totals.updates == plain.totals.updates > 0
-
-
-@pytest.mark.parametrize("kind", ["bn", "gn", "ln"])
-@pytest.mark.parametrize(
-    ("method", "changes"),
-    [
-        ("tent", {}),
-        ("tent", {"statistics": Source()}),
-        ("tent-filtered", {"classes": [3, 1, 8], "threshold": 0.8, "mean": (0.1,) * 3, "std": (0.9,) * 3}),
-        ("poem", {}),
-        ("poem", {"alpha": 0.3, "classes": [3, 1, 8], "threshold": 0.8}),
-        ("poem-official-v2", {"select": EntropyBelow(0.5)}),
-        ("cotta", UNIT),
-        ("roid", {**UNIT, "lr": 0.001}),
-    ],
-    ids=["tent", "source statistics", "mask", "poem", "poem mask", "official", "cotta", "roid"],
-)
-def test_an_export_answers_as_the_frozen_adapter(kind: str, method: str, changes: dict[str, Any]) -> None:
-    adapter = learner(kind, method, **changes)
-    for seed in (1, 2):
-        adapter(batch(seed=seed))
-    assert adapter.totals.updates > 0
-    plain = adapter.export()
-    with adapter.frozen(), torch.no_grad():
-        torch.testing.assert_close(plain(batch(seed=3)), adapter(batch(seed=3)), atol=1e-4, rtol=1e-4)
-        before = plain(batch(seed=3))
-        adapter.reset()  # the export keeps what it was given
-        assert torch.equal(plain(batch(seed=3)), before)
-        assert not torch.allclose(adapter(batch(seed=3)), before, atol=1e-6)
-    assert type(plain.heads[0]) is type(adapter.model)  # type: ignore[index]
-    assert not plain.training
-
-
-def test_what_depends_on_each_batch_is_not_exported() -> None:
-    adapter = poem.adapt(sharp(), "memo", **UNIT)
-    with pytest.raises(
-        ValueError, match=r"Mixed\(.*depends on each batch and cannot be exported; use statistics=Source"
-    ):
-        adapter.export()
-
-
-def test_an_export_goes_through_torch_export() -> None:
-    adapter = begun("poem", "gn")
-    plain = adapter.export()
-    program = torch.export.export(plain, (batch(),)).module()
-    torch.testing.assert_close(program(batch(seed=2)), plain(batch(seed=2)))
-
-
-def test_stream_takes_images_or_tuples_that_begin_with_them() -> None:
-    batches = [batch(seed=seed) for seed in (1, 2)]
-    plain, bare, labelled = learner(), learner(), learner()
-    expected = [plain(images) for images in batches]
-    labels = torch.zeros(8, dtype=torch.long)
-    assert all(torch.equal(a, b) for a, b in zip(expected, bare.stream(batches), strict=True))
-    pairs = labelled.stream([(batches[0], labels), [batches[1], labels, "path"]])
-    assert all(torch.equal(a, b) for a, b in zip(expected, pairs, strict=True))
-    assert snapshot(bare) == snapshot(labelled) == snapshot(plain)
-    assert plain.totals.taught > 0
-    assert list(bare.stream([])) == []
-
-
 # Settings ------------------------------------------------------------------------------------------------------------
 
 
@@ -861,16 +452,6 @@ def test_images_in_levels_are_refused_by_methods_that_augment() -> None:
         adapter(batch() * 255)
 
 
-def test_a_state_of_other_frozen_weights_is_refused() -> None:
-    """The head does not move, but a state made with another one belongs to another model."""
-    net, other = make_net("bn"), make_net("bn")
-    with torch.no_grad():
-        other.get_parameter("fc.weight").add_(1.0)
-    state = poem.adapt(net, "tent").state_dict()
-    with pytest.raises(ValueError, match="load the same weights into the model first"):
-        poem.adapt(other, "tent").load_state_dict(state)
-
-
 def test_bytes_are_refused_where_the_normalisation_is_ours() -> None:
     adapter = poem.adapt(make_net("bn"), "tent", mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
     before = adapter.state_dict()["tensors"]
@@ -884,3 +465,91 @@ def test_bytes_are_refused_where_the_normalisation_is_ours() -> None:
 def test_a_preset_for_a_recipe_is_told_to_do_nothing(caplog: pytest.LogCaptureFixture) -> None:
     poem.adapt(make_net("bn"), poem.recipe("tent"), preset="cifar")
     assert "a recipe is taken as it is" in caplog.text
+
+
+class Line(nn.Module):
+    """A network of one or three spatial dimensions."""
+
+    def __init__(self, dims: int) -> None:
+        super().__init__()
+        conv: Any = {1: nn.Conv1d, 3: nn.Conv3d}[dims]
+        norm: Any = {1: nn.BatchNorm1d, 3: nn.BatchNorm3d}[dims]
+        torch.manual_seed(dims)
+        self.stages = nn.Sequential(
+            *[nn.Sequential(conv(a, b, 3, 2, 1), norm(b), nn.ReLU()) for a, b in ((2, 8), (8, 12), (12, 16))]
+        )
+        self.head = nn.Linear(16, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.stages(x).flatten(2).mean(2)) * 4
+        return logits
+
+
+@pytest.mark.parametrize("dims", [1, 3])
+@pytest.mark.parametrize("method", ["tent", "eata", "sar", "poem", "eta+poem"])
+def test_networks_of_one_and_three_dimensions_adapt(method: str, dims: int) -> None:
+    net = Line(dims).eval()
+    batch = torch.rand(8, 2, *[12] * dims, generator=torch.Generator().manual_seed(0))
+    adapter = poem.adapt(net, method, mean=[0.5, 0.5], std=[0.5, 0.5], threshold=2.0) if method != "tent" else (
+        poem.adapt(net, method, mean=[0.5, 0.5], std=[0.5, 0.5])
+    )  # fmt: skip
+    for _ in range(2):
+        assert adapter(batch).shape == (8, 5)
+    assert adapter.totals.updates > 0
+    with pytest.raises(ValueError, match=f"expected a batch of {dims + 2} dimensions"):
+        adapter(torch.rand(8, 2, *[12] * (dims + 1)))
+
+
+@pytest.mark.parametrize("method", ["deyo", "deyo+poem", "roid", "memo", "cotta"])
+def test_methods_that_edit_pictures_say_so_for_other_inputs(method: str) -> None:
+    net = Line(1).eval()
+    with pytest.raises(ValueError, match=r"needs images \(batch, channels, height, width\)"):
+        poem.adapt(net, method, mean=[0.5, 0.5], std=[0.5, 0.5])(torch.rand(8, 2, 12))
+
+
+def test_a_model_that_answers_fewer_images_than_it_got_is_refused() -> None:
+    class Dropping(Wrapped):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x)[:-1]
+
+    for method in ("source", "tent", "poem"):
+        adapter = poem.adapt(Dropping(), method)
+        with pytest.raises(ValueError, match="expected logits for 8 images, got 7"):
+            adapter(images(8, 0))
+        assert adapter.totals.batches == 0
+
+
+def test_a_compiled_child_adapts_as_the_module_inside_it() -> None:
+    plain, compiled = Wrapped("bn"), Wrapped("bn")
+    compiled.net.layer1 = torch.compile(compiled.net.layer1, backend="eager")
+    adapters = [poem.adapt(net, "poem", **RICH) for net in (plain, compiled)]
+    assert_same_answers(*[[adapter(batch) for batch in small_batches(3)] for adapter in adapters])
+    assert len(adapters[0].adapted) == len(adapters[1].adapted)
+    assert adapters[0].totals.updates > 0
+
+
+def test_a_scripted_child_is_refused_by_name() -> None:
+    net = Wrapped("bn")
+    net.net.layer1 = torch.jit.script(net.net.layer1)
+    with pytest.raises(TypeError, match=r"'net.layer1' is a ScriptModule"):
+        poem.adapt(net, "tent")
+
+
+def test_a_lazy_layer_is_refused_by_name() -> None:
+    net = nn.Sequential(nn.LazyConv2d(4, 3), nn.BatchNorm2d(4), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3))
+    with pytest.raises(ValueError, match=r"0\.weight .* run one batch"):
+        poem.adapt(net, "tent")
+
+
+def test_a_loader_of_dictionaries_is_told_what_is_expected() -> None:
+    adapter = poem.adapt(make_net("bn"), "tent")
+    with pytest.raises(TypeError, match="expected batches of images"):
+        list(adapter.stream([{"image": images(4, 0)}]))
+
+
+def test_other_batch_sizes_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    adapter = poem.adapt(make_net("bn"), "tent")
+    with caplog.at_level(logging.WARNING, logger="poem"):
+        for size in (4, 3, 4, 3, 5, 4):
+            adapter(images(size, 0))
+    assert sum("other sizes" in each.message for each in caplog.records) == 1

@@ -44,6 +44,7 @@ from poem.parts import (
 from poem.parts.fields import Checked, Range
 from poem.parts.objective import Total
 from poem.parts.selection import Both
+from poem.parts.weighting import Sum
 from poem.recipes.recipe import Recipe, Rule
 from poem.recipes.text import parse, read, written
 
@@ -432,3 +433,10 @@ def test_what_is_allowed_stays_allowed() -> None:
     assert NormAffine("included") == NormAffine()
     assert issubclass(Objective, Part)
     assert issubclass(Part, Checked)
+
+
+def test_filters_joined_by_and_are_an_error() -> None:
+    with pytest.raises(TypeError, match="join filters with &"):
+        poem.parts.EntropyBelow(0.4) and poem.parts.PLPDAbove(0.2)
+    with pytest.raises(TypeError, match=r"join weights with \+"):
+        poem.parts.ByEntropy(0.4) or poem.parts.ByPLPD()

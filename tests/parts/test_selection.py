@@ -7,10 +7,14 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
+from by_hand import adapted, entropy, net, stream
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from nets import make_net
 from torch import Tensor
+from toys import images
 
+import poem
 from poem.parts import (
     Batch,
     ByDiversityAndCertainty,
@@ -188,7 +192,7 @@ def test_the_second_filter_sees_what_the_first_kept(seed: int, rows: int, classe
     outputs, among = random_look(seed, rows, classes, spread), some(rows, seed)
     below = EntropyBelow(0.6)
     assert torch.equal((below & Odd())(outputs, among, {}), Odd()(outputs, below(outputs, among, {}), {}))
-    assert torch.equal((Odd() & below)(outputs, among, {}), below(look, Odd()(outputs, among, {}), {}))
+    assert torch.equal((Odd() & below)(outputs, among, {}), below(outputs, Odd()(outputs, among, {}), {}))
     three = (Odd() & below) & Odd()
     assert torch.equal(three(outputs, among, {}), (Odd() & (below & Odd()))(outputs, among, {}))
 
@@ -221,7 +225,7 @@ def test_an_entropy_exactly_at_the_threshold_is_not_below_it(fraction: float, cl
     limit = torch.tensor(fraction * math.log(classes), dtype=torch.float64)
     values = torch.stack([limit, limit.nextafter(torch.tensor(0.0, dtype=torch.float64)), limit + 1e-9])
     outputs = look_of(torch.zeros(3, classes, dtype=torch.float64))
-    look.__dict__["entropy"] = values
+    outputs.__dict__["entropy"] = values
     selected = EntropyBelow(fraction)(outputs, torch.ones(3, dtype=torch.bool), {})
     assert selected.tolist() == [False, True, False]
 
@@ -545,3 +549,29 @@ def test_weights_of_the_first_round_are_equal_afterwards() -> None:
     everyone, weigh = torch.ones(7, dtype=torch.bool), FirstRound(ByEntropy(0.4))
     assert torch.equal(weigh(first, everyone, {}), ByEntropy(0.4)(first, everyone, {}))
     assert torch.equal(weigh(later, everyone, {}), torch.ones(7, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("method", ["tent-filtered", "sar", "poem", "eta"])
+def test_thresholds_follow_the_classes_that_are_left(method: str) -> None:
+    (batch, *_) = stream()
+    kept = [0, 2, 3, 5, 8]
+    logits = net("gn")(batch).detach()[:, kept]
+    adapter = adapted("gn", method, classes=kept)
+    answer = adapter(batch)
+    assert answer.shape == (12, 5)
+    expected = entropy(logits) < 0.4 * math.log(5)
+    assert torch.equal(adapter.last.selected, expected)
+    for wrong in (10, 1000):
+        assert not torch.equal(expected, entropy(logits) < 0.4 * math.log(wrong))
+
+
+@pytest.mark.parametrize("classes", [3, 5, 10, 100, 200, 1000])
+def test_thresholds_know_no_number_of_classes_by_heart(classes: int) -> None:
+    model = make_net("gn", classes=classes, sharpness=8.0).double()
+    batch = images(24, seed=3).double()
+    expected = entropy(model(batch)).detach()
+    between = float(expected.sort().values[11:13].mean())  # as many below as above
+    adapter = poem.adapt(model, "poem", threshold=between / math.log(classes))
+    adapter(batch)
+    assert torch.equal(adapter.last.selected, expected < between)
+    assert int(adapter.last.selected.sum()) == 12

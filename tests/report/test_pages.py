@@ -11,18 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fixture_reports import cell, costs, curves, everything, probes, report, suite, table, wide
+from fixture_reports import cell, curves, everything, probes, report, shown, suite, table, wide
 
 import poem
-from poem.bench.analysis.aggregate import AVERAGE, Grid, metric, pooled
+from poem.bench.analysis.aggregate import AVERAGE, Grid, metric
 from poem.bench.result import Report
 from poem.bench.store import Failure, Store
 from poem.bench.suites import Claim, Placed, Suite
-from poem.cli.main import main
 from poem.recipes.text import written as written_recipe
-from poem.report import build, compare
-from poem.report.contents import about
-from poem.report.costs import efficiency, ledger, other_computations, passes, side_by_side
+from poem.report import build
 from poem.report.figures import figures
 from poem.report.html import html
 from poem.report.markdown import escaped, markdown
@@ -30,7 +27,7 @@ from poem.report.plots import looks
 from poem.report.protocol import cards
 from poem.report.sections import Page, page
 from poem.report.tables import comparable, numbers
-from poem.report.words import NOTHING, TIMES, signed
+from poem.report.words import NOTHING, signed
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("jinja2")
@@ -48,75 +45,6 @@ def whole() -> Page:
 def written(whole: Page) -> str:
     """The same as HTML."""
     return html(whole)
-
-
-def shown(made: Suite, reports: list[Report], failures: dict[str, Failure] | None = None) -> str:
-    """A suite's Markdown."""
-    return markdown(page([made], reports, failures or {}))
-
-
-# --- numbers
-
-
-def test_a_number_is_the_mean_over_seeds_with_their_deviation() -> None:
-    made, reports = table({"Tent": {"Fog": [40.0, 42.0, 47.0]}})
-    value = Grid(made, reports).value("ResNet-50-BN", "Tent", "Fog", TOP1)
-    assert value is not None
-    assert value.mean == pytest.approx(43.0)
-    assert value.deviation == pytest.approx(((9 + 1 + 16) / 2) ** 0.5)
-    assert value.seeds == {0: 40.0, 1: 42.0, 2: 47.0}
-    assert "43.0 ± 3.6" in shown(made, reports)
-
-
-def test_one_seed_has_no_deviation() -> None:
-    made, reports = table({"Tent": {"Fog": [40.0]}})
-    value = Grid(made, reports).value("ResNet-50-BN", "Tent", "Fog", TOP1)
-    assert value is not None
-    assert value.deviation is None
-    assert "±" not in shown(made, reports).split("## Contents")[1]
-
-
-def test_cells_that_share_a_place_are_averaged_by_seed_first() -> None:
-    placed, reports = [], []
-    for seed, tops in enumerate(([10.0, 30.0], [50.0, 60.0])):
-        for shift, top1 in zip(("fog", "snow"), tops, strict=True):
-            here = cell("tent", shift, seed)
-            placed.append(Placed(group="", row="Tent", column="all", cell=here))
-            reports.append(report(here, top1))
-    value = Grid(suite(placed, ["all"], average=False), reports).value("", "Tent", "all", TOP1)
-    assert value is not None
-    assert value.seeds == {0: 20.0, 1: 55.0}
-    lacking = Grid(suite(placed, ["all"], average=False), reports[1:]).value("", "Tent", "all", TOP1)
-    assert lacking is not None
-    assert lacking.seeds == {1: 55.0}, "a seed that lacks a cell does not count"
-
-
-def test_the_average_takes_the_seeds_that_have_every_column() -> None:
-    made, reports = table({"Tent": {"Fog": [40.0, 50.0], "Snow": [60.0, 80.0]}})
-    grid = Grid(made, reports)
-    value = grid.number("ResNet-50-BN", "Tent", AVERAGE, TOP1)
-    assert value is not None
-    assert value.seeds == {0: 50.0, 1: 65.0}
-    short = Grid(made, [each for each in reports if each.metrics["top1"] != 80.0])
-    value = short.average("ResNet-50-BN", "Tent", TOP1)
-    assert value is not None
-    assert value.seeds == {0: 50.0}
-    only_fog = [each for each in reports if each.cell.corruptions[0].startswith("Fog")]
-    assert Grid(made, only_fog).average("ResNet-50-BN", "Tent", TOP1) is None
-
-
-def test_a_cell_in_two_places_counts_once() -> None:
-    here = cell()
-    placed = [Placed(group="", row=row, column="Fog", cell=here) for row in ("a", "b")]
-    grid = Grid(suite(placed, ["Fog"]), [report(here)])
-    assert (grid.present, grid.planned) == (1, 1)
-    columns = [Placed(group="", row="a", column=column, cell=here) for column in ("Fog", "Snow")]
-    assert len(Grid(suite(columns, ["Fog", "Snow"]), [report(here)]).at("", "a")) == 1
-
-
-def test_a_share_that_a_group_lacks_is_not_zero() -> None:
-    found = pooled([{"n": 2, "accuracy": 60.0}, {"n": 6}, {"n": 0}, {"n": 2, "accuracy": 90.0, "confidence": 50.0}])
-    assert found == {"n": 10.0, "accuracy": 75.0, "confidence": 50.0}
 
 
 # --- tables
@@ -448,80 +376,6 @@ def test_two_sources_of_frost_in_one_block_are_told_loudly() -> None:
         assert f"mixes 2 sources of frost on digits-test: {first} (1 cell), {second} (1 cell)" in warning
 
 
-# --- efficiency
-
-
-@pytest.mark.parametrize(
-    ("needed", "text"),
-    [
-        (0, NOTHING),
-        (500, "500"),
-        (190, "190"),
-        (686, "500 + 186"),
-        (1000, f"500 {TIMES} 2"),
-        (32500, f"500 {TIMES} 65"),
-    ],
-)
-def test_passes_are_written_as_in_the_paper(needed: int, text: str) -> None:
-    assert passes(needed, 500) == text
-
-
-def test_the_efficiency_table_reads_the_ledger_and_the_recipe() -> None:
-    rows = {row[0]: row[1:] for row in efficiency(Grid(*costs())).rows}
-    no = times = TIMES
-    assert rows["No Adapt."][:5] == (no, no, "500", NOTHING, "none")
-    assert rows["MEMO"][:4] == (no, no, f"500 {times} 65", f"500 {times} 64"), (
-        "it starts over at each image: not online"
-    )
-    assert rows["Tent"][:4] == (no, "✓", "500", "500")
-    assert rows["EATA"][:5] == ("✓", "✓", "500", "190", "Fisher regulariser")
-    assert rows["SAR"][2:4] == ("500 + 186", "311")
-    assert rows["POEM (Algorithm 1)"][2:4] == (f"500 {times} 2", "416")
-    assert rows["Tent"][5:] == ("0.17", "3,000")
-
-
-def test_the_efficiency_table_is_of_one_run_however_many_seeds_there_are() -> None:
-    made, reports = costs()
-    seeds = [
-        (replace(placed, cell=replace(placed.cell, seed=seed)), one)
-        for placed, one in zip(made.placed, reports, strict=True)
-        for seed in range(3)
-    ]
-    more = [report(placed.cell, ledger=one.ledger, timing=one.timing) for placed, one in seeds]
-    thrice = replace(made, placed=tuple(placed for placed, _ in seeds))
-    assert Grid(thrice, more).present == 3 * len(reports)
-    assert efficiency(Grid(thrice, more)).rows == efficiency(Grid(made, reports)).rows
-
-
-def test_memory_is_a_rows_own_only_on_a_gpu() -> None:
-    made, reports = table({"Tent": {"Fog": [40.0]}, "SAR": {"Fog": [41.0]}})
-    head = ledger(Grid(made, reports)).head
-    assert not [name for name in head if "memory" in name], "a process's peak says nothing of one method"
-    found = ledger(Grid(made, [reports[0], replace(reports[1], host={"device": "NVIDIA H200"})]))
-    assert found.head[-1] == "peak memory of the GPU"
-    assert [row[-1] for row in found.rows] == [NOTHING, "256 MiB"]
-
-
-def test_sections_with_times_say_what_ran_beside_them() -> None:
-    made, reports = costs()
-    alone = [replace(each, host={**each.host, "processes": 1}) for each in reports]
-    shared = [replace(each, host={**each.host, "processes": 2}) for each in reports]
-    assert side_by_side(alone) == "Times are from cells run one after the other."
-    assert "Times are from cells run side by side, here in up to 2 processes; run with --workers 1" in shown(
-        made, shared
-    )
-    assert "Times are from cells run side by side; run with" in shown(made, reports), "nobody knows"
-    assert "Times are from" in shown(*curves("fig6a", x="updates per batch, at most"))
-    assert "Times are from" not in shown(*curves())
-
-
-def test_other_computations_come_from_the_words_of_a_recipe() -> None:
-    assert other_computations({"select": "Everyone()", "step": "SGD()"}) == "none"
-    assert other_computations({"select": "EntropyBelow(0.5) & PLPDAbove(0.2)"}) == "PLPD pass"
-    found = other_computations({"explore": "Explore(2)", "branch": "AdaptBranch()"})
-    assert found == "selects again after an update, adapt branch"
-
-
 # --- figures
 
 
@@ -689,197 +543,6 @@ def test_build_writes_both_pages(tmp_path: Path) -> None:
     assert "40.0" in web.read_text(encoding="utf-8")
     with pytest.raises(ValueError, match="at least one suite"):
         build([], reports, tmp_path)
-
-
-# --- two folders
-
-
-def kept(folder: Path, *reports: Report) -> Path:
-    """A folder with these results."""
-    store = Store(folder)
-    for each in reports:
-        store.save(each)
-    return folder
-
-
-def test_the_same_results_are_equal_whenever_and_wherever_they_were_made(tmp_path: Path) -> None:
-    one = report(cell())
-    later = replace(one, timing={"adapt_s": 9.0}, provenance={**one.provenance, "torch": "3.0"})
-    found = compare(kept(tmp_path / "a", one), kept(tmp_path / "b", later))
-    assert found.equal
-    assert found.identical == 1
-    assert found.provenance == {"torch": (["2.9"], ["3.0"])}
-
-
-def test_differences_are_sorted_by_size(tmp_path: Path) -> None:
-    cells = [cell("tent", shift) for shift in ("fog", "snow", "frost")]
-    a = kept(tmp_path / "a", *(report(each, 50.0) for each in cells))
-    b = kept(tmp_path / "b", report(cells[0], 50.5), report(cells[1], 47.0), report(cell("sar")))
-    found = compare(a, b)
-    assert not found.equal
-    assert [each.label for each in found.different] == [cells[1].label, cells[0].label]
-    assert found.different[1].metrics["top1"] == (50.0, 50.5)
-    assert "windows" in found.different[0].parts
-    assert found.only_a == (cells[2].label,)
-    assert found.only_b == (cell("sar").label,)
-    assert "top1 50 -> 47" in str(found)
-
-
-def test_cells_of_the_same_words_are_paired_and_what_sets_them_apart_is_said(tmp_path: Path) -> None:
-    shifts = ("fog", "snow", "frost", "contrast", "rain")
-    long, short = (
-        [report(cell("tent", shift, n=n), top1) for shift in shifts] for n, top1 in ((500, 50.0), (64, 40.0))
-    )
-    fast, faster = report(cell("tent", "fog", n=64, lr=0.1), 30.0), report(cell("tent", "fog", n=500, lr=0.2), 20.0)
-    mended = replace(report(cell("poem")), recipe={**report(cell("poem")).recipe, "readout": "Readout('first')"})
-    a = kept(tmp_path / "a", *long, fast, report(cell("poem")))
-    b = kept(tmp_path / "b", *short, faster, mended, report(cell("sar")))
-    found = compare(a, b)
-    assert not found.equal
-    assert not found.only_a
-    assert found.only_b == (cell("sar").label,)
-    pairs = {(each.label, *each.fields): each for each in found.namesakes}
-    assert len(found.namesakes) == 7
-    assert pairs[cell("tent", "snow").label, "n"].fields == {"n": (500, 64)}
-    assert pairs[cell("tent", "snow").label, "n"].metrics["top1"] == (50.0, 40.0)
-    assert pairs[cell("tent").label, "n", "lr"].fields == {"n": (64, 500), "lr": (0.1, 0.2)}, "the nearest go together"
-    assert pairs[cell("poem").label, "recipe.readout"].fields["recipe.readout"][1] == "Readout('first')"
-    said = str(found)
-    assert "0 cells in both: 0 identical, 0 different; 7 in both under the same words with other settings" in said
-    assert "  other settings in 5 pairs: n 500 in A, 64 in B\n" in said
-    assert f"    {cell('tent', 'fog').label}: top1 50 -> 40" in said
-    assert "    2 more, of which --json has all" in said
-    assert json.loads(json.dumps(found.to_dict()))["namesakes"][0]["fields"]
-
-
-def test_compare_answers_with_its_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    a = kept(tmp_path / "a", report(cell(), 50.0))
-    b = kept(tmp_path / "b", report(cell(), 51.0))
-    assert main(["compare", str(a), str(a)]) == 0
-    capsys.readouterr()
-    assert main(["compare", str(a), str(b), "--json"]) == 1
-    values = json.loads(capsys.readouterr().out)
-    assert values["equal"] is False
-    assert values["different"][0]["metrics"]["top1"] == [50.0, 51.0]
-    (tmp_path / "empty" / "cells").mkdir(parents=True)
-    for other in ("none", "empty"):
-        assert main(["compare", str(a), str(tmp_path / other)]) == 2
-        assert f"expected a folder of results, got {tmp_path / other}" in capsys.readouterr().err
-
-
-# --- the command
-
-
-def test_report_finds_the_suites_by_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from poem.bench.suites import load
-
-    fig = load("fig6b", "tiny", limit=64)
-    folder = kept(tmp_path, *(report(each, 60.0 + at / 10) for at, each in enumerate(fig.cells[:8])))
-    (folder / "cells" / "stray.json").write_text("{", encoding="utf-8")
-    assert [each.name for each in about(fig.cells[:1], names=["fig6b"])] == ["fig6b"]
-    assert main(["report", str(folder), "--out", str(tmp_path / "out")]) == 0
-    out = capsys.readouterr().out
-    assert "report.html" in out
-    assert "stray.json is not a result" in out
-    text = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
-    assert "Figure 6b" in text
-    assert "8 of 44 cells are there" in text
-    assert "Figure 1a" not in text
-
-
-def test_report_shows_whole_suites_and_not_parts_of_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from poem.bench.suites import load
-
-    made = load("table11", "tiny", limit=128)
-    folder = kept(tmp_path, *(report(each) for each in made.cells))
-    assert len(about(made.cells[:1])) >= 1, "a part of one, where none is whole"
-    assert main(["report", str(folder)]) == 0
-    titles = re.findall(r"^## (.*)$", (folder / "report.md").read_text(encoding="utf-8"), re.M)
-    assert titles == ["Contents", made.title]
-    assert "left out" not in capsys.readouterr().out
-    kept(folder, report(load("fig6b", "tiny", limit=128).cells[0]))
-    assert main(["report", str(folder)]) == 0
-    assert f"left out: 1 of {len(made.cells) + 1} cells, of other suites or settings" in capsys.readouterr().out
-    assert main(["report", str(folder), "--limit", "64"]) == 2
-    assert f"Images of each shift here: 128 ({len(made.cells) + 1} cells)" in capsys.readouterr().err
-
-
-def test_report_shows_a_folder_as_it_was_asked_for(tmp_path: Path) -> None:
-    from poem.bench.suites import load
-
-    store = Store(tmp_path)
-
-    def shown_suites() -> list[tuple[str, str, tuple[str, ...]]]:
-        there = [each.cell for each in store.reports()]
-        return [(each.name, each.scale, each.altered) for each in about(there, requests=store.asked())]
-
-    def measured(name: str, scale: str, **settings: Any) -> None:
-        store.ask([name], scale, {"seeds": None, "changes": {}, **settings})
-        for each in load(name, scale, **settings).cells:
-            store.save(report(each))
-
-    measured("table3", "tiny", methods=["tent"], limit=64)
-    assert shown_suites() == [("table3", "tiny", ("methods tent", "limit 64"))]
-    measured("table1", "cifar10", methods=["tent"], corruptions=["fog"])
-    assert [each[:2] for each in shown_suites()] == [("table1", "cifar10"), ("table3", "tiny")], "in order of print"
-    measured("table3", "tiny", methods=["sar"], limit=64)
-    assert shown_suites()[1][2] == ("methods sar", "limit 64"), "of two that are as full, the latest"
-    measured("table3", "tiny")
-    assert shown_suites()[1][2] == (), "most cells are of the suite as it is"
-    store.ask(["table2"], "tiny", {})
-    assert len(shown_suites()) == 2, "nothing of it is there"
-    there = [each.cell for each in store.reports()]
-    (cut,) = about(there, scale="tiny", asked={"limit": 64, "methods": ["sar"]}, requests=store.asked())
-    assert cut.altered == ("methods sar", "limit 64"), "flags come first"
-
-
-def test_report_passes_over_suites_that_flags_leave_nothing_of(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from poem.bench.suites import load
-
-    fig = load("fig6b", "tiny", corruptions=["snow"])
-    folder = kept(tmp_path, *(report(each) for each in fig.cells))
-    assert main(["report", str(folder), "--corruptions", "snow", "--methods", "poem"]) == 0, "table 9 has no snow"
-    assert "Figure 6b" in (folder / "report.md").read_text(encoding="utf-8")
-    capsys.readouterr()
-    assert main(["report", str(folder), "--corruptions", "snow", "--suites", "table9"]) == 2
-    assert "suite table9: no cell is left" in capsys.readouterr().err
-
-
-def test_report_reads_chosen_rates_as_poem_choose_writes_them(tmp_path: Path) -> None:
-    from poem.bench.analysis.choose_lr import save
-    from poem.bench.suites import load
-
-    chosen = {"digits-bn": {"tent": 0.02}}
-    save(chosen, tmp_path / "chosen.yaml")
-    made = load("table1", "tiny", chosen=chosen)
-    mine = [each for each in made.cells if each.lr == 0.02]
-    assert mine
-    folder = kept(tmp_path / "out", *(report(each) for each in mine))
-    words = ["report", str(folder), "--suites", "table1", "--chosen", str(tmp_path / "chosen.yaml")]
-    assert main(words) == 0
-    assert f"{len(mine)} of" in (folder / "report.md").read_text(encoding="utf-8")
-
-
-def test_report_of_something_else_says_what_to_type(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["report", str(tmp_path)]) == 2
-    assert "poem reproduce table1" in capsys.readouterr().err
-    kept(tmp_path, report(cell("tent", "fog", seed=77)))
-    assert main(["report", str(tmp_path), "--suites", "table1"]) == 2
-    assert "--seeds" in capsys.readouterr().err
-
-
-def test_cells_that_one_folder_has_alone_are_named_up_to_ten(tmp_path: Path) -> None:
-    cells = [cell("tent", "fog", seed) for seed in range(13)]
-    a = kept(tmp_path / "a", *(report(each) for each in cells))
-    b = kept(tmp_path / "b", report(cell("sar")))
-    found = compare(a, b)
-    said = str(found).splitlines()
-    assert sum(line.startswith("  only in A: ") for line in said) == 11
-    assert "  only in A: 3 more, of which --json has all" in said
-    assert sum(line.startswith("  only in B: ") for line in said) == 1
-    assert len(found.to_dict()["only_a"]) == 13
 
 
 def test_only_pages_with_the_papers_numbers_have_a_box_for_them(written: str) -> None:
