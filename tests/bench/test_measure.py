@@ -387,17 +387,17 @@ def by_reference(method: str, asked: Cell) -> tuple[int, int]:
         return n, 0
     if method == "memo":
         return n * (64 + 1), n * 64
-    trace: list[oracles.Record] = []
     source = [images for images, _ in opening.source_images(asked, base, Place())] if method == "eata" else None
-    answers = oracles.answers(method, net, batches, lr=lr, source=source, trace=trace)
-    taught = sum(int(mask.sum()) for record in trace for mask in record.taught)
-    chosen = sum(int(record.selected.sum()) for record in trace)
+    outcomes = oracles.outcomes(method, net, batches, lr=lr, source=source)
+    taught = sum(int(mask.sum()) for outcome in outcomes for mask in outcome.updates)
+    chosen = sum(int(outcome.selected.sum()) for outcome in outcomes)
     if method == "sar":  # a second pass and a second loss for those of the first
         return n + chosen, chosen + taught
     if method == "deyo":  # one more pass for the sure ones, with their patches shuffled
-        return n + sum(int((oracles.entropy(a) < 0.5 * np.log(10)).sum()) for a in answers), taught
-    if method == "poem":  # every update is followed by another look
-        return sum(len(x) * (1 + len(record.taught)) for x, record in zip(batches, trace, strict=True)), taught
+        sure = [oracles.entropy(outcome.answer) < 0.5 * np.log(10) for outcome in outcomes]
+        return n + sum(int(mask.sum()) for mask in sure), taught
+    if method == "poem":  # every update is followed by another forward pass
+        return sum(len(x) * (1 + len(outcome.updates)) for x, outcome in zip(batches, outcomes, strict=True)), taught
     return n, taught
 
 

@@ -10,7 +10,17 @@ import numpy as np
 import pytest
 import torch
 from nets import ConvNet, make_net
-from oracles import copied, deep_part, entropy, mixed, norm_tensors, shallow_part, theta_of, with_batch_statistics
+from oracles import (
+    all_norms,
+    copied,
+    deep_part,
+    entropy,
+    mixed,
+    norm_tensors,
+    norms_below_top,
+    shallow_part,
+    with_batch_statistics,
+)
 from torch import Tensor, nn
 from toys import images
 
@@ -150,7 +160,7 @@ def by_hand(entropies: Tensor, tensors: list[nn.Parameter]) -> Tensor:
 def test_gradient_norms_of_a_plain_recipe(kind: str) -> None:
     net, x = make_net(kind, sharpness=6.0).double(), images(6, seed=0).double()
     twin = with_batch_statistics(net)
-    theta = theta_of(twin, "all", branch=False)
+    theta = all_norms(twin)
     expected = by_hand(entropy(twin(x)), theta)
     assert torch.allclose(poem.adapt(net, "tent").gradient_norms(x), expected, rtol=1e-9)
 
@@ -168,9 +178,9 @@ def test_gradient_norms_of_a_branch_recipe_are_of_theta_alone(learnt: int) -> No
         for name, parameter in twin.named_parameters():
             if prefix + name in moved:
                 parameter.data.copy_(moved[prefix + name])
-    theta = theta_of(main, "top-excluded", branch=True)
+    theta = norms_below_top(main)
     features = shallow_part(main, x)
-    expected = by_hand(entropy(mixed(deep_part(main, features), deep_part(side, features), 0.5)), theta)
+    expected = by_hand(entropy(mixed(deep_part(main, features), deep_part(side, features))), theta)
     assert torch.allclose(adapter.gradient_norms(x), expected, rtol=1e-9)
 
 
