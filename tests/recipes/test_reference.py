@@ -23,8 +23,11 @@ from poem.parts import (
     FisherAnchor,
     LossAverageBelow,
     MeanTeacher,
+    MemoryBank,
     NotRedundant,
     PLPDAbove,
+    Robust,
+    SlowTeacher,
     SoftLikelihoodRatio,
     StochasticRestore,
 )
@@ -100,6 +103,10 @@ def settings(method: str, kind: str) -> tuple[dict[str, Any], dict[str, Any]]:
         ours["minimise"] = SoftLikelihoodRatio() + Consistency(augment)
     if base == "memo":
         ours["views"] = views
+    if base == "rotta":
+        theirs |= {"capacity": 16, "every": 24, "alpha": 0.2, "nu": 0.1}
+        ours["views"] = MemoryBank(capacity=16, every=24, augment=augment)
+        ours |= {"statistics": Robust(0.2), "teacher": SlowTeacher(0.9)}
     return theirs, ours
 
 
@@ -113,13 +120,13 @@ def test_every_batch_agrees_with_the_reference(method: str, kind: str) -> None:
     expected = outcomes(method, net, batches, lr=lr, source=source, augment=augment, views=views, **theirs)
     data = source if method.startswith("eata") else None
     adapter = poem.adapt(net, method, lr=lr, mean=(0, 0, 0), std=(1, 1, 1), source_data=data, **ours)
-    learns = method not in ("source", "bn", "lame")
+    learns = poem.recipe(method).learns
     for index, (batch, outcome) in enumerate(zip(batches, expected, strict=True)):
         got = adapter(batch)
         assert got.dtype == torch.float64
         far = float((got - outcome.answer).abs().max())
         assert far < 1e-5, f"batch {index} differs by {far:.3g}"
-        if learns and not method.startswith("memo"):
+        if learns and not method.startswith(("memo", "rotta")):
             assert torch.equal(adapter.last.selected, outcome.selected)
             assert adapter.last.reset == outcome.reset
     assert (adapter.totals.taught > 0) == learns
