@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from poem._util.files import read_json, write_whole
+from poem._util.nearest import nearest_hint
 from poem.bench.cell import Cell, key_of
 from poem.bench.cell_files import is_number, read_cell
-from poem.streams.shift import VERSIONS, nearest
+from poem.streams.shift import VERSIONS
 
 __all__ = ["SCHEMA", "Report", "write_whole"]
 
@@ -89,7 +90,7 @@ class Report:
             raise ValueError(f"expected a result of schema {SCHEMA}, got schema {str(values.get('schema'))[:40]!r}")
         for name in values:
             if name not in (*_FIELDS, "key", "checksum"):
-                raise ValueError(f"a result has no field {name!r}; {nearest(name, sorted(_FIELDS))}")
+                raise ValueError(f"a result has no field {name!r}; {nearest_hint(name, sorted(_FIELDS))}")
         missing = set(_FIELDS) - set(values) - set(ADDED)
         if missing:
             raise ValueError(f"a result lacks {', '.join(sorted(missing))}")

@@ -60,10 +60,10 @@ def _cut(line: str, room: int) -> str:
 
 def _hint(what: str, pattern: str, known: Mapping[str, str]) -> str:
     """The nearest kinds or names."""
-    import difflib
+    from poem._util.nearest import nearest_names
 
-    kinds = difflib.get_close_matches(pattern, KINDS, n=1) if what == "methods" else []
-    near = [f"poem list {kind}" for kind in kinds] or difflib.get_close_matches(pattern.strip("*"), known, n=2)
+    kinds = nearest_names(pattern, KINDS) if what == "methods" else []
+    near = [f"poem list {kind}" for kind in kinds] or nearest_names(pattern.strip("*"), known, most=2)
     if near:
         return f"did you mean {' or '.join(near)}?"
     return f"kinds: {' '.join(KINDS)}" if what == "methods" else f"`poem list {what}` prints them all"

@@ -167,9 +167,8 @@ def _settings(args: argparse.Namespace, settings: dict[str, Any], files: Sequenc
 
 def classes(which: str | None, files: Sequence[Path], folder: Path) -> tuple[list[int] | None, bool]:
     """The classes that can come, as indices of the logits, where somebody says so; and whether by wnid."""
-    import difflib
-
     from poem._util.files import read_text
+    from poem._util.nearest import nearest_hint
     from poem.predict import listed_classes, wnid_folders
 
     if which is None:
@@ -181,8 +180,7 @@ def classes(which: str | None, files: Sequence[Path], folder: Path) -> tuple[lis
                              "file with an index a line instead")  # fmt: skip
         return list(folders.values()), True
     if not Path(which).is_file():
-        near = difflib.get_close_matches(which.lower(), ["folders"])
-        remedy = "did you mean 'folders'?" if near else "such a file has a wnid or an index a line"
+        remedy = nearest_hint(which.lower(), ["folders"], otherwise="such a file has a wnid or an index a line")
         raise ValueError(f"expected --classes folders or a file, got {which!r}, which is no file; {remedy}")
     text = read_text(Path(which))
     return listed_classes(text), any(not line.split()[0].isdecimal() for line in text.splitlines() if line.strip())

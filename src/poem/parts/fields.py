@@ -8,7 +8,6 @@ cannot be resolved, is not checked; a field's own default is always allowed.
 
 from __future__ import annotations
 
-import difflib
 import functools
 import inspect
 import math
@@ -19,6 +18,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from numbers import Integral, Real
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from poem._util.nearest import nearest_names
 
 LARGEST = 2**63 - 1  # what torch takes as an integer
 
@@ -219,7 +220,7 @@ def _remedies(hint: Any, value: Any) -> Iterator[str]:
         choices = {str(each): repr(each) for leaf in inside if get_origin(leaf) is Literal for each in get_args(leaf)}
         kinds = [leaf for leaf in inside if isinstance(leaf, type) and issubclass(leaf, Checked)]
         choices |= {part.__name__.lower(): f"{part.__name__}()" for kind in kinds for part in _below(kind)}
-        near = difflib.get_close_matches(value.lower(), choices, n=1, cutoff=0.5)
+        near = nearest_names(value.lower(), choices, cutoff=0.5)
         yield from (f"did you mean {choices[each]}?" for each in near)
     elif isinstance(value, type):
         yield f"write {value.__name__}() for an object of the class"

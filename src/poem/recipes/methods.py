@@ -6,13 +6,13 @@ alone, and `BASE*` repeats the base's update without picking anew.
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Literal, get_args
 
+from poem._util.nearest import nearest_names
 from poem.parts.augment import AugMix
 from poem.parts.branch import AdaptBranch
 from poem.parts.exploration import Explore, Repeat
@@ -334,7 +334,7 @@ def recipe(name: str, preset: Preset = "imagenet") -> Recipe:
     if base and name not in methods():
         raise ValueError(f"{base} has nothing for {suffix!r} to build on; it goes with {' '.join(GROWING)}")
     if not base:
-        near = difflib.get_close_matches(name.lower(), methods(), n=3, cutoff=0.5)
+        near = nearest_names(name.lower(), methods(), most=3, cutoff=0.5)
         hint = f" Did you mean {' or '.join(near)}?" if near else ""
         raise ValueError(f"unknown method {name!r}.{hint} Methods: {' '.join(BASES)}; suffixes: {' '.join(SUFFIXES)}")
     found = preset_values(BASES[base](), base, preset)
@@ -358,7 +358,7 @@ def preset_values(base: Recipe, name: str, preset: Preset) -> Recipe:
     if preset == "imagenet":
         return base
     if preset not in get_args(Preset):
-        near = difflib.get_close_matches(str(preset), get_args(Preset), n=1)
+        near = nearest_names(str(preset), get_args(Preset))
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ValueError(f"expected preset imagenet, cifar or cifar100, got {preset!r}{hint}")
     ten = preset != "cifar100"

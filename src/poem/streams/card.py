@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from poem.streams.shift import nearest
+from poem._util.nearest import nearest_hint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,7 @@ class Card:
         known = {item.name for item in dataclasses.fields(cls)}
         for key in values:
             if key not in known:
-                raise ValueError(f"a card has no field {key!r}; {nearest(key, sorted(known))}")
+                raise ValueError(f"a card has no field {key!r}; {nearest_hint(key, sorted(known))}")
         missing = {"data", "n", "total"} - set(values)
         if missing:
             raise ValueError(f"expected a card with {', '.join(sorted(missing))}, which it lacks")

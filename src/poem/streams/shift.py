@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import operator
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
+from poem._util.nearest import nearest_hint
 
 CORRUPTIONS = (
     "gaussian_noise", "shot_noise", "impulse_noise", "defocus_blur", "glass_blur", "motion_blur", "zoom_blur", "snow",
@@ -20,13 +20,6 @@ EXTRA = ("speckle_noise", "gaussian_blur", "spatter", "saturate")
 VERSIONS = {"frost": 2}
 """Version of each corruption whose images have changed; the others are at 1. It is part of the key of every cell that
 has the corruption, so that results on the earlier images are not taken for results on these."""
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """The end of an error about a name: the nearest known one, or all of them."""
-    names = list(known)
-    close = difflib.get_close_matches(word, names, n=1)
-    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names)}"
 
 
 def whole(value: Any) -> int | None:
@@ -47,7 +40,7 @@ class Shift:
     def __post_init__(self) -> None:
         known = (*CORRUPTIONS, *EXTRA, "clean")
         if self.corruption not in known:
-            raise ValueError(f"unknown corruption {self.corruption!r}; {nearest(str(self.corruption), known)}")
+            raise ValueError(f"unknown corruption {self.corruption!r}; {nearest_hint(str(self.corruption), known)}")
         severity = whole(self.severity)
         if severity is None or severity not in ((0,) if self.corruption == "clean" else (1, 2, 3, 4, 5)):
             wanted = "0 for clean data" if self.corruption == "clean" else "1 to 5"

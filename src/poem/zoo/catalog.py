@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal
 
+from poem._util.nearest import nearest_hint
 from poem.zoo.records import recorded
 from poem.zoo.train import CIFAR10_MEAN, CIFAR10_STD, DIGITS_MEAN, DIGITS_STD
 
@@ -194,7 +195,5 @@ def bases(pattern: str = "*") -> list[str]:
 def base(name: str) -> Base:
     """What a name stands for."""
     if name not in _BASES:
-        from poem.streams.shift import nearest
-
-        raise ValueError(f"unknown base {name!r}; {nearest(name, _BASES)}")
+        raise ValueError(f"unknown base {name!r}; {nearest_hint(name, _BASES)}")
     return _BASES[name]

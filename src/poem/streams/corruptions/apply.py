@@ -20,7 +20,6 @@ Differs: the random numbers; motion blur and snow smear as in imagecorruptions, 
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,6 +28,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from poem._util.nearest import nearest_hint
 from poem.streams.corruptions.filters import cut
 from poem.streams.corruptions.frost import frost_source
 from poem.streams.corruptions.levels import TABLE, Corruption
@@ -148,8 +148,8 @@ def _part(part: Tensor, entry: Corruption, draws: Draws, level: tuple[Any, ...])
 def check(name: str, severity: int, profile: str | None = None) -> int:
     """Refuse a name, a severity or a profile that does not exist; return the severity, as Python's own int."""
     if name not in TABLE:
-        near = difflib.get_close_matches(str(name), TABLE, 3, 0.5)
-        hint = f"did you mean {' or '.join(near)}?" if near else f"the names are {', '.join(TABLE)}"
+        names = f"the names are {', '.join(TABLE)}"
+        hint = nearest_hint(str(name), TABLE, most=3, cutoff=0.5, show=str, otherwise=names)
         raise ValueError(f"expected the name of a corruption, got {name!r}; {hint}")
     number = whole(severity)
     if number not in (1, 2, 3, 4, 5):

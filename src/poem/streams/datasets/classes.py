@@ -17,7 +17,7 @@ from importlib import resources
 from pathlib import Path
 
 from poem._util.files import read_json, read_text
-from poem.streams.shift import nearest
+from poem._util.nearest import nearest_hint
 
 Order = Mapping[str, int] | Iterable[str] | str | os.PathLike[str]
 """What each logit is called: names in order, a mapping from name to index, or a file of either."""
@@ -53,7 +53,11 @@ def class_indices(classes: Iterable[str], order: Order | None = None) -> tuple[i
     strange = [name for name in names if name not in place]
     if strange:
         what = "wnids of ImageNet-1k" if order is None else f"names among the {len(place)} given"
-        hint = nearest(strange[0], place) if order is not None and len(place) <= 1000 else "pass order= for other names"
+        hint = (
+            nearest_hint(strange[0], place)
+            if order is not None and len(place) <= 1000
+            else "pass order= for other names"
+        )
         raise ValueError(f"expected {what}, got {len(strange)} others: {', '.join(strange[:3])}; {hint}")
     found = tuple(place[name] for name in names)
     if len(set(found)) < len(found):

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from poem._util.files import read_json, read_text
+from poem._util.nearest import nearest_hint
 from poem.streams.datasets.cifar_sets import cifar, cifar_c
 from poem.streams.datasets.digit_sets import digits, mnist_digits
 from poem.streams.datasets.folders import Expect, Files, Listing, listing
 from poem.streams.datasets.named_sets import IMAGENET_C, TREES, Root, accept, base_folder, locate
 from poem.streams.images import About, ImageSet
 from poem.streams.loading.prepare import Prepare
-from poem.streams.shift import Shift, nearest
+from poem.streams.shift import Shift
 
 
 def tree(name: str, root: Root = None, *, partial: bool = False, prepare: Prepare | None = None) -> Files:
@@ -29,7 +30,7 @@ def tree(name: str, root: Root = None, *, partial: bool = False, prepare: Prepar
         prepare: Resize and crop; by default the papers' (Resize 256, CenterCrop 224; Tiny-ImageNet as stored).
     """
     if name not in TREES:
-        raise ValueError(f"unknown tree {name!r}; {nearest(name, TREES)}")
+        raise ValueError(f"unknown tree {name!r}; {nearest_hint(name, TREES)}")
     known = TREES[name]
     found = listing(locate(known, root), numbered=known.numbered)
     subset = accept(found, known, partial)
@@ -209,7 +210,7 @@ def canonical(name: str) -> str:
     """The name as listed: `CIFAR-10-C` and `cifar10_c` are `cifar10-c`."""
     word = re.sub(r"^cifar-(10+)", r"cifar\1", name.strip().lower().replace("_", "-"))
     if word not in DATASETS:
-        raise ValueError(f"unknown data set {name!r}; {nearest(word, DATASETS)}")
+        raise ValueError(f"unknown data set {name!r}; {nearest_hint(word, DATASETS)}")
     return word
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from poem._util.nearest import nearest_hint
 from poem.streams.orders.within_domain import (
     SHUFFLED,
     Dirichlet,
@@ -18,7 +19,7 @@ from poem.streams.orders.within_domain import (
     Within,
     generator,
 )
-from poem.streams.shift import CLEAN, CORRUPTIONS, Shift, nearest, whole
+from poem.streams.shift import CLEAN, CORRUPTIONS, Shift, whole
 
 
 @dataclass(frozen=True)
@@ -243,7 +244,7 @@ SCENARIOS: dict[str, Callable[..., Order]] = {
 def scenario(name: str, **settings: Any) -> Order:
     """An order by name, such as `scenario("gradual", seed=1)`."""
     if name not in SCENARIOS:
-        raise ValueError(f"unknown scenario {name!r}; {nearest(name, SCENARIOS)}")
+        raise ValueError(f"unknown scenario {name!r}; {nearest_hint(name, SCENARIOS)}")
     return SCENARIOS[name](**settings)
 
 
