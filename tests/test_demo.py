@@ -15,7 +15,7 @@ from PIL import Image
 from torch import nn
 
 from poem import zoo
-from poem._util.malloc import keep_memory
+from poem._util.malloc import keep_freed_memory
 from poem.bench.cell import Cell
 from poem.bench.result import Report
 from poem.bench.suites import Suite, load
@@ -222,4 +222,4 @@ def test_hints_are_kept_back_and_come_again(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's allocator")
 def test_commands_can_keep_their_memory() -> None:
-    assert keep_memory()
+    assert keep_freed_memory()

@@ -21,7 +21,7 @@ from PIL import Image, ImageOps
 from stand_ins import cell, report
 
 from poem import predict
-from poem._util.files import read_json, write_whole
+from poem._util.files import read_json, write_atomic
 from poem.bench.result import Report
 from poem.bench.store import Store
 from poem.cli.main import main
@@ -62,7 +62,7 @@ def test_the_temporary_file_cannot_be_foreseen(tmp_path: Path) -> None:
     victim.write_text("mine")
     path.parent.mkdir()
     (path.parent / f".result.json.{os.getpid()}").symlink_to(victim)
-    write_whole(path, "new")
+    write_atomic(path, "new")
     assert victim.read_text() == "mine"
     assert path.read_text() == "new"
     assert not path.is_symlink()
@@ -75,13 +75,13 @@ def test_the_temporary_file_cannot_be_foreseen(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Path, "replace", noted)
         for _ in range(2):
-            write_whole(path, "new")
+            write_atomic(path, "new")
     assert len(set(names)) == 2
     with pytest.MonkeyPatch.context() as patch:  # though somebody had guessed it
         patch.setattr("poem._util.files.secrets.token_hex", lambda _: "0" * 16)
         (path.parent / f".result.json.{os.getpid()}-{'0' * 16}.part").symlink_to(victim)
         with pytest.raises(FileExistsError):
-            write_whole(path, "newer")
+            write_atomic(path, "newer")
     assert victim.read_text() == "mine"
 
 
@@ -94,7 +94,7 @@ def test_nothing_but_a_regular_file_is_replaced(tmp_path: Path, kind: str) -> No
     before = os.lstat(path)
     words = {"dangling link": "symbolic link", "link": "symbolic link"}.get(kind, kind)
     with pytest.raises(OSError, match=rf"expected a file, or nothing yet, at .*result.json, got a {words}.*; "):
-        write_whole(path, "new")
+        write_atomic(path, "new")
     assert os.lstat(path).st_ino == before.st_ino
     assert victim.read_text() == "mine"
     assert files(tmp_path) == ["out", "victim"]
@@ -109,7 +109,7 @@ def test_a_device_is_not_replaced(tmp_path: Path) -> None:
     except PermissionError:
         pytest.skip("only root makes devices")
     with pytest.raises(OSError, match="got a device"):
-        write_whole(path, "new")
+        write_atomic(path, "new")
     assert stat.S_ISCHR(os.lstat(path).st_mode)
 
 
@@ -117,10 +117,10 @@ def test_permissions_are_the_umask_s_or_those_of_the_file_before(tmp_path: Path)
     path = tmp_path / "result.json"
     before = os.umask(0o027)
     try:
-        write_whole(path, "first")
+        write_atomic(path, "first")
         assert stat.S_IMODE(path.stat().st_mode) == 0o640
         path.chmod(0o600)
-        write_whole(path, "second")
+        write_atomic(path, "second")
     finally:
         os.umask(before)
     assert path.read_text() == "second"
@@ -129,26 +129,26 @@ def test_permissions_are_the_umask_s_or_those_of_the_file_before(tmp_path: Path)
 
 def test_a_failure_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "result.json"
-    write_whole(path, "before")
+    write_atomic(path, "before")
     with pytest.raises(UnicodeEncodeError):
-        write_whole(path, "\ud800")
+        write_atomic(path, "\ud800")
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
-            write_whole(path, "never")
+            write_atomic(path, "never")
     assert files(tmp_path) == ["result.json"]
     assert path.read_text() == "before"
 
 
 def test_a_name_as_long_as_a_file_system_takes_can_be_written(tmp_path: Path) -> None:
     path = tmp_path / ("é" * 125 + ".json")
-    write_whole(path, "whole")
+    write_atomic(path, "whole")
     assert files(tmp_path) == [path.name]
 
 
 def test_names_of_any_bytes_are_written_as_they_are(tmp_path: Path) -> None:
     name = os.fsdecode(b"\xff\xfe.jpg")
-    write_whole(tmp_path / "names.csv", f"{name}\n")
+    write_atomic(tmp_path / "names.csv", f"{name}\n")
     assert (tmp_path / "names.csv").read_bytes() == b"\xff\xfe.jpg\n"
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from poem import zoo
-from poem._util.caching import Kept, Key, cache_key
+from poem._util.caching import Key, LRUCache, cache_key
 from poem.bench.cell import Cell
 from poem.bench.views import Framed, Made, Part
 from poem.streams.datasets import Batches, Domains, Prepare, Stream, batches, canonical, image_folder, mnist_digits
@@ -68,9 +68,9 @@ class Loaded:
         }  # fmt: skip
 
 
-_MODELS: Kept[Key, Loaded] = Kept(2)
-_OPENED: Kept[Key, Images] = Kept(64)
-_SOURCES: Kept[Key, Batches] = Kept(4)
+_MODELS: LRUCache[Key, Loaded] = LRUCache(2)
+_OPENED: LRUCache[Key, Images] = LRUCache(64)
+_SOURCES: LRUCache[Key, Batches] = LRUCache(4)
 
 
 # Models ---------------------------------------------------------------------------------------------------------------
@@ -91,7 +91,7 @@ def load_model(cell: Cell, place: Place) -> Loaded:
 
     state = None if file is None else (file, file.stat().st_size, file.stat().st_mtime_ns)
     key = cache_key(base=base, weights=weights, file=state, seed=cell.seed if fresh else None, device=place.device)
-    return _MODELS.get(key, make)
+    return _MODELS.get_or_create(key, make)
 
 
 def weights_of(cell: Cell, base: zoo.Base, place: Place) -> str | None:
@@ -113,12 +113,12 @@ def _folder(base: zoo.Base, folder: str | None) -> str | None:
 # Data -----------------------------------------------------------------------------------------------------------------
 
 
-_MADE: Kept[Key, Made] = Kept(ROOM, lambda made: made.images.nbytes)
+_MADE: LRUCache[Key, Made] = LRUCache(ROOM, lambda made: made.images.nbytes)
 
 
 def forget() -> None:
     """Keep nothing: models, data and what was made of it are opened anew."""
-    held: tuple[Kept[Key, Any], ...] = (_MODELS, _OPENED, _SOURCES, _MADE)
+    held: tuple[LRUCache[Key, Any], ...] = (_MODELS, _OPENED, _SOURCES, _MADE)
     for kept in held:
         kept.clear()
 
@@ -146,7 +146,7 @@ class Data:
     def whole(self, shift: Shift) -> Images:
         """Every image as it lies on disk, at the model's size; of clean data all shifts are the same."""
         shift = shift if self.name in STORED else CLEAN
-        return _OPENED.get(self.key(shift=shift), lambda: self._open(shift))
+        return _OPENED.get_or_create(self.key(shift=shift), lambda: self._open(shift))
 
     def stored(self, shift: Shift) -> Images:
         """Those of them that the cell takes."""
@@ -160,7 +160,7 @@ class Data:
             return clean
         try:
             key = self.key(shift=shift, n=len(clean), seed=cell.seed, threads=cell.threads)
-            return _MADE.get(key, lambda: self._make(clean, shift))
+            return _MADE.get_or_create(key, lambda: self._make(clean, shift))
         except Unreadable:  # a stream leaves such images out and names them
             return clean
 
@@ -236,7 +236,7 @@ def source_images(cell: Cell, base: zoo.Base, place: Place) -> Batches:
         order = generator(0, "source images", "clean").permutation(len(data))[: cell.source_images]
         return batches(Framed(data, Setting.of(base).frame), order, cell.batch_size, workers=place.workers)
 
-    return _SOURCES.get(key, make)
+    return _SOURCES.get_or_create(key, make)
 
 
 def _training(base: zoo.Base, root: str | None) -> Images:

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from poem._util.files import read_json, write_whole
+from poem._util.files import read_json, write_atomic
 from poem._util.nearest import nearest_hint
 from poem.bench.cell import Cell, key_of
 from poem.bench.cell_files import is_number, read_cell
 from poem.streams.shift import VERSIONS
 
-__all__ = ["SCHEMA", "Report", "write_whole"]
+__all__ = ["SCHEMA", "Report", "write_atomic"]
 
 SCHEMA = 1
 ADDED = ("nonfinite",)
@@ -114,7 +114,7 @@ class Report:
         values = self.to_dict()
         if self.intact is not False:
             values = {**values, "checksum": checksum(values)}
-        write_whole(path, json.dumps(values, indent=1, allow_nan=False) + "\n")
+        write_atomic(path, json.dumps(values, indent=1, allow_nan=False) + "\n")
 
     @classmethod
     def load(cls, path: Path) -> Report:

@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     import os
     from concurrent.futures.process import BrokenProcessPool
 
-    from poem._util.files import check_folder
+    from poem._util.files import check_folder_writable
     from poem.streams.corruptions import CORRUPTIONS, EXTRA, PROFILES, check, frost_source
     from poem.streams.corruptions import tree as _tree
 
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     except ImportError as error:
         raise ImportError("poem corrupt reads images with Pillow; type: pip install 'poem-tta[bench]'") from error
 
-    check_folder(args.target)
+    check_folder_writable(args.target)
     settings = _tree.Settings(seed=args.seed, quality=args.quality, size=args.size, profile=args.profile)
     found = _tree.survey(args.source)
     if args.target.resolve().is_relative_to(args.source.resolve()):

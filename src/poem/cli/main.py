@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
-from poem._util.malloc import keep_memory
+from poem._util.malloc import keep_freed_memory
 from poem._util.nearest import nearest_hint, nearest_names
 from poem._version import __version__
 from poem.cli import COMMANDS
@@ -88,7 +88,7 @@ def _run(argv: Sequence[str] | None) -> int:
         _refuse_unknown(words, asked)
     args = top.parse_args(words)
     logging.basicConfig(level=logging.INFO if args.verbose else logging.WARNING, format="poem: %(message)s")
-    keep_memory()
+    keep_freed_memory()
     module = import_module(f"poem.cli.{args.command.replace('-', '_')}")
     try:
         return int(module.run(args))

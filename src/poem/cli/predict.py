@@ -88,14 +88,14 @@ def run(args: argparse.Namespace) -> int:
     import math
     import random
 
-    from poem._util.files import check_file
+    from poem._util.files import check_file_writable
     from poem._util.journal import Journal
     from poem.cli._stop import Stopped, stoppable
     from poem.predict import answers, photos, summary
     from poem.recipes.methods import recipe
     from poem.streams.loading.prepare import LARGEST
 
-    check_file(args.out)
+    check_file_writable(args.out)
     _values.within(args, 1, LARGEST, "resize", "crop")
     _values.within(args, 1, None, "batch_size")
     _values.finite(args, "lr")
@@ -287,7 +287,7 @@ def progress(batches: Any, total: int, words: str, done: int = 0) -> Any:
 
 def save(found: Sequence[Answer], path: Path) -> None:
     """A CSV file, whole or not at all."""
-    from poem._util.files import write_whole
+    from poem._util.files import write_atomic
     from poem._util.journal import table
 
-    write_whole(path, table(found))
+    write_atomic(path, table(found))

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from poem._util.caching import Fingerprint, Kept, Key, cache_key, fingerprint
+from poem._util.caching import Fingerprint, Key, LRUCache, cache_key, fingerprint
 from poem.engine.input_checks import finite
 from poem.engine.input_checks import images as images_of
 from poem.engine.network import Network
@@ -29,7 +29,7 @@ SAMPLES = 2000
 ROOM = 128 << 20
 """Bytes of importance that are kept for one model."""
 Found = tuple[Tensor, int]
-_KNOWN: dict[int, Kept[tuple[Key, str], Found]] = {}  # by identity of the model, for as long as it lives
+_KNOWN: dict[int, LRUCache[tuple[Key, str], Found]] = {}  # by identity of the model, for as long as it lives
 
 
 def fisher(network: Network, statistics: Statistics, data: Iterable[Any] | Tensor, size: int) -> tuple[Tensor, int]:
@@ -40,11 +40,11 @@ def fisher(network: Network, statistics: Statistics, data: Iterable[Any] | Tenso
         source = _Source(network, statistics, data, size)
         for _ in source:
             pass
-        found = known.find((key, source.hexdigest()))
+        found = known.get((key, source.hexdigest()))
     if found is None:
         source = _Source(network, statistics, data, size)
         found = _measure(network, statistics, source)
-        known.keep((key, source.hexdigest()), found)
+        known.add((key, source.hexdigest()), found)
     return found[0].clone(), found[1]
 
 
@@ -69,11 +69,11 @@ def key_of(network: Network, statistics: Statistics) -> Key:
     )
 
 
-def _known(model: nn.Module) -> Kept[tuple[Key, str], Found]:
+def _known(model: nn.Module) -> LRUCache[tuple[Key, str], Found]:
     """What was found for this very model before."""
     if id(model) not in _KNOWN:
         weakref.finalize(model, _KNOWN.pop, id(model), None)
-        _KNOWN[id(model)] = Kept(ROOM, lambda found: found[0].nbytes)
+        _KNOWN[id(model)] = LRUCache(ROOM, lambda found: found[0].nbytes)
     return _KNOWN[id(model)]
 
 

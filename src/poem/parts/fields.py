@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-import operator
 import sys
 import types
 from collections.abc import Iterator
@@ -94,20 +93,6 @@ def check(made: Any) -> None:
         plain = _plain(value)
         if plain is not value and any(each is int or each is float for each in _leaves(hint)):
             object.__setattr__(made, name, plain)
-
-
-def whole(value: Any) -> int | None:
-    """The integer that a value is, NumPy's and torch's kinds too; None for all else, such as True, 5.0 and '5'."""
-    value = unboxed(value)
-    try:
-        return None if isinstance(value, bool) or hasattr(value, "ndim") else operator.index(value)
-    except TypeError:
-        return None
-
-
-def unboxed(value: Any) -> Any:
-    """A scalar of NumPy or torch as Python's own; all else as it is."""
-    return value.item() if getattr(value, "ndim", None) == 0 else value
 
 
 def _annotated(kind: type) -> tuple[tuple[str, Any, Any], ...]:

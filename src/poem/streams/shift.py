@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import operator
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
-
+from poem._util.integers import as_integer
 from poem._util.nearest import nearest_hint
 
 CORRUPTIONS = (
@@ -22,14 +19,6 @@ VERSIONS = {"frost": 2}
 has the corruption, so that results on the earlier images are not taken for results on these."""
 
 
-def whole(value: Any) -> int | None:
-    """The integer that a value is, NumPy's kinds too; None for everything else, of which True and 5.0 are part."""
-    try:
-        return None if isinstance(value, bool | np.bool_) else operator.index(value)
-    except TypeError:
-        return None
-
-
 @dataclass(frozen=True)
 class Shift:
     """A domain: a corruption at a severity from 1 to 5, or the clean data (`Shift()`)."""
@@ -41,7 +30,7 @@ class Shift:
         known = (*CORRUPTIONS, *EXTRA, "clean")
         if self.corruption not in known:
             raise ValueError(f"unknown corruption {self.corruption!r}; {nearest_hint(str(self.corruption), known)}")
-        severity = whole(self.severity)
+        severity = as_integer(self.severity)
         if severity is None or severity not in ((0,) if self.corruption == "clean" else (1, 2, 3, 4, 5)):
             wanted = "0 for clean data" if self.corruption == "clean" else "1 to 5"
             hint = "; pass an integer" if severity is None else ""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, relu, scaled_dot_product_attention
 
-from poem._util.files import write_whole
+from poem._util.files import write_atomic
 
 Norm = Callable[[int], nn.Module]
 
@@ -214,7 +214,7 @@ def write(net: nn.Module, path: Path, about: Mapping[str, str]) -> str:
         if not bool(value.isfinite().all()):
             raise ValueError(f"expected finite weights, got NaN or Inf in {key}; was the learning rate too high?")
     whole = save(tensors, metadata=dict(about))
-    write_whole(path, whole)
+    write_atomic(path, whole)
     return hashlib.sha256(whole).hexdigest()
 
 

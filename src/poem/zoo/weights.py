@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from poem._util.files import read_json, write_whole
+from poem._util.files import read_json, write_atomic
 from poem.zoo.catalog import Base
 from poem.zoo.records import TRAINED, recorded
 
@@ -169,7 +169,7 @@ def _remember(tag: str, digest: str, *, write: bool) -> tuple[str | None, str]:
         if not isinstance(held, dict):
             raise ValueError(f"expected tags and hashes, got a {type(held).__name__}")
         if write and tag not in held:
-            write_whole(path, json.dumps({**held, tag: digest}, indent=1) + "\n")
+            write_atomic(path, json.dumps({**held, tag: digest}, indent=1) + "\n")
             log.info("recorded SHA-256 %s for %s in %s", digest[:12], tag, path)
     except (OSError, ValueError) as error:
         log.warning("could not use %s to remember weights: %s", path, error)

@@ -20,7 +20,7 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 
-from poem._util.malloc import keep_memory
+from poem._util.malloc import keep_freed_memory
 from poem.bench.benchmark import Place
 from poem.bench.cell import Cell
 from poem.bench.runners.runner import MEASURE, Begun, Ended, Moved, Tell, answer, found, kin
@@ -222,7 +222,7 @@ def _work(pipe: Connection, path: str, place: Place, level: int, processes: int)
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    keep_memory()
+    keep_freed_memory()
     logging.basicConfig(format="poem: %(message)s")
     log.setLevel(level)
     measure = found(path)

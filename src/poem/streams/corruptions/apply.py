@@ -28,12 +28,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from poem._util.integers import as_integer
 from poem._util.nearest import nearest_hint
 from poem.streams.corruptions.filters import cut
 from poem.streams.corruptions.frost import frost_source
 from poem.streams.corruptions.levels import TABLE, Corruption
 from poem.streams.corruptions.random_numbers import Draws
-from poem.streams.shift import CORRUPTIONS, EXTRA, whole
+from poem.streams.shift import CORRUPTIONS, EXTRA
 
 __all__ = ["CORRUPTIONS", "EXTRA", "PROFILES", "check", "corrupt", "frost_source", "profile_of"]
 
@@ -63,7 +64,7 @@ def corrupt(
     equal seed meet an equal fate, so a stream that is cut into batches passes its running numbers. `profile` is
     "imagenet", "tiny-imagenet" or "cifar", by default `profile_of` the shorter side.
     """
-    severity, number = check(name, severity, profile), whole(seed)
+    severity, number = check(name, severity, profile), as_integer(seed)
     if number is None:
         raise ValueError(f"expected an integer seed, got {seed!r}")
     seed = number
@@ -151,7 +152,7 @@ def check(name: str, severity: int, profile: str | None = None) -> int:
         names = f"the names are {', '.join(TABLE)}"
         hint = nearest_hint(str(name), TABLE, most=3, cutoff=0.5, show=str, otherwise=names)
         raise ValueError(f"expected the name of a corruption, got {name!r}; {hint}")
-    number = whole(severity)
+    number = as_integer(severity)
     if number not in (1, 2, 3, 4, 5):
         raise ValueError(f"expected severity 1, 2, 3, 4 or 5, got {severity!r}; for clean images do not call corrupt")
     if profile is not None and profile not in PROFILES:
@@ -166,7 +167,7 @@ def _names(ids: Ids | None, count: int) -> list[int | str]:
     if ids is None:
         return list(range(count))
     given = ids.tolist() if isinstance(ids, Tensor | np.ndarray) else list(ids)
-    names = [name for one in given if (name := one if isinstance(one, str) else whole(one)) is not None]
+    names = [name for one in given if (name := one if isinstance(one, str) else as_integer(one)) is not None]
     if len(given) != count or len(names) != count:
         kinds = sorted({type(one).__name__ for one in given})
         raise ValueError(

@@ -22,7 +22,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from poem._util.files import PART, printable, read_bytes, read_json, write_whole
+from poem._util.files import TEMP_SUFFIX, printable, read_bytes, read_json, write_atomic
 from poem.streams.corruptions import corrupt, profile_of
 from poem.streams.corruptions.frost import frost_source
 from poem.streams.datasets.archives import LARGEST
@@ -34,7 +34,7 @@ from poem.streams.loading.prepare import EVAL, Prepare
 RECORD = "poem-corrupt.json"
 _LOOKS = 32  # images whose sizes choose the profile
 _PARTS = ".poem-parts"
-_LEFT_OVER = re.compile(rf"\..*{PART}|(?P<before>\d+)-\d+")  # the second form is an older version's
+_LEFT_OVER = re.compile(rf"\..*{TEMP_SUFFIX}|(?P<before>\d+)-\d+")  # the second form is an older version's
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,7 +199,7 @@ def _write(target: Path, path: Path, data: bytes) -> None:
     """Write a file whole or not at all, by way of a folder apart, so that no half of one stands among images."""
     for tries in range(5, -1, -1):
         try:
-            write_whole(path, data, beside=target / _PARTS, sync=False)
+            write_atomic(path, data, temp_folder=target / _PARTS, sync=False)
             break
         except FileNotFoundError:  # another run of the command, ending, has just swept the folder
             if not tries:

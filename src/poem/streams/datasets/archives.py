@@ -21,7 +21,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from poem._util.files import read_bytes, whole_file
+from poem._util.files import open_atomic, read_bytes
 
 log = logging.getLogger("poem")
 
@@ -58,7 +58,7 @@ def plain_tar(path: Path, cache: Path | None = None) -> Path:
         )
     log.warning("unpacking %s once, to %s", path, place)
     try:
-        with opener(path, "rb") as packed, whole_file(place) as file:
+        with opener(path, "rb") as packed, open_atomic(place) as file:
             _copy(packed, file, path, unpacked_limit(stat.st_size))
     except (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile) as error:
         raise ValueError(f"{path} is cut short or damaged ({error}); copy it again") from error

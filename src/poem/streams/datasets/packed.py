@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 from torch import Tensor
 
-from poem._util.files import whole_file
+from poem._util.files import open_atomic
 from poem.streams.datasets.archives import megabytes, unpacked_limit
 from poem.streams.datasets.folders import Files
 from poem.streams.images import About, ImageSet, Labels
@@ -56,7 +56,7 @@ def pack(parts: dict[str, ImageSet], out: Path) -> int:
         names += [bytes(data.store.names[at]) for at in data.places.tolist()]
         blobs += [data.store.read(at) for at in data.places.tolist()]
     sizes = [len(data) for data in parts.values()]
-    with whole_file(out) as file:
+    with open_atomic(out) as file:
         np.savez_compressed(
             file,
             names=np.array(names),

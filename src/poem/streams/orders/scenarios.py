@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from poem._util.integers import as_integer
 from poem._util.nearest import nearest_hint
 from poem.streams.orders.within_domain import (
     SHUFFLED,
@@ -19,7 +20,7 @@ from poem.streams.orders.within_domain import (
     Within,
     generator,
 )
-from poem.streams.shift import CLEAN, CORRUPTIONS, Shift, whole
+from poem.streams.shift import CLEAN, CORRUPTIONS, Shift
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ class Order:
     def __post_init__(self) -> None:
         if not self.visits or not all(visit.shifts for visit in self.visits):
             raise ValueError(f"expected at least one domain to visit, got none for {self.name}; name corruptions")
-        seed = whole(self.seed)
+        seed = as_integer(self.seed)
         if seed is None:
             raise TypeError(f"expected an integer seed, got {self.seed!r}")
         object.__setattr__(self, "seed", seed)
