@@ -19,7 +19,7 @@ from poem.streams.corruptions import frost as _frost
 from poem.streams.corruptions.digital import pixelate, pixelate_torch
 from poem.streams.corruptions.jpeg import jpeg, jpeg_torch
 from poem.streams.corruptions.levels import TABLE
-from poem.streams.corruptions.random_numbers import Draws
+from poem.streams.corruptions.random_numbers import ImageRandom
 from poem.streams.shift import Shift
 
 REFERENCE: dict[str, Any] = json.loads((Path(__file__).parent / "data" / "corruptions.json").read_text())
@@ -103,7 +103,7 @@ def test_random_ones_agree_in_mean_spread_and_spectrum(name: str, size: int) -> 
 @pytest.fixture
 def _drawn_frost(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Our own textures, whether the photographs are installed or not."""
-    monkeypatch.setattr(_frost, "_folder", lambda: None)
+    monkeypatch.setattr(_frost, "_photograph_folder", lambda: None)
     _frost.textures.cache_clear()
     yield
     _frost.textures.cache_clear()
@@ -145,8 +145,8 @@ def test_drawn_frost_has_the_strength_histogram_and_spectrum_of_the_photographs(
 def test_drawn_frost_follows_the_stored_statistics_and_its_channels_go_together_as_theirs() -> None:
     looks = REFERENCE["frost"]["looks"]
     assert frost_source() == "generated-2", "another drawing is another version"
-    assert list(_frost.SHARES) == REFERENCE["frost"]["shares"]
-    for look, kept, texture in zip(_frost.LOOKS, looks, _frost.textures(1, 32, 32), strict=True):
+    assert list(_frost.QUANTILES) == REFERENCE["frost"]["shares"]
+    for look, kept, texture in zip(_frost.STATISTICS, looks, _frost.textures(1, 32, 32), strict=True):
         assert [list(look.size), list(map(list, look.levels)), list(look.power)] == [
             kept["size"], kept["levels"], kept["power"],
         ]  # fmt: skip
@@ -233,7 +233,7 @@ def test_jpeg_and_pixelate_in_torch_equal_pillow_to_the_byte() -> None:
                 assert torch.equal(jpeg(images, quality), jpeg_torch(images, quality))
             for share in (0.25, 0.6, 0.95):
                 few = [max(int(side * share), 1) for side in shape[-2:]]
-                draws = Draws(range(len(images)), "", images.device)
+                draws = ImageRandom(range(len(images)), "", images.device)
                 assert torch.equal(pixelate(images, draws, share), pixelate_torch(images, *few))
 
 
@@ -243,8 +243,8 @@ def test_glass_blur_equals_the_walk_it_replaces() -> None:
 
     images = tensors(32, 2).float()
     reach, rounds = 2, 3
-    ours = _blur.glass_blur(images, Draws([0, 1], "glass", images.device), 1e-16, reach, rounds)
-    draws = Draws([0, 1], "glass", images.device)
+    ours = _blur.glass_blur(images, ImageRandom([0, 1], "glass", images.device), 1e-16, reach, rounds)
+    draws = ImageRandom([0, 1], "glass", images.device)
     theirs = images.clone()
     for _ in range(rounds):
         shift = draws.integers(-reach, reach, 2, 32, 32)
@@ -257,7 +257,7 @@ def test_glass_blur_equals_the_walk_it_replaces() -> None:
 
 
 def test_draws_are_uniform_and_normal() -> None:
-    draws = Draws(range(20), "test", torch.device("cpu"))
+    draws = ImageRandom(range(20), "test", torch.device("cpu"))
     uniform, normal = draws.uniform(20_000).double(), draws.normal(20_000).double()
     assert abs(uniform.mean() - 1 / 2) < 0.002
     assert abs(uniform.var() - 1 / 12) < 0.001
