@@ -177,12 +177,12 @@ def test_the_profile_is_told_and_recorded(tmp_path: Path, capsys: pytest.Capture
 
 
 def test_other_frost_textures_matter_only_where_there_is_frost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from poem.streams.corruptions import tree as _tree
+    from poem.streams.corruptions import corrupt_folder as _folder
 
     source, target = tree(tmp_path / "in", count=2), tmp_path / "out"
 
     def made(name: str, textures: str) -> int:
-        monkeypatch.setattr(_tree, "frost_source", lambda: textures)
+        monkeypatch.setattr(_folder, "frost_source", lambda: textures)
         return run(source, target, "--corruptions", name, "--workers", 1)
 
     assert made("contrast", "one kind") == 0
@@ -222,7 +222,7 @@ def test_a_spoilt_record_is_named(tmp_path: Path) -> None:
     target.mkdir()
     for text in ("", "[]"):
         (target / "poem-corrupt.json").write_text(text)
-        with pytest.raises(ValueError, match=r"expected the settings of an earlier run in .*poem-corrupt.json, got"):
+        with pytest.raises(ValueError, match=r"expected the settings of poem corrupt in .*poem-corrupt.json, got"):
             run(source, target, "--corruptions", "fog")
 
 
@@ -262,17 +262,17 @@ def parent(process: Path) -> int:
 def test_ctrl_c_ends_with_a_summary(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from poem.streams.corruptions import tree as _tree
+    from poem.streams.corruptions import corrupt_folder as _folder
 
     source, target = tree(tmp_path / "in"), tmp_path / "out"
-    plain = _tree.work
+    plain = _folder.corrupt_image
 
     def work(job: Any, *rest: Any) -> Any:
         if job.name.endswith("4.JPEG"):
             raise KeyboardInterrupt
         return plain(job, *rest)
 
-    monkeypatch.setattr(_tree, "work", work)
+    monkeypatch.setattr(_folder, "corrupt_image", work)
     assert run(source, target, "--corruptions", "fog", "--workers", 1) == 130
     told = capsys.readouterr()
     assert "2 files written" in told.out

@@ -17,11 +17,11 @@ import pytest
 import torch
 
 from poem.streams.corruptions import corrupt
-from poem.streams.corruptions.tree import survey
+from poem.streams.corruptions.corrupt_folder import list_source
 from poem.streams.datasets import (
     DATASETS,
     Domains,
-    Files,
+    ImageFiles,
     Prepare,
     Stream,
     Tensors,
@@ -35,10 +35,10 @@ from poem.streams.datasets import (
     image_folder,
     imagenet_c,
     mnist_digits,
+    named_set,
     open_dataset,
-    tree,
 )
-from poem.streams.datasets.archives import index as tar_index
+from poem.streams.datasets.archives import tar_index
 from poem.streams.datasets.classes import IMAGENET_A, IMAGENET_R, TINY_IMAGENET, imagenet_wnids
 from poem.streams.datasets.folders import listing
 from poem.streams.orders import CLEAN, InOrder, Shift, continual, forgetting, mixed, one_by_one, single
@@ -67,7 +67,7 @@ def wnids(count: int) -> list[str]:
     return [f"n{10_000_000 + 7 * number}" for number in range(count)]
 
 
-def level(data: Files | Any, index: int) -> int:
+def level(data: ImageFiles | Any, index: int) -> int:
     return int(data[index].float().mean().round())
 
 
@@ -137,7 +137,7 @@ def test_a_half_copied_imagenet_c_lists_what_is_missing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("name", "indices"), [("imagenet-a", IMAGENET_A), ("imagenet-r", IMAGENET_R)])
 def test_imagenet_a_and_r_have_a_mask(tmp_path: Path, name: str, indices: tuple[int, ...]) -> None:
     names = wnids(200)
-    data = tree(name, grow(tmp_path / name, names, ending="jpg", size=(300, 280)).parent, partial=True)
+    data = named_set(name, grow(tmp_path / name, names, ending="jpg", size=(300, 280)).parent, partial=True)
     assert data.mask == indices
     assert data.labels.tolist() == list(range(200))
     assert data.classes == tuple(names)
@@ -148,7 +148,7 @@ def test_imagenet_a_and_r_have_a_mask(tmp_path: Path, name: str, indices: tuple[
     assert data.describe()["classes"] == "200 of 1000"
     assert f"200 of {30_000 if name == 'imagenet-r' else 7500} images" in data.describe()["subset"]
     with pytest.raises(ValueError, match=r"expected .* images in all, found 200.*partial=True"):
-        tree(name, tmp_path)
+        named_set(name, tmp_path)
 
 
 def test_index_lists() -> None:
@@ -174,14 +174,14 @@ def test_index_lists_agree_with_timm() -> None:
 def test_v2_folders_are_numbers_not_spellings(tmp_path: Path) -> None:
     root = tmp_path / "imagenetv2-matched-frequency-format-val"
     grow(root, [str(number) for number in range(1000)], ending="jpeg", size=(4, 4))
-    data = tree("imagenet-v2", tmp_path, partial=True)
+    data = named_set("imagenet-v2", tmp_path, partial=True)
     assert data.labels.tolist() == list(range(1000))
     assert data.classes is not None
     assert data.classes[:12] == tuple(str(number) for number in range(12))
     assert [level(data, index) for index in (2, 10, 100, 255)] == [2, 10, 100, 255]
     (root / "1000x").mkdir()
     with pytest.raises(ValueError, match="expected folders named by class number"):
-        tree("imagenet-v2", tmp_path, partial=True)
+        named_set("imagenet-v2", tmp_path, partial=True)
 
 
 @pytest.mark.parametrize(("name", "place"), [("imagenet-sketch", "sketch"), ("imagenet-val", "val")])
@@ -245,7 +245,7 @@ def test_what_is_an_image_is_one_rule_on_disk_in_a_tar_and_for_poem_corrupt(tmp_
         assert [name.removeprefix("./") for name in names] == images
         assert {name: len(each) for name, each in found.members.items()} == {"a": 1, "b": 2}
         assert sorted(found.others) == ["a/notes.txt", "loose.jpg", "notes.txt"]
-    made = survey(root)
+    made = list_source(root)
     assert (list(made.images), made.others) == (images, folder.others)
     assert image_folder(root).others == folder.others
 
@@ -678,7 +678,7 @@ def test_unknown_names_and_options(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="severety"):
         open_dataset("cifar10-c", tmp_path, corruption="fog", severety=5)
     with pytest.raises(ValueError, match="did you mean 'imagenet-sketch'"):
-        tree("imagenet-sketsh")
+        named_set("imagenet-sketsh")
     assert {"imagenet-c", "cifar100-c", "imagenet-v2", "digits", "archive"} <= set(DATASETS)
 
 

@@ -25,7 +25,7 @@ from poem._util.files import read_json, write_atomic
 from poem.bench.result import Report
 from poem.bench.store import Store
 from poem.cli.main import main
-from poem.streams.corruptions import tree as _tree
+from poem.streams.corruptions import corrupt_folder as _folder
 from poem.streams.datasets import Prepare, Unreadable, cifar, image_folder
 from poem.streams.datasets.archives import plain_tar, unpacked_limit
 from poem.streams.datasets.folders import walk
@@ -235,9 +235,9 @@ def by_corrupt(path: Path) -> Any:
         return pixels
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_tree, "corrupt", kept)
-        job = _tree.Job(path, path.name, (("fog", 5),), 0)
-        outcome = _tree.work(job, path.parents[1] / "out", _tree.Settings())
+        patch.setattr(_folder, "corrupt", kept)
+        job = _folder.Job(path, path.name, (("fog", 5),), 0)
+        outcome = _folder.corrupt_image(job, path.parents[1] / "out", _folder.Settings())
     if not seen:
         raise Unreadable(f"{outcome.name}: {outcome.unreadable}")
     return seen[0]
@@ -473,7 +473,7 @@ def test_what_is_no_file_in_a_folder_is_skipped_with_a_word(strange: Path, caplo
     (said,) = [record.getMessage() for record in caplog.records]
     assert "2 FIFOs" in said
     assert "3 linked folders" in said
-    assert _tree.survey(strange).images == ("class/0.png", "class/deeper/1.png")
+    assert _folder.list_source(strange).images == ("class/0.png", "class/deeper/1.png")
 
 
 def test_links_between_folders_are_followed_once(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from poem.adapter import Adapter
 from poem.api import adapt
 from poem.engine.anatomy import anatomy
 from poem.streams import corrupt
-from poem.streams.datasets.archives import LARGEST
+from poem.streams.datasets.archives import MAX_FILE_BYTES
 from poem.streams.datasets.classes import class_indices, is_wnid
 from poem.streams.datasets.folders import FORMATS, walk
 from poem.streams.loading.prepare import Prepare
@@ -206,7 +206,7 @@ def _read(batch: Sequence[Path], prepare: Prepare, folder: Path) -> tuple[Tensor
     for path in batch:
         name = str(path.relative_to(folder))
         try:
-            images.append(prepare(read_bytes(path, LARGEST), name))
+            images.append(prepare(read_bytes(path, MAX_FILE_BYTES), name))
             good.append(path)
         except OSError as error:
             bad.append(Answer(file=name, error=f"{printable(name)}: {error.strerror or error}"))

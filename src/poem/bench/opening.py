@@ -20,7 +20,7 @@ from poem.bench.cell import Cell
 from poem.bench.views import Framed, Made, Part
 from poem.streams.datasets import Batches, Domains, Prepare, Stream, batches, canonical, image_folder, mnist_digits
 from poem.streams.datasets import open_dataset as open_named
-from poem.streams.datasets.named_sets import TREES, locate
+from poem.streams.datasets.named_sets import NAMED_SETS, locate
 from poem.streams.images import Images, Unreadable
 from poem.streams.orders import Order, generator
 from poem.streams.shift import CLEAN, Shift
@@ -195,7 +195,7 @@ class Data:
             data: Images = Domains(self.name, root, tuple(options.items()))(shift)
         else:
             photographs = self.name in ("folder", "archive") or (
-                self.name in TREES and TREES[self.name].prepare != Prepare()
+                self.name in NAMED_SETS and NAMED_SETS[self.name].prepare != Prepare()
             )
             data = open_named(self.name, root, **options, **({"prepare": _prepare(self.base)} if photographs else {}))
         try:
@@ -246,4 +246,4 @@ def _training(base: zoo.Base, root: str | None) -> Images:
         return mnist_digits(split="train")
     if family in ("cifar10", "cifar100"):
         return open_named(family, root, split="train", partial=True)
-    return image_folder(locate(TREES["imagenet-val"], root), prepare=_prepare(base), name="imagenet-val")
+    return image_folder(locate(NAMED_SETS["imagenet-val"], root), prepare=_prepare(base), name="imagenet-val")

@@ -14,7 +14,7 @@ from poem import zoo
 from poem.bench.cell import Cell
 from poem.bench.opening import STORED, Place, source_images, weights_of
 from poem.streams.datasets import canonical, open_dataset
-from poem.streams.datasets.named_sets import IMAGENET_C, TREES, base_folder, locate
+from poem.streams.datasets.named_sets import NAMED_SETS, corruption_folder, locate
 from poem.streams.shift import CLEAN, Shift
 
 FETCHED = ("torchvision", "timm")
@@ -125,15 +125,10 @@ def _files(cell: Cell, place: Place, shift: Shift) -> None:
     name = canonical(cell.data)
     if name in STORED and shift == CLEAN:
         name = _CLEAN[name]
-    if name in TREES:
-        locate(TREES[name], place.root)
+    if name in NAMED_SETS:
+        locate(NAMED_SETS[name], place.root)
     elif name == "imagenet-c":
-        base = base_folder(place.root, f"ImageNet-C, as {IMAGENET_C.layout}")
-        part = f"{shift.corruption}/{shift.severity}"
-        if not any((base / top / part).is_dir() for top in IMAGENET_C.places):
-            raise FileNotFoundError(
-                f"no {part} in {base}; expected {IMAGENET_C.layout}. It comes from: {IMAGENET_C.source}"
-            )
+        corruption_folder(place.root, shift)
     elif name in STORED:
         open_dataset(name, place.root, corruption=shift.corruption, severity=shift.severity, **dict(cell.dataset))
     else:

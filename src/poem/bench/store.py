@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from poem._util.files import TEMP_SUFFIX, read_json, read_text, write_atomic
+from poem._util.processes import process_exists
 from poem.bench.cell import Cell
 from poem.bench.cell_files import read_cell
 from poem.bench.result import SCHEMA, Report
@@ -295,12 +296,5 @@ def _holder(text: str) -> tuple[str, bool]:
         pid, host = int(values["pid"]), str(values["host"])
     except (ValueError, TypeError, KeyError):
         return "another process", True
-    alive = True
-    if host == socket.gethostname():
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            alive = False
-        except OSError:
-            pass
+    alive = host != socket.gethostname() or process_exists(pid)
     return f"process {pid} on {host}", alive

@@ -115,7 +115,7 @@ def _data() -> dict[str, str]:
     """Data sets, and how each lies on a disk."""
     from poem.streams.datasets import DATASETS
     from poem.streams.datasets.check import PACKAGED
-    from poem.streams.datasets.named_sets import IMAGENET_C, TREES
+    from poem.streams.datasets.named_sets import IMAGENET_C, NAMED_SETS
 
     other = {
         "imagenet-c": IMAGENET_C.layout,
@@ -126,4 +126,4 @@ def _data() -> dict[str, str]:
         **{name: f"comes with a package: {words}" for name, words in PACKAGED.items()},
     }
     other["digits"] = f"8x8, not the digits bases' own set (digits-test); {other['digits']}"
-    return {name: TREES[name].layout if name in TREES else other.get(name, "") for name in DATASETS}
+    return {name: NAMED_SETS[name].layout if name in NAMED_SETS else other.get(name, "") for name in DATASETS}

@@ -93,10 +93,10 @@ def run(args: argparse.Namespace) -> int:
     from poem.cli._stop import Stopped, stoppable
     from poem.predict import answers, photos, summary
     from poem.recipes.methods import recipe
-    from poem.streams.loading.prepare import LARGEST
+    from poem.streams.loading.prepare import MAX_SIDE
 
     check_file_writable(args.out)
-    _values.within(args, 1, LARGEST, "resize", "crop")
+    _values.within(args, 1, MAX_SIDE, "resize", "crop")
     _values.within(args, 1, None, "batch_size")
     _values.finite(args, "lr")
     _values.positive_std(args.std)

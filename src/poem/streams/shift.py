@@ -1,4 +1,4 @@
-"""Names of the domains, and the errors for a name or a severity that nobody knows."""
+"""Domain shifts: the names of the corruptions, and `Shift`, a corruption at a severity."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ CORRUPTIONS = (
     "gaussian_noise", "shot_noise", "impulse_noise", "defocus_blur", "glass_blur", "motion_blur", "zoom_blur", "snow",
     "frost", "fog", "brightness", "contrast", "elastic_transform", "pixelate", "jpeg_compression",
 )  # fmt: skip
-"""The fifteen of ImageNet-C, in the order of every paper."""
+"""The fifteen corruptions of ImageNet-C, in the order of the papers."""
 EXTRA = ("speckle_noise", "gaussian_blur", "spatter", "saturate")
-"""Four more, held out: settings may be chosen on these."""
+"""The four extra corruptions, held out: settings may be chosen on these."""
 VERSIONS = {"frost": 2}
-"""Version of each corruption whose images have changed; the others are at 1. It is part of the key of every cell that
-has the corruption, so that results on the earlier images are not taken for results on these."""
+"""Version of each corruption whose images have changed; the others are at 1. The key of every cell with the corruption
+contains it, so that results on earlier images are not mixed with results on these."""
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,9 @@ class Shift:
     severity: int = 0
 
     def __post_init__(self) -> None:
-        known = (*CORRUPTIONS, *EXTRA, "clean")
-        if self.corruption not in known:
-            raise ValueError(f"unknown corruption {self.corruption!r}; {nearest_hint(str(self.corruption), known)}")
+        names = (*CORRUPTIONS, *EXTRA, "clean")
+        if self.corruption not in names:
+            raise ValueError(f"unknown corruption {self.corruption!r}; {nearest_hint(str(self.corruption), names)}")
         severity = as_integer(self.severity)
         if severity is None or severity not in ((0,) if self.corruption == "clean" else (1, 2, 3, 4, 5)):
             wanted = "0 for clean data" if self.corruption == "clean" else "1 to 5"

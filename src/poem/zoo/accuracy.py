@@ -49,9 +49,9 @@ class Frame:
         picture = pillow().fromarray(image.permute(1, 2, 0).contiguous().numpy())
         if self.direct:
             method = getattr(pillow().Resampling, self.interpolation.upper())
-            return Prepare().frame(picture.resize((self.crop, self.crop), method))
+            return Prepare().resize_crop(picture.resize((self.crop, self.crop), method))
         short = self.resize if min(high, wide) >= self.crop else self.crop
-        return Prepare(resize=short, crop=self.crop, interpolation=self.interpolation).frame(picture)
+        return Prepare(resize=short, crop=self.crop, interpolation=self.interpolation).resize_crop(picture)
 
 
 @dataclass(frozen=True)

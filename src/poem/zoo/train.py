@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import affine_grid, cross_entropy, grid_sample, pad
 
 from poem.streams import datasets
-from poem.streams.datasets import ImageSet, Rows, Unreadable, cifar, mnist_digits
+from poem.streams.datasets import BinaryRows, ImageSet, Unreadable, cifar, mnist_digits
 from poem.streams.datasets.digit_sets import MNIST, SPLIT, digit_rows
 from poem.zoo import nets
 
@@ -102,7 +102,7 @@ def cifar10(root: Path, *, partial: bool = False) -> Task:
     parts = [cifar(root, split=split, partial=partial) for split in SPLITS]
     train, test = (_held(part) for part in parts)
     about = {
-        "data": "CIFAR-10 (binary)" if isinstance(parts[1], Rows) else "CIFAR-10 (JPEG)",
+        "data": "CIFAR-10 (binary)" if isinstance(parts[1], BinaryRows) else "CIFAR-10 (JPEG)",
         "train": len(train),
         "test": len(test),
         "pixels_sha256": hashlib.sha256(test.images.numpy().tobytes()).hexdigest(),

@@ -138,7 +138,7 @@ def opened(
 ) -> Iterator[Images]:
     """The data set of that name, once per corruption; images as stored, so that crops can be compared."""
     from poem.streams import datasets
-    from poem.streams.datasets.named_sets import TREES
+    from poem.streams.datasets.named_sets import NAMED_SETS
     from poem.streams.shift import CORRUPTIONS
 
     asis: dict[str, Any] = {"prepare": datasets.Prepare()}
@@ -156,7 +156,7 @@ def opened(
     elif corruption is not None:
         raise ValueError(f"expected imagenet-c, cifar10-c or cifar100-c with a corruption, got {name}")
     else:
-        yield datasets.open_dataset(name, root, **(asis if name in (*TREES, "folder", "archive") else {}))
+        yield datasets.open_dataset(name, root, **(asis if name in (*NAMED_SETS, "folder", "archive") else {}))
 
 
 def spread(count: int, limit: int | None) -> list[int]:
