@@ -23,7 +23,7 @@ from poem.cli._quiet import quiet
 from poem.cli.main import main
 from poem.recipes.text import written
 from poem.report.demo import table, text
-from poem.zoo.train import digits
+from poem.zoo.train_data import digits
 
 
 def report(cell: Cell, top1: float, *, low: float | None = None) -> Report:

@@ -24,7 +24,7 @@ from poem.streams.datasets.named_sets import NAMED_SETS, locate
 from poem.streams.images import Images, Unreadable
 from poem.streams.orders import Order, generator
 from poem.streams.shift import CLEAN, Shift
-from poem.zoo.accuracy import Setting, mask_of
+from poem.zoo.predictions import Preprocessing, class_mask
 
 STORED = ("imagenet-c", "cifar10-c", "cifar100-c")
 """Data that lies on disk once per corruption; all other data is corrupted on the fly."""
@@ -82,7 +82,7 @@ def load_model(cell: Cell, place: Place) -> Loaded:
     fresh = cell.weights == "random"
     weights = weights_of(cell, base, place)
 
-    file = None if fresh else zoo.find(base, weights)
+    file = None if fresh else zoo.find_weights(base, weights)
 
     def make() -> Loaded:
         digest = "random" if file is None else zoo.sha256(file)
@@ -104,7 +104,7 @@ def _folder(base: zoo.Base, folder: str | None) -> str | None:
     if folder is None or not (zoo.TRAINED / base.file).is_file():
         return folder
     try:
-        zoo.find(base, folder)
+        zoo.find_weights(base, folder)
     except FileNotFoundError:
         return None
     return folder
@@ -166,7 +166,7 @@ class Data:
 
     def mask(self) -> list[int] | None:
         """Which of the model's logits the classes are; None for all of them in order."""
-        mask = mask_of(self.whole(self._shift()), self.base)
+        mask = class_mask(self.whole(self._shift()), self.base)
         return None if mask == list(range(self.base.classes)) else mask
 
     def streams(self, order: Order) -> tuple[Stream, Stream]:
@@ -202,7 +202,7 @@ class Data:
             fits = tuple(data[0].shape[1:]) == (self.base.crop, self.base.crop)
         except Unreadable:
             fits = False
-        return data if fits else Framed(data, Setting.of(self.base).frame)
+        return data if fits else Framed(data, Preprocessing.of(self.base).resize_crop)
 
     def _make(self, clean: Images, shift: Shift) -> Made:
         seed, workers = self.cell.seed, self.place.workers
@@ -234,7 +234,7 @@ def source_images(cell: Cell, base: zoo.Base, place: Place) -> Batches:
                 f"not found ({error}); put them there, or run it without: --set source_images=0"
             ) from error
         order = generator(0, "source images", "clean").permutation(len(data))[: cell.source_images]
-        return batches(Framed(data, Setting.of(base).frame), order, cell.batch_size, workers=place.workers)
+        return batches(Framed(data, Preprocessing.of(base).resize_crop), order, cell.batch_size, workers=place.workers)
 
     return _SOURCES.get_or_create(key, make)
 

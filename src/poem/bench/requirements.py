@@ -85,12 +85,17 @@ Need = tuple[tuple[str, Any], str, Callable[[], None]]
 def _needs(cell: Cell, place: Place, fetch: bool, later: dict[str, None]) -> Iterator[Need]:
     def weights() -> None:
         base = zoo.base(cell.base)
-        zoo.builder(base)
+        zoo.require_builder(base)
         if cell.weights == "random":
             return
         where = weights_of(cell, base, place)
-        if fetch or where is not None or base.kind not in FETCHED or any(path.is_file() for path in zoo.nearby(base)):
-            zoo.find(base, where)
+        if (
+            fetch
+            or where is not None
+            or base.kind not in FETCHED
+            or any(path.is_file() for path in zoo.local_weight_paths(base))
+        ):
+            zoo.find_weights(base, where)
         else:
             later[base.name] = None
 

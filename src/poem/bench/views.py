@@ -10,7 +10,7 @@ from torch import Tensor
 from poem.streams.images import DatasetInfo, Images, ImageSet, Labels
 from poem.streams.orders import generator
 from poem.streams.shift import Shift
-from poem.zoo.accuracy import Frame
+from poem.zoo.predictions import ResizeCrop
 
 
 class _Over:
@@ -34,7 +34,7 @@ class _Over:
 class Framed(_Over):
     """Images brought to a model's size when they are read."""
 
-    def __init__(self, data: Images, frame: Frame) -> None:
+    def __init__(self, data: Images, frame: ResizeCrop) -> None:
         super().__init__(data, data.labels)
         self.frame = frame
 

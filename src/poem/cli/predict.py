@@ -237,7 +237,7 @@ def opened(
                 f"no --weights: {name} has to load its own; if it does not, the model is random and its answers are too"
             )
         else:
-            zoo.fill(model, weights)
+            zoo.load_weights(model, weights)
         if mean is None and std is None:
             say("no --mean and --std: the model is given images from 0 to 1 as they are; most ImageNet models want "
                 "--mean 0.485,0.456,0.406 --std 0.229,0.224,0.225")  # fmt: skip

@@ -34,7 +34,8 @@ def run(args: argparse.Namespace) -> int:
     import torch
 
     from poem._util.files import check_folder_writable, read_json, write_atomic
-    from poem.zoo.train import PLANS, cifar10, digits, train
+    from poem.zoo.train import PLANS, train
+    from poem.zoo.train_data import cifar10, digits
 
     names = [name for name in PLANS if name.startswith(args.data)]
     wanted = args.nets or names

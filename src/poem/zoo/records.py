@@ -1,4 +1,4 @@
-"""Records of the networks that we trained, and the folder of those that come with the package."""
+"""Training records of our own networks, and the package's folder of their weights."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 TRAINED = Path(__file__).resolve().parent / "trained"
+"""Folder of the weights and records that are part of the package."""
 
 
-def recorded(file: str) -> dict[str, Any]:
-    """Records of networks that we trained, as `poem train-source` wrote them."""
+def training_records(file: str) -> dict[str, Any]:
+    """Read a file of records that `poem train-source` wrote, by network; empty if there is none."""
     path = TRAINED / file
     return json.loads(path.read_text()) if path.is_file() else {}
