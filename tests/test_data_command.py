@@ -79,12 +79,12 @@ def test_every_unreadable_image_is_counted_and_twenty_are_named(
     (root / "b" / "notes.txt").write_text("no image")
     assert cli.main(["data", "check", "folder", str(tmp_path), "--sample", "all"]) == 1
     text = capsys.readouterr().out
-    assert "unreadable  25 of 40 looked at:" in text
+    assert "unreadable  25 of 40 images read:" in text
     assert text.count("that are no whole image") == 20
     assert "            and 5 more\n" in text
     assert "cannot identify image file 0.JPEG" in text
     assert "BytesIO" not in text
-    assert "left alone  1 no images in class folders: b/notes.txt" in text
+    assert "other files 1, no images in class folders: b/notes.txt" in text
     code, found = look(capsys, "folder", str(tmp_path), "--sample", "all")
     assert (code, found["looked"], len(found["unreadable"]), found["others"]) == (1, 40, 25, ["b/notes.txt"])
 

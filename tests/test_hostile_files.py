@@ -466,7 +466,7 @@ def test_what_is_no_file_in_a_folder_is_skipped_with_a_word(strange: Path, caplo
     assert all((data[at].numpy() == GREY).all() for at in range(2))
     (said,) = [record.getMessage() for record in caplog.records]
     assert f"{strange}: 9 entries skipped" in said
-    for words in ("2 FIFOs", "1 socket", "3 links that lead nowhere", "3 folders met before"):
+    for words in ("2 FIFOs", "1 socket", "3 links that lead nowhere", "3 folders visited before"):
         assert words in said, said
     caplog.clear()
     assert [path.name for path in predict.photos(strange)] == ["0.png", "1.png"]

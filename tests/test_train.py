@@ -17,7 +17,7 @@ from poem.engine.anatomy import anatomy
 from poem.streams.datasets import CIFAR10_CLASSES
 from poem.streams.datasets.digit_sets import TRAIN_PER_CLASS, digit_split
 from poem.zoo import nets
-from poem.zoo.records import TRAINED
+from poem.zoo.catalog import TRAINED
 from poem.zoo.train import PLANS, Plan, TrainAugment, accuracy, fit, lr_factor, train
 from poem.zoo.train_data import LabelledImages, TrainTestData, cifar10, digits, pack
 

@@ -9,9 +9,8 @@ file you name, from $POEM_DATA, from the download caches of timm and torchvision
 
 from __future__ import annotations
 
-from poem.zoo.catalog import HALF, IMAGENET, NONE, Base, KnownAccuracy, Triple, base, bases, normalisation
+from poem.zoo.catalog import HALF, IMAGENET, NONE, TRAINED, Base, KnownAccuracy, Triple, base, bases, normalisation
 from poem.zoo.models import load, load_weights, require_builder
-from poem.zoo.records import TRAINED
 from poem.zoo.weights import find_weights, local_weight_paths, sha256
 
 __all__ = [

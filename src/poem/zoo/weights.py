@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from poem._util.files import read_json, write_atomic
-from poem.zoo.catalog import Base
-from poem.zoo.records import TRAINED, training_records
+from poem.zoo.catalog import TRAINED, Base, training_records
 
 log = logging.getLogger("poem")
 

@@ -72,12 +72,14 @@ class DatasetCheck:
         rows.append(("found", f"{self.n} images, {self.classes} classes, {self.smallest} to {self.largest} per class"))
         if self.parts:
             rows.append(("parts", f"{len(self.parts)}: {_shorten([f'{k} ({v})' for k, v in self.parts.items()], 4)}"))
-        rows.append(("sizes", ", ".join(f"{size} ({count} looked at)" for size, count in self.sizes.items()) or "-"))
+        rows.append(("sizes", ", ".join(f"{size} ({count} decoded)" for size, count in self.sizes.items()) or "-"))
         if self.unreadable:
-            rows.append(("unreadable", f"{len(self.unreadable)} of {self.looked} looked at:"))
+            rows.append(("unreadable", f"{len(self.unreadable)} of {self.looked} images read:"))
             rows += _table_rows("", self.unreadable)
         if self.others:
-            rows.append(("left alone", f"{len(self.others)} no images in class folders: {_shorten([*self.others], 4)}"))
+            rows.append(
+                ("other files", f"{len(self.others)}, no images in class folders: {_shorten([*self.others], 4)}")
+            )
         rows += _table_rows("missing", self.missing) or [("missing", "nothing")]
         rows.append(("comes from", self.source))
         return "\n".join(f"{name:<11} {words}" for name, words in rows)

@@ -166,7 +166,7 @@ def walk(folder: Path, *, links: bool = True, top_folders: dict[str, list[str]] 
                     top_folders[name] = []
                 waiting.append((entry.path, f"{name}/", seen if prefix else {*seen, real}))
             else:
-                skipped["folders met before" if kind == "folder" else kind] += 1
+                skipped["folders visited before" if kind == "folder" else kind] += 1
     if skipped:
         words = ", ".join(
             f"{count} {name if count > 1 else _SINGULAR[name]}" for name, count in sorted(skipped.items())
@@ -177,7 +177,7 @@ def walk(folder: Path, *, links: bool = True, top_folders: dict[str, list[str]] 
 
 _SINGULAR = {
     "FIFOs": "FIFO", "sockets": "socket", "devices": "device", "links that lead nowhere": "link that leads nowhere",
-    "linked folders": "linked folder", "folders met before": "folder met before",
+    "linked folders": "linked folder", "folders visited before": "folder visited before",
     "folders that cannot be read": "folder that cannot be read", "other entries": "other entry",
 }  # fmt: skip
 """Kinds of skipped entries: plural and singular."""

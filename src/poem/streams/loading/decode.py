@@ -9,8 +9,8 @@ Pixels:
 - transparency (RGBA, LA, a transparent palette entry or colour): composited over white; opaque images as they are.
 - 16 bits: scaled to 8 (65535 is white; 4095 in a TIFF of 12 bits).
 - floating point: 0 to 1 is scaled to 8 bits; other ranges, NaN and infinity are refused.
-- 32-bit integers: refused, since no format says which number is white.
-- an EXIF orientation is applied: the picture stands as a viewer shows it.
+- 32-bit integers: refused, since no format states the value of white.
+- an EXIF orientation is applied: the image is upright, as a viewer shows it.
 - of several frames the first is read.
 """
 
@@ -133,9 +133,7 @@ def _to_eight_bits(opened: Any, name: str) -> Any:
             )
         white = 1.0
     elif opened.mode == "I" and opened.format == "TIFF":
-        raise Unreadable(
-            f"{name}: pixels of 32-bit integers, of which nobody can say which is white; save it with 8 or 16 bits"
-        )
+        raise Unreadable(f"{name}: pixels of 32-bit integers, without a value for white; save it with 8 or 16 bits")
     else:  # Pillow puts PGM of more than 8 bits, scaled to 16, and in some versions 16-bit PNG, into mode I
         bits = tags.get(_BITS, 16)
         white = 4095.0 if (bits[0] if isinstance(bits, tuple) else bits) == 12 else 65535.0
