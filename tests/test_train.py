@@ -1,4 +1,4 @@
-"""Source networks of our own: what they are made of, what they are trained on, and that training learns."""
+"""Our own source networks: their structure, their training data, and that training learns."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def tiny(seed: int = 0) -> Tiny:
         ("cifar10-bn", "stages", 4), ("cifar10-gn", "stages", 4), ("cifar10-vit", "blocks", 12),
     ],
 )  # fmt: skip
-def test_every_net_answers_and_is_divided_as_its_family_is(name: str, kind: str, stages: int) -> None:
+def test_every_net_returns_logits_and_has_the_stages_of_its_family(name: str, kind: str, stages: int) -> None:
     net = nets.build(name).eval()
     with torch.no_grad():
         logits = net(torch.zeros(2, 3, 32, 32))
@@ -77,7 +77,7 @@ def test_every_net_answers_and_is_divided_as_its_family_is(name: str, kind: str,
     assert facts.head in ("fc", "head")
 
 
-def test_sizes_are_as_promised() -> None:
+def test_numbers_of_parameters_are_in_range() -> None:
     count = {name: sum(p.numel() for p in nets.build(name).parameters()) for name in nets.NETS}
     assert all(3e6 < count[name] < 7.5e6 for name in nets.NETS if name.startswith("cifar10"))
     assert all(count[name] < 200_000 for name in nets.NETS if name.startswith("digits"))
@@ -86,7 +86,7 @@ def test_sizes_are_as_promised() -> None:
     assert not any(isinstance(m, nn.BatchNorm2d) for m in nets.build("digits-gn").modules())
 
 
-def test_building_a_net_leaves_the_callers_chance_alone() -> None:
+def test_building_a_net_restores_the_random_state() -> None:
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
@@ -104,7 +104,7 @@ def test_a_vit_that_cannot_be_built_says_why(settings: dict[str, int]) -> None:
         nets.ViT(**settings)
 
 
-def test_weights_come_back_as_written(tmp_path: Path) -> None:
+def test_weights_are_loaded_as_they_were_saved(tmp_path: Path) -> None:
     net = nets.build("digits-bn", seed=3)
     digest = nets.save_net(net, tmp_path / "a.safetensors", {"poem": "digits-bn"})
     assert len(digest) == 64
@@ -155,7 +155,7 @@ def test_digits_of_the_test_part_are_not_in_the_training_part() -> None:
     assert {entry["task"]["test_sha256"] for entry in record.values()} == {task.about["test_sha256"]}
 
 
-def test_views_keep_their_shape_and_follow_the_seed() -> None:
+def test_augmented_images_keep_their_shape_and_depend_on_the_seed() -> None:
     task, images = bar_task(), bars(8, 2).images
     plan = replace(QUICK, cutout=8, turn=10.0)
 
@@ -170,13 +170,13 @@ def test_views_keep_their_shape_and_follow_the_seed() -> None:
     assert bool((first == 0).flatten(1).any(1).all()), "every view has its blank square"
 
 
-def test_without_any_change_a_view_is_the_normalised_image() -> None:
+def test_without_augmentation_images_are_only_normalised() -> None:
     task, images = bar_task(), bars(4, 2).images
     view = TrainAugment(replace(QUICK, shift=0, flip=False), task, torch.Generator())(images)
     torch.testing.assert_close(view, (images.float() / 255 - 0.4) / 0.3)
 
 
-def test_mixed_views_state_the_partners_share() -> None:
+def test_mixed_images_have_the_returned_share_of_their_partner() -> None:
     images = torch.zeros(16, 3, 32, 32)
     images[8:] = 1.0
     augment = TrainAugment(QUICK, bar_task(), torch.Generator().manual_seed(0))
@@ -187,14 +187,14 @@ def test_mixed_views_state_the_partners_share() -> None:
         torch.testing.assert_close(mixed.mean((1, 2, 3)), expected)
 
 
-def test_the_rate_rises_and_falls_to_nothing() -> None:
+def test_the_learning_rate_rises_and_falls_to_zero() -> None:
     assert lr_factor(0.0, 0.2) == 0
     assert lr_factor(0.2, 0.2) == pytest.approx(1)
     assert lr_factor(1.0, 0.2) == pytest.approx(0)
     assert lr_factor(0.1, 0.2) == pytest.approx(0.5)
 
 
-def test_training_learns_and_repeats_itself() -> None:
+def test_training_learns_and_is_deterministic() -> None:
     task = bar_task()
     plan = replace(QUICK, mix=0.5, clip=1.0)
     first, second = tiny(), tiny()
@@ -215,7 +215,7 @@ def test_a_short_budget_shortens_the_plan() -> None:
     assert done.seconds < 20
 
 
-def test_training_that_goes_astray_stops() -> None:
+def test_a_loss_that_is_not_finite_stops_training() -> None:
     with pytest.raises(ValueError, match="training went astray"):
         fit(tiny(), bar_task(), replace(QUICK, epochs=30, lr=1e30, warmup=0.01))
 

@@ -1,4 +1,4 @@
-"""Named bases: what they state, where their weights come from, and what `poem verify` says when something is off."""
+"""Named bases: their catalogue, where their weights are found, and what `poem verify` finds wrong."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(key, raising=False)
 
 
-def test_every_base_states_what_a_number_depends_on() -> None:
+def test_every_base_states_weights_normalisation_and_crop() -> None:
     names = zoo.bases()
     assert len(names) == len(set(names)) == 19
     for name in names:
@@ -321,9 +321,7 @@ def test_wrong_mean_and_std_are_diagnosed_as_such(colours: zoo.Base) -> None:
     assert "ImageNet" in verdict.card.normalisation, "the card says what was done, not what should be"
 
 
-def test_a_legacy_base_is_not_told_to_change_its_normalisation(
-    colours: zoo.Base, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_other_normalisation_is_tried_for_a_legacy_base(colours: zoo.Base, monkeypatch: pytest.MonkeyPatch) -> None:
     known = replace(colours.known[0], accuracy=verify("colours", greys(), mean=(0.4,) * 3, std=(0.4,) * 3).accuracy)
     base = replace(colours, mean=(0.4,) * 3, std=(0.4,) * 3, known=(known,), legacy=True)
     monkeypatch.setattr(zoo, "load", lambda name, weights=None: (Colours(), base))
@@ -381,7 +379,9 @@ def test_a_wrong_crop_is_diagnosed_as_such() -> None:
     assert "use short side to 64, centre 32" in found[0].words
 
 
-def test_an_unexplained_difference_is_called_that(colours: zoo.Base, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unexplained_difference_is_a_finding_of_kind_unknown(
+    colours: zoo.Base, monkeypatch: pytest.MonkeyPatch
+) -> None:
     known = replace(colours.known[0], accuracy=50.0)
     base = replace(colours, known=(known,))
     monkeypatch.setattr(zoo, "load", lambda name, weights=None: (Colours(), base))
@@ -390,7 +390,7 @@ def test_an_unexplained_difference_is_called_that(colours: zoo.Base, monkeypatch
     assert kinds(verdict) == ["unknown"]
 
 
-def test_a_part_of_the_images_widens_what_is_allowed(colours: zoo.Base) -> None:
+def test_a_subset_of_the_images_widens_the_allowed_difference(colours: zoo.Base) -> None:
     data = greys()
     whole, part = verify("colours", data), verify("colours", data, limit=50)
     assert part.images == 50
@@ -421,7 +421,7 @@ def test_data_with_other_classes_than_the_base_is_refused() -> None:
         class_mask(Tensors(torch.zeros(2, 3, 8, 8), [0, 1], classes=("cat", "dog")), zoo.base("resnet50-bn"))
 
 
-def test_data_with_fewer_labels_than_classes_and_no_names_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_data_with_fewer_labels_than_classes_and_no_names_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     few = Tensors(torch.zeros(20, 3, 8, 8), [0, 1, 2, 3] * 5, name="few")
     assert class_mask(few, zoo.base("digits-bn")) is None
     assert "few has labels 0 to 3 and digits-bn has 10 classes" in caplog.text
@@ -432,7 +432,7 @@ def test_data_with_fewer_labels_than_classes_and_no_names_is_told_of(caplog: pyt
     assert not caplog.text
 
 
-def test_a_frame_crops_the_middle_and_enlarges_what_is_small() -> None:
+def test_resize_crop_crops_the_centre_and_enlarges_small_images() -> None:
     image = torch.arange(48, dtype=torch.uint8).view(1, 1, 48).expand(3, 40, 48)
     assert torch.equal(ResizeCrop(40, 40)(image), image[:, :, 4:44]), "short side as it is, centre kept"
     assert torch.equal(ResizeCrop(8, 8)(image[:, :8, :8]), image[:, :8, :8]), "the right size is left alone"
@@ -443,7 +443,7 @@ def test_a_frame_crops_the_middle_and_enlarges_what_is_small() -> None:
     assert ResizeCrop(20, 20, direct=True)(image).shape == (3, 20, 20)
 
 
-def test_a_frame_is_torchvisions_resize_and_crop() -> None:
+def test_resize_crop_equals_torchvisions_resize_and_center_crop() -> None:
     """On odd sizes too, where a border falls between two pixels: the measured crop is the papers'."""
     transforms = pytest.importorskip("torchvision.transforms")
     pillow = pytest.importorskip("PIL.Image")
@@ -455,7 +455,7 @@ def test_a_frame_is_torchvisions_resize_and_crop() -> None:
         assert torch.equal(ResizeCrop(40, 33)(image), chain(pillow.fromarray(pixels))), f"{wide}x{high}"
 
 
-def test_a_sample_is_spread_over_classes_and_consistency_ignores_the_image_itself() -> None:
+def test_the_sample_covers_the_classes_and_agreement_excludes_the_image_itself() -> None:
     labels = np.repeat(np.arange(30), 40)
     rows = sample_indices(labels)
     assert len(rows) == len(set(rows)) == 12 * 16
@@ -525,7 +525,7 @@ def test_the_command_reads_a_tar_of_wnids_and_prints_the_card(
     assert written["command"]
 
 
-def test_the_command_lists_bases_and_refuses_half_a_question(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_lists_bases_and_needs_a_data_set(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.run(ask("list")) == 0
     assert "vit_base_patch16_224.augreg2_in21k_ft_in1k" in capsys.readouterr().out
     with pytest.raises(ValueError, match="expected a base and a data set"):
@@ -538,7 +538,7 @@ def test_the_command_lists_bases_and_refuses_half_a_question(capsys: pytest.Capt
     assert command.triple("1,2,3") == (1.0, 2.0, 3.0)
 
 
-def test_data_sets_are_known_however_they_are_spelt(tmp_path: Path) -> None:
+def test_spellings_of_data_set_names_are_normalised(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="fog"):
         next(iter(open_domains("CIFAR-10-C", tmp_path, "fog", 5, None)))
     with pytest.raises(ValueError, match="imagenet-val"):
@@ -555,7 +555,7 @@ def small(seed: int) -> nn.Module:
 
 
 @pytest.mark.parametrize("how", ["pth", "safetensors", "nested", "parallel", "older"])
-def test_a_state_dict_fills_a_network_by_name(how: str, tmp_path: Path) -> None:
+def test_a_state_dict_is_loaded_by_name(how: str, tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
     theirs, mine = small(1), small(2)
@@ -574,7 +574,7 @@ def test_a_state_dict_fills_a_network_by_name(how: str, tmp_path: Path) -> None:
     assert all(torch.equal(value, theirs.state_dict()[key]) for key, value in mine.state_dict().items())
 
 
-def test_a_file_that_is_not_the_network_s_names_what_differs(tmp_path: Path) -> None:
+def test_a_file_of_another_network_is_an_error_with_the_differing_keys(tmp_path: Path) -> None:
     tensors = small(1).state_dict()
     wrong = {**tensors, "3.weight": torch.zeros(7, 4), "head.bias": torch.zeros(1)}
     del wrong["0.bias"]
