@@ -1,4 +1,4 @@
-"""An adapter's state as a safetensors file: tensors and JSON, nothing pickled."""
+"""The state of an adapter, tensors and plain values, as a safetensors file; nothing is pickled."""
 
 from __future__ import annotations
 

@@ -14,14 +14,13 @@ from poem import zoo
 from poem.bench.cell import Cell
 from poem.bench.opening import STORED, Place, source_images, weights_of
 from poem.streams.datasets import canonical, open_dataset
-from poem.streams.datasets.named_sets import NAMED_SETS, corruption_folder, locate
+from poem.streams.datasets.named_sets import CLEAN_COUNTERPARTS, NAMED_SETS, corruption_folder, locate
 from poem.streams.shift import CLEAN, Shift
 
 FETCHED = ("torchvision", "timm")
 """Kinds of bases whose weights a run downloads where they are not there."""
 _ORDER = ("weights", "data", "source")
 _REFUSALS = (OSError, ValueError, TypeError, ImportError)
-_CLEAN = {"imagenet-c": "imagenet-val", "cifar10-c": "cifar10", "cifar100-c": "cifar100"}
 
 
 @dataclass(frozen=True)
@@ -129,7 +128,7 @@ def _files(cell: Cell, place: Place, shift: Shift) -> None:
     """Find a domain's files."""
     name = canonical(cell.data)
     if name in STORED and shift == CLEAN:
-        name = _CLEAN[name]
+        name = CLEAN_COUNTERPARTS[name]
     if name in NAMED_SETS:
         locate(NAMED_SETS[name], place.root)
     elif name == "imagenet-c":

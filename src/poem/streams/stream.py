@@ -32,11 +32,12 @@ class Domains:
     def __call__(self, shift: Shift) -> Images:
         """Open the data set of one shift."""
         from poem.streams.datasets import DATASETS, canonical, open_dataset
+        from poem.streams.datasets.named_sets import CLEAN_COUNTERPARTS
 
         name, settings = canonical(self.name), dict(self.settings)
         if shift != CLEAN:
             return open_dataset(name, self.root, corruption=shift.corruption, severity=shift.severity, **settings)
-        clean = {"imagenet-c": "imagenet-val", "cifar10-c": "cifar10", "cifar100-c": "cifar100"}.get(name, name)
+        clean = CLEAN_COUNTERPARTS.get(name, name)
         unsupported = (
             sorted(set(settings) - set(inspect.signature(DATASETS[clean]).parameters)) if clean != name else []
         )

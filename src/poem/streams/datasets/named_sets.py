@@ -104,6 +104,9 @@ IMAGENET_C = NamedSet(
     locations=(".", "ImageNet-C", "imagenet-c"),
 )
 
+CLEAN_COUNTERPARTS = {"imagenet-c": "imagenet-val", "cifar10-c": "cifar10", "cifar100-c": "cifar100"}
+"""Data sets that are stored once per corruption, each with the data set of its clean images."""
+
 CIFAR_C_SOURCES = {
     10: "Hendrycks and Dietterich, CIFAR-10-C (Zenodo 2535967, CIFAR-10-C.tar)",
     100: "Hendrycks and Dietterich, CIFAR-100-C (Zenodo 3555552, CIFAR-100-C.tar)",
