@@ -25,7 +25,7 @@ import torchvision  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
 import poem  # noqa: E402
-from poem._util.files import write_whole  # noqa: E402
+from poem._util.files import write_atomic  # noqa: E402
 from poem.bench.provenance import provenance  # noqa: E402
 from poem.parts import EntropyBelow, NotRedundant, PLPDAbove  # noqa: E402
 
@@ -136,7 +136,7 @@ def main() -> None:
         rows.append(row)
         args.out.parent.mkdir(parents=True, exist_ok=True)
         left = [" ".join(job) for job in jobs[done:]]
-        write_whole(
+        write_atomic(
             args.out, json.dumps({**facts, "finished": not left, "left": left, "rows": rows}, indent=1).encode()
         )
 

@@ -178,8 +178,8 @@ FAULTS = [
     Fault(
         "what was used last is let go first",
         "_util/caching.py",
-        "self._held.popitem(last=False)",
-        "self._held.popitem(last=True)",
+        "self._values.popitem(last=False)",
+        "self._values.popitem(last=True)",
         KEYS,
     ),
     Fault(
@@ -452,8 +452,8 @@ FAULTS = [
     Fault(
         "failures of an earlier pass counted again",
         "streams/stream.py",
-        "        self.failures = []\n        labels = self._first().labels",
-        "        labels = self._first().labels",
+        "        self.failures = []\n        labels = self._first_domain().labels",
+        "        labels = self._first_domain().labels",
         ("streams/test_stream.py",),
     ),
     Fault(

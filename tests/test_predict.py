@@ -24,7 +24,7 @@ from poem import zoo
 from poem.cli.main import main
 from poem.predict import Answer, answers, imported, logits_of, photos, summary
 from poem.streams.loading.prepare import Prepare
-from poem.zoo.train import digits
+from poem.zoo.train_data import digits
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from poem.streams.datasets import (
-    Files,
+    ImageFiles,
     Tensors,
     Unreadable,
 )
@@ -41,7 +41,7 @@ def wnids(count: int) -> list[str]:
     return [f"n{10_000_000 + 7 * number}" for number in range(count)]
 
 
-def level(data: Files | Any, index: int) -> int:
+def level(data: ImageFiles | Any, index: int) -> int:
     return int(data[index].float().mean().round())
 
 

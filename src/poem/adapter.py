@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from poem._util import files
+from poem._util import state_file
 from poem.accelerate.accelerated import Accelerated
 from poem.accelerate.capture import Captures, Fast
 from poem.engine import input_checks as checks
@@ -270,11 +270,11 @@ class Adapter:
 
     def save(self, path: str | Path) -> None:
         """Write the state to a file, whole or not at all. The format is safetensors, whatever the file is called."""
-        files.save(self.state_dict(), Path(path))
+        state_file.save_state(self.state_dict(), Path(path))
 
     def load(self, path: str | Path) -> None:
         """Go on from a file that `save` wrote."""
-        self.load_state_dict(files.load(Path(path)))
+        self.load_state_dict(state_file.load_state(Path(path)))
 
     @property
     def model(self) -> nn.Module:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import logging
 from collections.abc import Callable, Iterable, Sequence
@@ -11,6 +10,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 
+from poem._util.nearest import nearest_names
 from poem.accelerate.capture import Fast
 from poem.adapter import Adapter
 from poem.engine import input_checks as checks
@@ -114,6 +114,6 @@ def _own_word(word: str) -> None:
     if word == "device":
         raise TypeError("adapt has no device: move the model, model.to(...), and hand in images on the same device")
     own = [name for name in inspect.signature(adapt).parameters if name != "changes"]
-    near = difflib.get_close_matches(word.lower(), own, n=1, cutoff=0.75)
+    near = nearest_names(word.lower(), own, cutoff=0.75)
     if near and word not in FIELDS + ALIASES:
         raise TypeError(f"adapt has no argument {word!r}. Did you mean {near[0]}?")

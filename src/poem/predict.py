@@ -6,7 +6,6 @@ where adapting mattered.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import logging
 import sys
@@ -20,11 +19,12 @@ import torch
 from torch import Tensor, nn
 
 from poem._util.files import printable, read_bytes
+from poem._util.nearest import nearest_names
 from poem.adapter import Adapter
 from poem.api import adapt
 from poem.engine.anatomy import anatomy
 from poem.streams import corrupt
-from poem.streams.datasets.archives import LARGEST
+from poem.streams.datasets.archives import MAX_FILE_BYTES
 from poem.streams.datasets.classes import class_indices, is_wnid
 from poem.streams.datasets.folders import FORMATS, walk
 from poem.streams.loading.prepare import Prepare
@@ -206,7 +206,7 @@ def _read(batch: Sequence[Path], prepare: Prepare, folder: Path) -> tuple[Tensor
     for path in batch:
         name = str(path.relative_to(folder))
         try:
-            images.append(prepare(read_bytes(path, LARGEST), name))
+            images.append(prepare(read_bytes(path, MAX_FILE_BYTES), name))
             good.append(path)
         except OSError as error:
             bad.append(Answer(file=name, error=f"{printable(name)}: {error.strerror or error}"))
@@ -313,7 +313,7 @@ def imported(place: str) -> nn.Module:
         ) from error
     made = getattr(held, name, None)
     if not callable(made):
-        near = difflib.get_close_matches(name, [each for each in dir(held) if callable(getattr(held, each))])
+        near = nearest_names(name, [each for each in dir(held) if callable(getattr(held, each))], most=3)
         hint = f"; did you mean {' or '.join(f'{module}:{each}' for each in near)}?" if near else ""
         raise ValueError(f"expected package.module:function, a function that returns a model, got {place!r}{hint}")
     model = made()

@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import poem
 from poem import zoo
-from poem._util.caching import Fingerprint, Kept, cache_key
+from poem._util.caching import Fingerprint, LRUCache, cache_key
 from poem.bench import opening
 from poem.bench.cell import Cell
 from poem.bench.opening import Place
@@ -536,12 +536,12 @@ def test_a_fingerprint_knows_shapes_kinds_and_borders() -> None:
 
 
 def test_the_values_used_last_are_kept_while_there_is_room() -> None:
-    kept: Kept[int, int] = Kept(10, float)
-    assert [kept.get(key, lambda key=key: key) for key in (4, 5, 4)] == [4, 5, 4]  # type: ignore[misc]
-    assert kept.get(3, lambda: 3) == 3
+    kept: LRUCache[int, int] = LRUCache(10, float)
+    assert [kept.get_or_create(key, lambda key=key: key) for key in (4, 5, 4)] == [4, 5, 4]  # type: ignore[misc]
+    assert kept.get_or_create(3, lambda: 3) == 3
     assert sorted(kept.keys()) == [3, 4], "the one that was used longest ago had to go"
-    assert kept.find(5) is None
-    assert kept.get(11, lambda: 11) == 11
+    assert kept.get(5) is None
+    assert kept.get_or_create(11, lambda: 11) == 11
     assert sorted(kept.keys()) == [3, 4], "heavier than the whole limit"
     kept.clear()
     assert len(kept) == 0

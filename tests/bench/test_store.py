@@ -15,7 +15,7 @@ import pytest
 from stand_ins import cell, report
 
 import poem._util.files
-from poem._util.files import write_whole
+from poem._util.files import write_atomic
 from poem.bench.store import Store, safe
 from poem.parts import EntropyBelow
 from poem.recipes import methods as method
@@ -149,8 +149,8 @@ def test_a_second_writer_is_told_who_the_first_is_and_a_killed_one_lets_go(tmp_p
 
 def test_a_file_is_replaced_whole_or_stays_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "new" / "file"
-    write_whole(path, "before é")
-    write_whole(path, b"after", beside=tmp_path / "part", sync=False)
+    write_atomic(path, "before é")
+    write_atomic(path, b"after", temp_folder=tmp_path / "part", sync=False)
     assert path.read_bytes() == b"after"
 
     def broken(self: Path, place: Path) -> Path:
@@ -159,7 +159,7 @@ def test_a_file_is_replaced_whole_or_stays_as_it_was(tmp_path: Path, monkeypatch
     monkeypatch.setattr(Path, "replace", broken)
     for beside in (None, tmp_path / "part"):
         with pytest.raises(OSError, match="Input/output"):
-            write_whole(path, "never", beside=beside)
+            write_atomic(path, "never", temp_folder=beside)
     assert [each for each in tmp_path.rglob("*") if each.is_file()] == [path]
     assert path.read_bytes() == b"after"
 

@@ -90,7 +90,7 @@ def test_finished_cells_of_other_weights_are_told_once_for_each_base(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = Store(tmp_path)
-    now = zoo.sha256(zoo.find(zoo.base("digits-ln")))
+    now = zoo.sha256(zoo.find_weights(zoo.base("digits-ln")))
     for seed, digest in enumerate((now, "ab" * 32, "ab" * 32, "random")):
         weights = "random" if digest == "random" else None
         store.save(replace(stand_ins.report(cell(seed=seed, weights=weights)), base={"sha256": digest}))

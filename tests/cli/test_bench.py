@@ -353,8 +353,8 @@ def test_the_time_left_is_by_work_and_unsaid_at_first() -> None:
 @pytest.fixture
 def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine with an empty folder for data, and no network."""
-    monkeypatch.setattr(zoo, "nearby", lambda base: [])
-    monkeypatch.setattr(zoo.weights, "_reach", lambda host: (_ for _ in ()).throw(OSError("no network")))
+    monkeypatch.setattr(zoo, "local_weight_paths", lambda base: [])
+    monkeypatch.setattr(zoo.weights, "_check_connection", lambda host: (_ for _ in ()).throw(OSError("no network")))
     monkeypatch.delenv("POEM_DATA", raising=False)
     (tmp_path / "data").mkdir()
     return tmp_path / "data"

@@ -117,7 +117,7 @@ def test_broken_images_are_named_and_counted(tmp_path: Path, capsys: pytest.Capt
     assert f"0 files written to {tmp_path / 'none'}\n" in capsys.readouterr().out
 
 
-def test_full_disk_leaves_no_part_and_can_go_on(
+def test_a_full_disk_leaves_no_temporary_file_and_the_run_can_resume(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, target = tree(tmp_path / "in"), tmp_path / "out"
@@ -155,7 +155,7 @@ def test_the_summary_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert f"\n1 file written to {target}, 5 were there already\n" in capsys.readouterr().out
 
 
-def test_the_profile_is_told_and_recorded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_profile_is_printed_and_recorded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One for the whole tree, the nearest to the usual size; a resumed run takes the folder's own."""
     source, target = tree(tmp_path / "in", count=5, size=66), tmp_path / "out"
     odd = source / "class0/0.JPEG"
@@ -177,12 +177,12 @@ def test_the_profile_is_told_and_recorded(tmp_path: Path, capsys: pytest.Capture
 
 
 def test_other_frost_textures_matter_only_where_there_is_frost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from poem.streams.corruptions import tree as _tree
+    from poem.streams.corruptions import corrupt_folder as _folder
 
     source, target = tree(tmp_path / "in", count=2), tmp_path / "out"
 
     def made(name: str, textures: str) -> int:
-        monkeypatch.setattr(_tree, "frost_source", lambda: textures)
+        monkeypatch.setattr(_folder, "frost_source", lambda: textures)
         return run(source, target, "--corruptions", name, "--workers", 1)
 
     assert made("contrast", "one kind") == 0
@@ -195,7 +195,7 @@ def test_other_frost_textures_matter_only_where_there_is_frost(tmp_path: Path, m
         made("frost", "one kind")
 
 
-def test_a_full_disk_at_the_first_file_is_told_like_any_other(
+def test_a_full_disk_at_the_first_file_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, target = tree(tmp_path / "in"), tmp_path / "out"
@@ -217,17 +217,17 @@ def test_a_full_disk_at_the_first_file_is_told_like_any_other(
         run(source, tmp_path / "file", "--corruptions", "fog", "--workers", 1)
 
 
-def test_a_spoilt_record_is_named(tmp_path: Path) -> None:
+def test_a_damaged_record_is_an_error_that_names_it(tmp_path: Path) -> None:
     source, target = tree(tmp_path / "in", count=2), tmp_path / "out"
     target.mkdir()
     for text in ("", "[]"):
         (target / "poem-corrupt.json").write_text(text)
-        with pytest.raises(ValueError, match=r"expected the settings of an earlier run in .*poem-corrupt.json, got"):
+        with pytest.raises(ValueError, match=r"expected the settings of poem corrupt in .*poem-corrupt.json, got"):
             run(source, target, "--corruptions", "fog")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="finds the worker in /proc")
-def test_a_killed_worker_ends_with_what_to_type(tmp_path: Path) -> None:
+def test_a_killed_worker_is_an_error_with_what_to_type(tmp_path: Path) -> None:
     source, target = tree(tmp_path / "in", count=60, size=64), tmp_path / "out"
     words = ["--corruptions", "snow", "zoom_blur", "--severities", "1", "5", "--workers", "2"]
     line = [sys.executable, "-c", RUN, str(source), str(target), *words]
@@ -262,17 +262,17 @@ def parent(process: Path) -> int:
 def test_ctrl_c_ends_with_a_summary(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from poem.streams.corruptions import tree as _tree
+    from poem.streams.corruptions import corrupt_folder as _folder
 
     source, target = tree(tmp_path / "in"), tmp_path / "out"
-    plain = _tree.work
+    plain = _folder.corrupt_image
 
     def work(job: Any, *rest: Any) -> Any:
         if job.name.endswith("4.JPEG"):
             raise KeyboardInterrupt
         return plain(job, *rest)
 
-    monkeypatch.setattr(_tree, "work", work)
+    monkeypatch.setattr(_folder, "corrupt_image", work)
     assert run(source, target, "--corruptions", "fog", "--workers", 1) == 130
     told = capsys.readouterr()
     assert "2 files written" in told.out
@@ -325,7 +325,7 @@ def test_killed_and_resumed_equals_uninterrupted(tmp_path: Path) -> None:
     assert not (target / ".poem-parts").exists()
 
 
-def test_a_tree_made_here_says_so_in_its_card(tmp_path: Path) -> None:
+def test_the_card_of_a_corrupted_folder_has_its_settings(tmp_path: Path) -> None:
     """Its provenance is the command's settings, not the official archive."""
     from poem.streams.datasets import imagenet_c
 

@@ -43,7 +43,7 @@ def look(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, Any]:
     return code, json.loads(capsys.readouterr().out)
 
 
-def test_a_complete_set_is_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_complete_set_exits_with_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     grow(tmp_path / "tiny-imagenet-val", wnids(200), per_class=50)
     code, found = look(capsys, "tiny-imagenet-val", str(tmp_path))
     assert code == 0
@@ -53,7 +53,9 @@ def test_a_complete_set_is_0(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "CS231n" in found["source"]
 
 
-def test_a_half_copied_set_is_1_and_says_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_half_copied_set_exits_with_1_and_lists_what_is_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     root = grow(tmp_path, wnids(199), per_class=2)
     (root / wnids(199)[4] / "0.JPEG").write_bytes(b"\xff\xd8 broken")
     (root / wnids(199)[0] / "0.JPEG").unlink()
@@ -79,12 +81,12 @@ def test_every_unreadable_image_is_counted_and_twenty_are_named(
     (root / "b" / "notes.txt").write_text("no image")
     assert cli.main(["data", "check", "folder", str(tmp_path), "--sample", "all"]) == 1
     text = capsys.readouterr().out
-    assert "unreadable  25 of 40 looked at:" in text
+    assert "unreadable  25 of 40 images read:" in text
     assert text.count("that are no whole image") == 20
     assert "            and 5 more\n" in text
     assert "cannot identify image file 0.JPEG" in text
     assert "BytesIO" not in text
-    assert "left alone  1 no images in class folders: b/notes.txt" in text
+    assert "other files 1, no images in class folders: b/notes.txt" in text
     code, found = look(capsys, "folder", str(tmp_path), "--sample", "all")
     assert (code, found["looked"], len(found["unreadable"]), found["others"]) == (1, 40, 25, ["b/notes.txt"])
 
@@ -125,7 +127,7 @@ def test_cifar_c_by_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert found["sizes"] == {"32x32": 35}
 
 
-def test_nothing_there_is_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_empty_root_exits_with_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("imagenet-r", "cifar10", "folder", "imagenet-c", "cifar100-c"):
         code, found = look(capsys, name, str(tmp_path))
         assert code == 1
@@ -133,7 +135,7 @@ def test_nothing_there_is_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         assert found["missing"]
 
 
-def test_errors_of_use_are_2(
+def test_wrong_arguments_exit_with_2(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("POEM_DATA", raising=False)

@@ -15,7 +15,7 @@ from PIL import Image
 from torch import nn
 
 from poem import zoo
-from poem._util.malloc import keep_memory
+from poem._util.malloc import keep_freed_memory
 from poem.bench.cell import Cell
 from poem.bench.result import Report
 from poem.bench.suites import Suite, load
@@ -23,7 +23,7 @@ from poem.cli._quiet import quiet
 from poem.cli.main import main
 from poem.recipes.text import written
 from poem.report.demo import table, text
-from poem.zoo.train import digits
+from poem.zoo.train_data import digits
 
 
 def report(cell: Cell, top1: float, *, low: float | None = None) -> Report:
@@ -222,4 +222,4 @@ def test_hints_are_kept_back_and_come_again(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's allocator")
 def test_commands_can_keep_their_memory() -> None:
-    assert keep_memory()
+    assert keep_freed_memory()

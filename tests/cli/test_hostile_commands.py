@@ -73,8 +73,8 @@ def nothing_done(monkeypatch: pytest.MonkeyPatch) -> None:
     from poem.bench import store
     from poem.bench.analysis import choose_lr as choice
     from poem.report import demo
-    from poem.streams.corruptions import tree as _tree
-    from poem.zoo import train
+    from poem.streams.corruptions import corrupt_folder as _folder
+    from poem.zoo import train, train_data
     from poem.zoo import verify as verifying
 
     def begun(*_: Any, **__: Any) -> None:
@@ -82,7 +82,7 @@ def nothing_done(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for module, name in (
         (zoo, "load"), (predict, "photos"), (predict, "answers"), (benchmark, "measure"), (sweep, "sweep"),
-        (verifying, "verify"), (train, "train"), (train, "digits"), (choice, "choose"), (_tree, "survey"),
+        (verifying, "verify"), (train, "train"), (train_data, "digits"), (choice, "choose"), (_folder, "list_source"),
         (demo, "table"), (store.Store, "reports"),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, begun)

@@ -32,8 +32,8 @@ from poem.engine.accounting import BatchRecord, FirstLast
 from poem.report.sections import page
 from poem.streams import datasets
 from poem.streams.datasets import Tensors
-from poem.zoo import accuracy as _measure
 from poem.zoo import nets
+from poem.zoo import predictions as _measure
 
 METHODS = ("source", "lame", "tent", "poem", "roid")
 BAD = (2, 5, 6)
@@ -114,8 +114,8 @@ def test_probes_do_not_take_nothing_for_right() -> None:
 
 
 def test_verify_does_not_take_nothing_for_an_answer(caplog: pytest.LogCaptureFixture) -> None:
-    setting = _measure.Setting(_measure.Frame(32, 32), (0.0,) * 3, (1.0,) * 3)
-    found = _measure.answers(Sick(), Tensors(pixels(), [0] * 8), range(8), setting, None, 4)
+    setting = _measure.Preprocessing(_measure.ResizeCrop(32, 32), (0.0,) * 3, (1.0,) * 3)
+    found = _measure.predict_classes(Sick(), Tensors(pixels(), [0] * 8), range(8), setting, None, 4)
     assert np.flatnonzero(found == -1).tolist() == list(BAD)
     assert "3 answers were not finite" in caplog.text
 

@@ -14,7 +14,7 @@ from poem.streams.datasets import (
     archive,
     image_folder,
 )
-from poem.streams.datasets.archives import index as tar_index
+from poem.streams.datasets.archives import tar_index
 
 
 def test_a_tar_is_read_in_place(tmp_path: Path) -> None:
@@ -29,7 +29,7 @@ def test_a_tar_is_read_in_place(tmp_path: Path) -> None:
     assert sorted(each.name for each in tmp_path.iterdir()) == ["set.tar", "tree"]
 
 
-def test_a_compressed_tar_is_unpacked_once_and_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compressed_tar_is_unpacked_once_and_atomically(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = pack(tmp_path / "set.tar.xz", grow(tmp_path / "tree", ["a", "b"]), ".")
     monkeypatch.setenv("POEM_CACHE", str(tmp_path / "cache"))
     assert [level(archive(path), index) for index in (0, 1)] == [0, 1]
@@ -64,7 +64,7 @@ def test_nothing_is_unpacked_into_a_folder_marked_read_only(tmp_path: Path, monk
         folder.chmod(0o755)
 
 
-def test_an_archive_with_splits_asks_which(tmp_path: Path) -> None:
+def test_an_archive_with_splits_is_an_error_that_asks_for_under(tmp_path: Path) -> None:
     grow(tmp_path / "tree" / "train", ["a", "b"], per_class=2)
     grow(tmp_path / "tree" / "test", ["a", "b"])
     path = pack(tmp_path / "set.tar", tmp_path / "tree", ".")
@@ -79,7 +79,7 @@ def test_an_archive_with_splits_asks_which(tmp_path: Path) -> None:
         archive(broken)
 
 
-def test_a_tar_that_breaks_off_between_two_files_is_no_whole_tar(tmp_path: Path) -> None:
+def test_a_tar_truncated_between_two_files_is_an_error(tmp_path: Path) -> None:
     """A cut at a member's border, or a damaged header, would otherwise read as a smaller archive."""
     path = tmp_path / "images.tar"
     with tarfile.open(path, "w") as tar:

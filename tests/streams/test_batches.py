@@ -42,7 +42,7 @@ def test_batches_follow_the_order_and_keep_the_last() -> None:
     )
 
 
-def test_workers_give_the_same_and_leave_the_global_generator_alone() -> None:
+def test_workers_give_the_same_batches_and_do_not_touch_the_global_generator() -> None:
     data = toy()
     alone = [images for images, _ in batches(data, range(10), 4, corruption=("gaussian_noise", 3))]
     torch.manual_seed(3)
@@ -93,14 +93,14 @@ def test_broken_images_are_named_and_counted(tmp_path: Path, workers: int, caplo
     assert len(alone.failures) == 2
 
 
-def test_a_file_that_went_away_is_named(tmp_path: Path) -> None:
+def test_a_file_removed_after_listing_is_named(tmp_path: Path) -> None:
     data = image_folder(grow(tmp_path, ["a", "b"]))
     next((tmp_path / "b").iterdir()).unlink()
     with pytest.raises(Unreadable, match=r"ILSVRC2012_val_00000001.JPEG: No such file"):
         data[1]
 
 
-def test_bad_batches_say_so(tmp_path: Path) -> None:
+def test_bad_arguments_of_batches_are_errors(tmp_path: Path) -> None:
     data = toy()
     for order in ([10], [-1]):
         with pytest.raises(IndexError, match="expected indices from 0 to 9"):
@@ -120,7 +120,7 @@ def test_bad_batches_say_so(tmp_path: Path) -> None:
         list(batches(image_folder(tmp_path), [0, 1]))
 
 
-def test_every_kind_travels_to_a_worker(tmp_path: Path, cifar_c_root: Path) -> None:
+def test_every_data_set_can_be_pickled_for_a_worker(tmp_path: Path, cifar_c_root: Path) -> None:
     root = grow(tmp_path / "tree", ["a", "b"])
     kinds: list[Any] = [
         toy(), image_folder(root), archive(pack(tmp_path / "x.tar", root, ".")), cifar_c(cifar_c_root, "fog", 1),

@@ -55,7 +55,7 @@ def test_the_card_counts_what_the_stream_yields() -> None:
     assert "LabelShift(imbalance=500000" in Stream(data=clean(), order=imbalanced()).card().order
 
 
-def test_clean_data_says_nothing_of_corruptions() -> None:
+def test_the_card_of_clean_data_names_no_corruption() -> None:
     card = Stream(data=clean(), order=single(["clean"])).card()
     assert (card.corruptions, card.severity, card.provenance) == (("clean",), (0,), "given in memory")
 

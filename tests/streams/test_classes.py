@@ -17,7 +17,7 @@ from poem.streams.datasets import (
 from poem.streams.datasets.classes import IMAGENET_A, IMAGENET_R, TINY_IMAGENET, imagenet_wnids
 
 
-def test_index_lists() -> None:
+def test_class_indices_of_imagenet_a_r_and_tiny_imagenet() -> None:
     for indices in (IMAGENET_A, IMAGENET_R, TINY_IMAGENET):
         assert list(indices) == sorted(set(indices))
         assert len(indices) == 200
@@ -25,7 +25,7 @@ def test_index_lists() -> None:
     assert len(set(IMAGENET_A) & set(IMAGENET_R)) == 86
 
 
-def test_index_lists_agree_with_timm() -> None:
+def test_class_indices_agree_with_timm() -> None:
     spec = importlib.util.find_spec("timm")  # found, not imported: that takes seconds
     if spec is None or spec.origin is None:
         pytest.skip("timm is not installed")
@@ -44,7 +44,7 @@ def test_wnids_are_ranked_among_the_thousand() -> None:
         class_indices(["n01440764", "n99999999"])
 
 
-def test_the_thousand_are_timm_s() -> None:
+def test_the_thousand_wnids_are_those_of_timm() -> None:
     info = pytest.importorskip("timm.data.imagenet_info").ImageNetInfo("imagenet-1k")
     assert list(imagenet_wnids()) == list(info.label_names())
 
@@ -67,7 +67,7 @@ def test_other_names_come_from_a_list_a_mapping_or_a_file(tmp_path: Path) -> Non
         class_indices(["a", "b"], {"a": 4, "b": 4})
 
 
-def test_class_folders_line_up_with_the_logits_they_name(tmp_path: Path) -> None:
+def test_class_folders_are_in_the_order_of_their_logits(tmp_path: Path) -> None:
     wnids = [imagenet_wnids()[index] for index in (7, 2, 900)]
     data = image_folder(grow(tmp_path / "some", wnids))
     logits = torch.arange(1000.0)[None]

@@ -1,4 +1,4 @@
-"""Corruptions against the public generators' numbers (from benchmarks/reference_corruptions.py), and their promises."""
+"""Corruptions: compared with the numbers of the public generators (benchmarks/reference_corruptions.py)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from poem.streams.corruptions import frost as _frost
 from poem.streams.corruptions.digital import pixelate, pixelate_torch
 from poem.streams.corruptions.jpeg import jpeg, jpeg_torch
 from poem.streams.corruptions.levels import TABLE
-from poem.streams.corruptions.random_numbers import Draws
+from poem.streams.corruptions.random_numbers import ImageRandom
 from poem.streams.shift import Shift
 
 REFERENCE: dict[str, Any] = json.loads((Path(__file__).parents[1] / "data" / "corruptions.json").read_text())
@@ -71,7 +71,7 @@ def spectrum(change: NDArray[np.float64]) -> NDArray[np.float64]:
 
 @pytest.mark.parametrize("size", [224, 32])
 @pytest.mark.parametrize("name", CERTAIN)
-def test_deterministic_ones_agree_with_the_public_generators(name: str, size: int) -> None:
+def test_deterministic_corruptions_equal_the_public_generators(name: str, size: int) -> None:
     step = REFERENCE["step"][str(size)]
     lattice = slice(step // 2, None, step)
     images = scenes(size)
@@ -86,7 +86,7 @@ def test_deterministic_ones_agree_with_the_public_generators(name: str, size: in
 
 @pytest.mark.parametrize("size", [224, 32])
 @pytest.mark.parametrize("name", CHANCE)
-def test_random_ones_agree_in_mean_spread_and_spectrum(name: str, size: int) -> None:
+def test_random_corruptions_agree_in_mean_deviation_and_spectrum(name: str, size: int) -> None:
     images = scenes(size)
     draws = 6 if size == 224 else 24
     for severity in (1, 3, 5):
@@ -103,7 +103,7 @@ def test_random_ones_agree_in_mean_spread_and_spectrum(name: str, size: int) -> 
 @pytest.fixture
 def _drawn_frost(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Our own textures, whether the photographs are installed or not."""
-    monkeypatch.setattr(_frost, "_folder", lambda: None)
+    monkeypatch.setattr(_frost, "_photograph_folder", lambda: None)
     _frost.textures.cache_clear()
     yield
     _frost.textures.cache_clear()
@@ -142,11 +142,11 @@ def test_drawn_frost_has_the_strength_histogram_and_spectrum_of_the_photographs(
 
 
 @pytest.mark.usefixtures("_drawn_frost")
-def test_drawn_frost_follows_the_stored_statistics_and_its_channels_go_together_as_theirs() -> None:
+def test_drawn_frost_has_the_stored_statistics_and_channel_correlations() -> None:
     looks = REFERENCE["frost"]["looks"]
     assert frost_source() == "generated-2", "another drawing is another version"
-    assert list(_frost.SHARES) == REFERENCE["frost"]["shares"]
-    for look, kept, texture in zip(_frost.LOOKS, looks, _frost.textures(1, 32, 32), strict=True):
+    assert list(_frost.QUANTILES) == REFERENCE["frost"]["shares"]
+    for look, kept, texture in zip(_frost.STATISTICS, looks, _frost.textures(1, 32, 32), strict=True):
         assert [list(look.size), list(map(list, look.levels)), list(look.power)] == [
             kept["size"], kept["levels"], kept["power"],
         ]  # fmt: skip
@@ -156,7 +156,7 @@ def test_drawn_frost_follows_the_stored_statistics_and_its_channels_go_together_
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_result_does_not_depend_on_how_the_batch_was_cut(name: str) -> None:
+def test_the_result_does_not_depend_on_the_batch(name: str) -> None:
     for size in (32, 64):
         images = tensors(size, 7)
         whole = corrupt(images, name, 4, seed=3)
@@ -167,7 +167,7 @@ def test_result_does_not_depend_on_how_the_batch_was_cut(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CHANCE)
-def test_seed_and_id_change_the_draw_and_nothing_else_does(name: str) -> None:
+def test_random_numbers_depend_on_the_seed_and_the_id_alone(name: str) -> None:
     images = tensors(64, 1).expand(6, -1, -1, -1)
     state = torch.get_rng_state()
     first = corrupt(images, name, 5, seed=1)
@@ -182,7 +182,7 @@ def test_seed_and_id_change_the_draw_and_nothing_else_does(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_input_comes_back_in_kind(name: str) -> None:
+def test_the_output_has_the_type_of_the_input(name: str) -> None:
     image = pytest.importorskip("PIL.Image")
     images = tensors(32, 3)
     before = images.clone()
@@ -206,7 +206,7 @@ def test_input_comes_back_in_kind(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_severity_grows(name: str) -> None:
+def test_the_change_grows_with_severity(name: str) -> None:
     images = tensors(224, 2)
     apart = [(corrupt(images, name, severity).float() - images).abs().mean().item() for severity in range(1, 6)]
     assert min(apart) > 0
@@ -233,18 +233,18 @@ def test_jpeg_and_pixelate_in_torch_equal_pillow_to_the_byte() -> None:
                 assert torch.equal(jpeg(images, quality), jpeg_torch(images, quality))
             for share in (0.25, 0.6, 0.95):
                 few = [max(int(side * share), 1) for side in shape[-2:]]
-                draws = Draws(range(len(images)), "", images.device)
+                draws = ImageRandom(range(len(images)), "", images.device)
                 assert torch.equal(pixelate(images, draws, share), pixelate_torch(images, *few))
 
 
-def test_glass_blur_equals_the_walk_it_replaces() -> None:
+def test_glass_blur_equals_the_pixel_by_pixel_loop() -> None:
     """Follow the generators' loop pixel by pixel, with the same draws."""
     from poem.streams.corruptions import blur as _blur
 
     images = tensors(32, 2).float()
     reach, rounds = 2, 3
-    ours = _blur.glass_blur(images, Draws([0, 1], "glass", images.device), 1e-16, reach, rounds)
-    draws = Draws([0, 1], "glass", images.device)
+    ours = _blur.glass_blur(images, ImageRandom([0, 1], "glass", images.device), 1e-16, reach, rounds)
+    draws = ImageRandom([0, 1], "glass", images.device)
     theirs = images.clone()
     for _ in range(rounds):
         shift = draws.integers(-reach, reach, 2, 32, 32)
@@ -256,8 +256,8 @@ def test_glass_blur_equals_the_walk_it_replaces() -> None:
     assert torch.equal(ours, theirs)
 
 
-def test_draws_are_uniform_and_normal() -> None:
-    draws = Draws(range(20), "test", torch.device("cpu"))
+def test_random_numbers_are_uniform_and_normal() -> None:
+    draws = ImageRandom(range(20), "test", torch.device("cpu"))
     uniform, normal = draws.uniform(20_000).double(), draws.normal(20_000).double()
     assert abs(uniform.mean() - 1 / 2) < 0.002
     assert abs(uniform.var() - 1 / 12) < 0.001
@@ -300,7 +300,7 @@ def test_other_severities_are_refused(severity: Any) -> None:
         Shift("fog", severity)
 
 
-def test_integers_of_every_kind_mean_the_same() -> None:
+def test_integers_of_every_type_give_the_same_result() -> None:
     """NumPy's integers come out of index arrays; True and 5.0 would make other draws under the same name."""
     images = tensors(32)
     plain = corrupt(images, "gaussian_noise", 5, seed=3, ids=[7, 8, 9, 10])
@@ -319,7 +319,7 @@ def test_integers_of_every_kind_mean_the_same() -> None:
             corrupt(images, "fog", 5, seed=seed)  # type: ignore[arg-type]
 
 
-def test_the_names_are_those_of_the_table() -> None:
+def test_corruption_names_are_the_keys_of_the_table() -> None:
     """Names stand once, apart from the functions, so that orders need not load these."""
     assert tuple(TABLE) == CORRUPTIONS + EXTRA
     assert (len(CORRUPTIONS), len(EXTRA)) == (15, 4)
@@ -327,7 +327,7 @@ def test_the_names_are_those_of_the_table() -> None:
     assert EXTRA is orders.EXTRA
 
 
-def test_bad_input_is_told_what_was_expected() -> None:
+def test_bad_input_is_an_error_with_what_was_expected() -> None:
     images = tensors(32)
     with pytest.raises(ValueError, match=r"got 'gausian_noise'; did you mean gaussian_noise"):
         corrupt(images, "gausian_noise", 1)

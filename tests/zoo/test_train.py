@@ -1,4 +1,4 @@
-"""Source networks of our own: what they are made of, what they are trained on, and that training learns."""
+"""Our own source networks: their structure, their training data, and that training learns."""
 
 from __future__ import annotations
 
@@ -17,25 +17,14 @@ from poem.engine.anatomy import anatomy
 from poem.streams.datasets import CIFAR10_CLASSES
 from poem.streams.datasets.digit_sets import TRAIN_PER_CLASS, digit_split
 from poem.zoo import nets
-from poem.zoo.train import (
-    PLANS,
-    Augment,
-    Images,
-    Plan,
-    Task,
-    accuracy,
-    cifar10,
-    digits,
-    fit,
-    pack,
-    rate,
-    train,
-)
+from poem.zoo.catalog import TRAINED
+from poem.zoo.train import PLANS, Plan, TrainAugment, accuracy, fit, lr_factor, train
+from poem.zoo.train_data import LabelledImages, TrainTestData, cifar10, digits, pack
 
 pillow = pytest.importorskip("PIL.Image")
 
 
-def bars(count: int, seed: int, size: int = 32) -> Images:
+def bars(count: int, seed: int, size: int = 32) -> LabelledImages:
     """Two classes that anyone can tell apart: bright above, bright below."""
     rng = np.random.RandomState(seed)
     labels = torch.arange(count) % 2
@@ -43,11 +32,11 @@ def bars(count: int, seed: int, size: int = 32) -> Images:
     for row in range(count):
         half = slice(0, size // 2) if labels[row] == 0 else slice(size // 2, size)
         images[row, :, half] += 150
-    return Images(images, labels)
+    return LabelledImages(images, labels)
 
 
-def bar_task() -> Task:
-    return Task(bars(64, 0), bars(32, 1), (0.4, 0.4, 0.4), (0.3, 0.3, 0.3), {"data": "bars"})
+def bar_task() -> TrainTestData:
+    return TrainTestData(bars(64, 0), bars(32, 1), (0.4, 0.4, 0.4), (0.3, 0.3, 0.3), {"data": "bars"})
 
 
 QUICK = Plan(epochs=3, batch=16, lr=0.05, weight_decay=1e-4, shift=2, flip=True)
@@ -76,7 +65,7 @@ def tiny(seed: int = 0) -> Tiny:
         ("cifar10-bn", "stages", 4), ("cifar10-gn", "stages", 4), ("cifar10-vit", "blocks", 12),
     ],
 )  # fmt: skip
-def test_every_net_answers_and_is_divided_as_its_family_is(name: str, kind: str, stages: int) -> None:
+def test_every_net_returns_logits_and_has_the_stages_of_its_family(name: str, kind: str, stages: int) -> None:
     net = nets.build(name).eval()
     with torch.no_grad():
         logits = net(torch.zeros(2, 3, 32, 32))
@@ -88,7 +77,7 @@ def test_every_net_answers_and_is_divided_as_its_family_is(name: str, kind: str,
     assert facts.head in ("fc", "head")
 
 
-def test_sizes_are_as_promised() -> None:
+def test_numbers_of_parameters_are_in_range() -> None:
     count = {name: sum(p.numel() for p in nets.build(name).parameters()) for name in nets.NETS}
     assert all(3e6 < count[name] < 7.5e6 for name in nets.NETS if name.startswith("cifar10"))
     assert all(count[name] < 200_000 for name in nets.NETS if name.startswith("digits"))
@@ -97,7 +86,7 @@ def test_sizes_are_as_promised() -> None:
     assert not any(isinstance(m, nn.BatchNorm2d) for m in nets.build("digits-gn").modules())
 
 
-def test_building_a_net_leaves_the_callers_chance_alone() -> None:
+def test_building_a_net_restores_the_random_state() -> None:
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
@@ -115,27 +104,27 @@ def test_a_vit_that_cannot_be_built_says_why(settings: dict[str, int]) -> None:
         nets.ViT(**settings)
 
 
-def test_weights_come_back_as_written(tmp_path: Path) -> None:
+def test_weights_are_loaded_as_they_were_saved(tmp_path: Path) -> None:
     net = nets.build("digits-bn", seed=3)
-    digest = nets.write(net, tmp_path / "a.safetensors", {"poem": "digits-bn"})
+    digest = nets.save_net(net, tmp_path / "a.safetensors", {"poem": "digits-bn"})
     assert len(digest) == 64
     assert [path.name for path in tmp_path.iterdir()] == ["a.safetensors"]
-    again = nets.read(nets.build("digits-bn"), tmp_path / "a.safetensors")
+    again = nets.load_net(nets.build("digits-bn"), tmp_path / "a.safetensors")
     assert torch.equal(again.state_dict()["norm1.running_var"], net.state_dict()["norm1.running_var"])
     worst = max(float((a - b).detach().abs().max()) for a, b in zip(again.parameters(), net.parameters(), strict=True))
     assert 0 < worst < 1e-3, "kernels are kept in half precision"
     with pytest.raises(ValueError, match="expected the weights of ViT"):
-        nets.read(nets.build("digits-ln"), tmp_path / "a.safetensors")
+        nets.load_net(nets.build("digits-ln"), tmp_path / "a.safetensors")
     (tmp_path / "b.safetensors").write_bytes(b"no weights")
     with pytest.raises(ValueError, match="expected weights as safetensors"):
-        nets.read(net, tmp_path / "b.safetensors")
+        nets.load_net(net, tmp_path / "b.safetensors")
 
 
 def test_weights_that_are_not_finite_are_not_written(tmp_path: Path) -> None:
     net = nets.build("digits-bn")
     net.fc.bias.data[0] = torch.nan  # type: ignore[union-attr, operator]
     with pytest.raises(ValueError, match=r"NaN or Inf in fc\.bias"):
-        nets.write(net, tmp_path / "a.safetensors", {})
+        nets.save_net(net, tmp_path / "a.safetensors", {})
     assert not list(tmp_path.iterdir())
 
 
@@ -162,16 +151,16 @@ def test_digits_of_the_test_part_are_not_in_the_training_part() -> None:
     again = [image.numpy().tobytes() in seen for image in task.test.images]
     assert len(seen) == 3500
     assert not any(again), "not even as a copy of the same picture"
-    record = json.loads((Path(nets.__file__).parent / "weights" / "digits.json").read_text())
+    record = json.loads((TRAINED / "digits.json").read_text())
     assert {entry["task"]["test_sha256"] for entry in record.values()} == {task.about["test_sha256"]}
 
 
-def test_views_keep_their_shape_and_follow_the_seed() -> None:
+def test_augmented_images_keep_their_shape_and_depend_on_the_seed() -> None:
     task, images = bar_task(), bars(8, 2).images
     plan = replace(QUICK, cutout=8, turn=10.0)
 
     def views(seed: int) -> Tensor:
-        return Augment(plan, task, torch.Generator().manual_seed(seed))(images)
+        return TrainAugment(plan, task, torch.Generator().manual_seed(seed))(images)
 
     first = views(0)
     assert first.shape == (8, 3, 32, 32)
@@ -181,31 +170,31 @@ def test_views_keep_their_shape_and_follow_the_seed() -> None:
     assert bool((first == 0).flatten(1).any(1).all()), "every view has its blank square"
 
 
-def test_without_any_change_a_view_is_the_normalised_image() -> None:
+def test_without_augmentation_images_are_only_normalised() -> None:
     task, images = bar_task(), bars(4, 2).images
-    view = Augment(replace(QUICK, shift=0, flip=False), task, torch.Generator())(images)
+    view = TrainAugment(replace(QUICK, shift=0, flip=False), task, torch.Generator())(images)
     torch.testing.assert_close(view, (images.float() / 255 - 0.4) / 0.3)
 
 
-def test_mixed_views_state_the_partners_share() -> None:
+def test_mixed_images_have_the_returned_share_of_their_partner() -> None:
     images = torch.zeros(16, 3, 32, 32)
     images[8:] = 1.0
-    augment = Augment(QUICK, bar_task(), torch.Generator().manual_seed(0))
+    augment = TrainAugment(QUICK, bar_task(), torch.Generator().manual_seed(0))
     chance = torch.Generator().manual_seed(1)
     for _ in range(6):  # both kinds come up
-        mixed, partner, share = augment.mixed(images, chance)
+        mixed, partner, share = augment.mix_pairs(images, chance)
         expected = (1 - share) * images.mean((1, 2, 3)) + share * images[partner].mean((1, 2, 3))
         torch.testing.assert_close(mixed.mean((1, 2, 3)), expected)
 
 
-def test_the_rate_rises_and_falls_to_nothing() -> None:
-    assert rate(0.0, 0.2) == 0
-    assert rate(0.2, 0.2) == pytest.approx(1)
-    assert rate(1.0, 0.2) == pytest.approx(0)
-    assert rate(0.1, 0.2) == pytest.approx(0.5)
+def test_the_learning_rate_rises_and_falls_to_zero() -> None:
+    assert lr_factor(0.0, 0.2) == 0
+    assert lr_factor(0.2, 0.2) == pytest.approx(1)
+    assert lr_factor(1.0, 0.2) == pytest.approx(0)
+    assert lr_factor(0.1, 0.2) == pytest.approx(0.5)
 
 
-def test_training_learns_and_repeats_itself() -> None:
+def test_training_learns_and_is_deterministic() -> None:
     task = bar_task()
     plan = replace(QUICK, mix=0.5, clip=1.0)
     first, second = tiny(), tiny()
@@ -226,16 +215,16 @@ def test_a_short_budget_shortens_the_plan() -> None:
     assert done.seconds < 20
 
 
-def test_training_that_goes_astray_stops() -> None:
+def test_a_loss_that_is_not_finite_stops_training() -> None:
     with pytest.raises(ValueError, match="training went astray"):
         fit(tiny(), bar_task(), replace(QUICK, epochs=30, lr=1e30, warmup=0.01))
 
 
 def test_train_records_the_accuracy_of_the_file_it_wrote(tmp_path: Path) -> None:
-    task = Task(bars(48, 0), bars(20, 1), (0.4, 0.4, 0.4), (0.3, 0.3, 0.3), {"data": "bars"})
+    task = TrainTestData(bars(48, 0), bars(20, 1), (0.4, 0.4, 0.4), (0.3, 0.3, 0.3), {"data": "bars"})
     plan = replace(PLANS["digits-bn"], epochs=1, batch=16)
     record = train("digits-bn", task, tmp_path, plan=plan)
-    net = nets.read(nets.build("digits-bn"), tmp_path / record["file"])
+    net = nets.load_net(nets.build("digits-bn"), tmp_path / record["file"])
     assert record["accuracy"] == pytest.approx(accuracy(net, task), abs=0.01)
     assert record["test_images"] == 20
     assert record["epochs"] == 1

@@ -24,7 +24,7 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-from poem._util import files
+from poem._util import files, state_file
 from poem.adapter import Adapter
 from poem.predict import Answer
 
@@ -105,7 +105,7 @@ class Journal:
         self._due, self._finished = 0.0, False
         self._last: dict[str, Any] | None = None
         out.parent.mkdir(parents=True, exist_ok=True)
-        files.check_file(self.saved)
+        files.check_file_writable(self.saved)
         self._file = self._locked()
         try:
             if not restart:
@@ -137,7 +137,7 @@ class Journal:
         record = {
             "settings": self.settings, "images": self.done, "bytes": self._size, "sha256": self._digest.hexdigest()
         }  # fmt: skip
-        files.save({**self._last, "predict": record}, self.saved)
+        state_file.save_state({**self._last, "predict": record}, self.saved)
         self._last, ended = None, time.monotonic()
         self._due = ended + max(EVERY, 20 * (ended - began))
 
@@ -160,7 +160,7 @@ class Journal:
     def _locked(self) -> io.FileIO:
         """The file of rows, locked; a link or anything else that is no regular file is an error."""
         flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-        files.check_file(self.rows)
+        files.check_file_writable(self.rows)
         file = io.FileIO(os.open(self.rows, flags | getattr(os, "O_BINARY", 0), 0o666), "r+")
         try:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -199,7 +199,7 @@ class Journal:
                 raise ValueError(f"{self.rows} is there, and not written by poem predict{begin}")
             return
         try:
-            state = files.load(self.saved)
+            state = state_file.load_state(self.saved)
             record = state.pop("predict")
             theirs, size, images = record["settings"], int(record["bytes"]), int(record["images"])
             digest = str(record["sha256"])

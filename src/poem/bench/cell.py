@@ -15,12 +15,13 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
 
+from poem._util.nearest import nearest_hint
 from poem.engine.source_data import SAMPLES
 from poem.recipes.methods import recipe
 from poem.recipes.recipe import Recipe
 from poem.recipes.text import parse, written
 from poem.streams.orders import Order, scenario
-from poem.streams.shift import VERSIONS, nearest
+from poem.streams.shift import VERSIONS
 
 Pairs = tuple[tuple[str, Any], ...]
 NESTED = ("changes", "options", "dataset")
@@ -143,7 +144,7 @@ class Cell:
         known = [item.name for item in fields(cls)]
         for key in values:
             if key not in known:
-                raise ValueError(f"a cell has no field {key!r}; {nearest(key, known)}")
+                raise ValueError(f"a cell has no field {key!r}; {nearest_hint(key, known)}")
         for key in ("base", "data", "method"):
             if key not in values:
                 raise ValueError(f"expected a cell with base, data and method; {key} is missing")
@@ -198,7 +199,7 @@ def with_field(values: Mapping[str, Any], name: str, value: Any) -> dict[str, An
     if name not in plain and not (rest and head in NESTED):
         known = [*plain, *(f"{each}.NAME" for each in NESTED)]
         flag = {"corruptions": "corruption"}.get(name, name)
-        hint = f"it has a flag of its own, --{flag} or --{flag}s" if name in STATED[:3] else nearest(name, known)
+        hint = f"it has a flag of its own, --{flag} or --{flag}s" if name in STATED[:3] else nearest_hint(name, known)
         raise ValueError(f"no field {name!r} can be set; {hint}")
     read = value_of(value) if isinstance(value, str) else value
     return laid(values, {head: {rest: read} if rest else read})

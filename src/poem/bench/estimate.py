@@ -15,7 +15,7 @@ from poem.bench.cell import Cell, Pairs
 from poem.bench.result import Report
 from poem.parts.base import Part
 from poem.recipes.recipe import Recipe
-from poem.streams.datasets.named_sets import TREES
+from poem.streams.datasets.named_sets import NAMED_SETS
 
 ASSUMED = {"digits": (3000.0, 20_000.0), "CIFAR": (100.0, 10_000.0), "ImageNet": (5.0, 1000.0)}
 """Images per second of the model unadapted, on one core of a CPU and on a GPU, where nothing has been measured."""
@@ -29,7 +29,7 @@ _SIZES: dict[str, tuple[int, int]] = {
     "cifar100": (10_000, 100), "cifar100-c": (10_000, 100), "imagenet-c": (50_000, 1000),
     **{
         name: (known.expect.total, known.expect.classes)
-        for name, known in TREES.items()
+        for name, known in NAMED_SETS.items()
         if known.expect.total and known.expect.classes
     },
 }  # fmt: skip

@@ -15,16 +15,16 @@ import torch
 from torch import nn
 
 from poem import zoo
-from poem._util.caching import Kept, Key, cache_key
+from poem._util.caching import Key, LRUCache, cache_key
 from poem.bench.cell import Cell
 from poem.bench.views import Framed, Made, Part
 from poem.streams.datasets import Batches, Domains, Prepare, Stream, batches, canonical, image_folder, mnist_digits
 from poem.streams.datasets import open_dataset as open_named
-from poem.streams.datasets.named_sets import TREES, locate
+from poem.streams.datasets.named_sets import NAMED_SETS, locate
 from poem.streams.images import Images, Unreadable
 from poem.streams.orders import Order, generator
 from poem.streams.shift import CLEAN, Shift
-from poem.zoo.accuracy import Setting, mask_of
+from poem.zoo.predictions import Preprocessing, class_mask
 
 STORED = ("imagenet-c", "cifar10-c", "cifar100-c")
 """Data that lies on disk once per corruption; all other data is corrupted on the fly."""
@@ -68,9 +68,9 @@ class Loaded:
         }  # fmt: skip
 
 
-_MODELS: Kept[Key, Loaded] = Kept(2)
-_OPENED: Kept[Key, Images] = Kept(64)
-_SOURCES: Kept[Key, Batches] = Kept(4)
+_MODELS: LRUCache[Key, Loaded] = LRUCache(2)
+_OPENED: LRUCache[Key, Images] = LRUCache(64)
+_SOURCES: LRUCache[Key, Batches] = LRUCache(4)
 
 
 # Models ---------------------------------------------------------------------------------------------------------------
@@ -82,7 +82,7 @@ def load_model(cell: Cell, place: Place) -> Loaded:
     fresh = cell.weights == "random"
     weights = weights_of(cell, base, place)
 
-    file = None if fresh else zoo.find(base, weights)
+    file = None if fresh else zoo.find_weights(base, weights)
 
     def make() -> Loaded:
         digest = "random" if file is None else zoo.sha256(file)
@@ -91,7 +91,7 @@ def load_model(cell: Cell, place: Place) -> Loaded:
 
     state = None if file is None else (file, file.stat().st_size, file.stat().st_mtime_ns)
     key = cache_key(base=base, weights=weights, file=state, seed=cell.seed if fresh else None, device=place.device)
-    return _MODELS.get(key, make)
+    return _MODELS.get_or_create(key, make)
 
 
 def weights_of(cell: Cell, base: zoo.Base, place: Place) -> str | None:
@@ -104,7 +104,7 @@ def _folder(base: zoo.Base, folder: str | None) -> str | None:
     if folder is None or not (zoo.TRAINED / base.file).is_file():
         return folder
     try:
-        zoo.find(base, folder)
+        zoo.find_weights(base, folder)
     except FileNotFoundError:
         return None
     return folder
@@ -113,12 +113,12 @@ def _folder(base: zoo.Base, folder: str | None) -> str | None:
 # Data -----------------------------------------------------------------------------------------------------------------
 
 
-_MADE: Kept[Key, Made] = Kept(ROOM, lambda made: made.images.nbytes)
+_MADE: LRUCache[Key, Made] = LRUCache(ROOM, lambda made: made.images.nbytes)
 
 
 def forget() -> None:
     """Keep nothing: models, data and what was made of it are opened anew."""
-    held: tuple[Kept[Key, Any], ...] = (_MODELS, _OPENED, _SOURCES, _MADE)
+    held: tuple[LRUCache[Key, Any], ...] = (_MODELS, _OPENED, _SOURCES, _MADE)
     for kept in held:
         kept.clear()
 
@@ -146,7 +146,7 @@ class Data:
     def whole(self, shift: Shift) -> Images:
         """Every image as it lies on disk, at the model's size; of clean data all shifts are the same."""
         shift = shift if self.name in STORED else CLEAN
-        return _OPENED.get(self.key(shift=shift), lambda: self._open(shift))
+        return _OPENED.get_or_create(self.key(shift=shift), lambda: self._open(shift))
 
     def stored(self, shift: Shift) -> Images:
         """Those of them that the cell takes."""
@@ -160,13 +160,13 @@ class Data:
             return clean
         try:
             key = self.key(shift=shift, n=len(clean), seed=cell.seed, threads=cell.threads)
-            return _MADE.get(key, lambda: self._make(clean, shift))
+            return _MADE.get_or_create(key, lambda: self._make(clean, shift))
         except Unreadable:  # a stream leaves such images out and names them
             return clean
 
     def mask(self) -> list[int] | None:
         """Which of the model's logits the classes are; None for all of them in order."""
-        mask = mask_of(self.whole(self._shift()), self.base)
+        mask = class_mask(self.whole(self._shift()), self.base)
         return None if mask == list(range(self.base.classes)) else mask
 
     def streams(self, order: Order) -> tuple[Stream, Stream]:
@@ -195,14 +195,14 @@ class Data:
             data: Images = Domains(self.name, root, tuple(options.items()))(shift)
         else:
             photographs = self.name in ("folder", "archive") or (
-                self.name in TREES and TREES[self.name].prepare != Prepare()
+                self.name in NAMED_SETS and NAMED_SETS[self.name].prepare != Prepare()
             )
             data = open_named(self.name, root, **options, **({"prepare": _prepare(self.base)} if photographs else {}))
         try:
             fits = tuple(data[0].shape[1:]) == (self.base.crop, self.base.crop)
         except Unreadable:
             fits = False
-        return data if fits else Framed(data, Setting.of(self.base).frame)
+        return data if fits else Framed(data, Preprocessing.of(self.base).resize_crop)
 
     def _make(self, clean: Images, shift: Shift) -> Made:
         seed, workers = self.cell.seed, self.place.workers
@@ -234,9 +234,9 @@ def source_images(cell: Cell, base: zoo.Base, place: Place) -> Batches:
                 f"not found ({error}); put them there, or run it without: --set source_images=0"
             ) from error
         order = generator(0, "source images", "clean").permutation(len(data))[: cell.source_images]
-        return batches(Framed(data, Setting.of(base).frame), order, cell.batch_size, workers=place.workers)
+        return batches(Framed(data, Preprocessing.of(base).resize_crop), order, cell.batch_size, workers=place.workers)
 
-    return _SOURCES.get(key, make)
+    return _SOURCES.get_or_create(key, make)
 
 
 def _training(base: zoo.Base, root: str | None) -> Images:
@@ -246,4 +246,4 @@ def _training(base: zoo.Base, root: str | None) -> Images:
         return mnist_digits(split="train")
     if family in ("cifar10", "cifar100"):
         return open_named(family, root, split="train", partial=True)
-    return image_folder(locate(TREES["imagenet-val"], root), prepare=_prepare(base), name="imagenet-val")
+    return image_folder(locate(NAMED_SETS["imagenet-val"], root), prepare=_prepare(base), name="imagenet-val")

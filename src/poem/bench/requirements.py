@@ -14,14 +14,13 @@ from poem import zoo
 from poem.bench.cell import Cell
 from poem.bench.opening import STORED, Place, source_images, weights_of
 from poem.streams.datasets import canonical, open_dataset
-from poem.streams.datasets.named_sets import IMAGENET_C, TREES, base_folder, locate
+from poem.streams.datasets.named_sets import CLEAN_COUNTERPARTS, NAMED_SETS, corruption_folder, locate
 from poem.streams.shift import CLEAN, Shift
 
 FETCHED = ("torchvision", "timm")
 """Kinds of bases whose weights a run downloads where they are not there."""
 _ORDER = ("weights", "data", "source")
 _REFUSALS = (OSError, ValueError, TypeError, ImportError)
-_CLEAN = {"imagenet-c": "imagenet-val", "cifar10-c": "cifar10", "cifar100-c": "cifar100"}
 
 
 @dataclass(frozen=True)
@@ -85,12 +84,17 @@ Need = tuple[tuple[str, Any], str, Callable[[], None]]
 def _needs(cell: Cell, place: Place, fetch: bool, later: dict[str, None]) -> Iterator[Need]:
     def weights() -> None:
         base = zoo.base(cell.base)
-        zoo.builder(base)
+        zoo.require_builder(base)
         if cell.weights == "random":
             return
         where = weights_of(cell, base, place)
-        if fetch or where is not None or base.kind not in FETCHED or any(path.is_file() for path in zoo.nearby(base)):
-            zoo.find(base, where)
+        if (
+            fetch
+            or where is not None
+            or base.kind not in FETCHED
+            or any(path.is_file() for path in zoo.local_weight_paths(base))
+        ):
+            zoo.find_weights(base, where)
         else:
             later[base.name] = None
 
@@ -124,16 +128,11 @@ def _files(cell: Cell, place: Place, shift: Shift) -> None:
     """Find a domain's files."""
     name = canonical(cell.data)
     if name in STORED and shift == CLEAN:
-        name = _CLEAN[name]
-    if name in TREES:
-        locate(TREES[name], place.root)
+        name = CLEAN_COUNTERPARTS[name]
+    if name in NAMED_SETS:
+        locate(NAMED_SETS[name], place.root)
     elif name == "imagenet-c":
-        base = base_folder(place.root, f"ImageNet-C, as {IMAGENET_C.layout}")
-        part = f"{shift.corruption}/{shift.severity}"
-        if not any((base / top / part).is_dir() for top in IMAGENET_C.places):
-            raise FileNotFoundError(
-                f"no {part} in {base}; expected {IMAGENET_C.layout}. It comes from: {IMAGENET_C.source}"
-            )
+        corruption_folder(place.root, shift)
     elif name in STORED:
         open_dataset(name, place.root, corruption=shift.corruption, severity=shift.severity, **dict(cell.dataset))
     else:

@@ -13,12 +13,13 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from poem._util.files import read_json, write_whole
+from poem._util.files import read_json, write_atomic
+from poem._util.nearest import nearest_hint
 from poem.bench.cell import Cell, key_of
 from poem.bench.cell_files import is_number, read_cell
-from poem.streams.shift import VERSIONS, nearest
+from poem.streams.shift import VERSIONS
 
-__all__ = ["SCHEMA", "Report", "write_whole"]
+__all__ = ["SCHEMA", "Report", "write_atomic"]
 
 SCHEMA = 1
 ADDED = ("nonfinite",)
@@ -89,7 +90,7 @@ class Report:
             raise ValueError(f"expected a result of schema {SCHEMA}, got schema {str(values.get('schema'))[:40]!r}")
         for name in values:
             if name not in (*_FIELDS, "key", "checksum"):
-                raise ValueError(f"a result has no field {name!r}; {nearest(name, sorted(_FIELDS))}")
+                raise ValueError(f"a result has no field {name!r}; {nearest_hint(name, sorted(_FIELDS))}")
         missing = set(_FIELDS) - set(values) - set(ADDED)
         if missing:
             raise ValueError(f"a result lacks {', '.join(sorted(missing))}")
@@ -113,7 +114,7 @@ class Report:
         values = self.to_dict()
         if self.intact is not False:
             values = {**values, "checksum": checksum(values)}
-        write_whole(path, json.dumps(values, indent=1, allow_nan=False) + "\n")
+        write_atomic(path, json.dumps(values, indent=1, allow_nan=False) + "\n")
 
     @classmethod
     def load(cls, path: Path) -> Report:

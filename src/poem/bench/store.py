@@ -22,7 +22,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
-from poem._util.files import PART, read_json, read_text, write_whole
+from poem._util.files import TEMP_SUFFIX, read_json, read_text, write_atomic
+from poem._util.processes import process_exists
 from poem.bench.cell import Cell
 from poem.bench.cell_files import read_cell
 from poem.bench.result import SCHEMA, Report
@@ -36,7 +37,7 @@ except ImportError:  # not a Unix
 FAILED = ".failed.json"
 ASKED, SUITES = "asked.json", "suites"
 """Of what was asked for, and the folder of suites of the user's own."""
-_LEFT_OVER = re.compile(rf"\..+{PART}|\..+\.json\.\d+")  # the second form is an older version's
+_LEFT_OVER = re.compile(rf"\..+{TEMP_SUFFIX}|\..+\.json\.\d+")  # the second form is an older version's
 _PATIENCE = 8.0  # seconds in which helpers of a killed process notice that it is gone
 
 
@@ -143,7 +144,7 @@ class Store:
     def fail(self, cell: Cell, error: str) -> Path:
         """Record why a cell has no result; the last failure stands until the cell succeeds."""
         path = self._failure(cell)
-        write_whole(path, json.dumps(Failure(cell=cell, error=error).to_dict(), indent=1) + "\n")
+        write_atomic(path, json.dumps(Failure(cell=cell, error=error).to_dict(), indent=1) + "\n")
         return path
 
     def reports(self) -> Iterator[Report]:
@@ -173,10 +174,10 @@ class Store:
         for name in names:
             kept = f"{SUITES}/{safe(Path(name).stem)}.yaml" if is_path(name) else name
             if is_path(name):
-                write_whole(self.folder / kept, read_text(Path(name).expanduser()))
+                write_atomic(self.folder / kept, read_text(Path(name).expanduser()))
             request = json.loads(json.dumps({"suite": kept, "scale": scale, "settings": given}))
             found = [each for each in found if each != request] + [request]  # the latest comes last
-        write_whole(self.folder / ASKED, json.dumps(found, indent=1) + "\n")
+        write_atomic(self.folder / ASKED, json.dumps(found, indent=1) + "\n")
 
     def asked(self, *, here: bool = True) -> list[Request]:
         """What was asked for, the latest last; copies of files as paths from here, or as they are written."""
@@ -295,12 +296,5 @@ def _holder(text: str) -> tuple[str, bool]:
         pid, host = int(values["pid"]), str(values["host"])
     except (ValueError, TypeError, KeyError):
         return "another process", True
-    alive = True
-    if host == socket.gethostname():
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            alive = False
-        except OSError:
-            pass
+    alive = host != socket.gethostname() or process_exists(pid)
     return f"process {pid} on {host}", alive

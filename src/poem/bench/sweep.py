@@ -195,8 +195,8 @@ def _at_hand(name: str, folder: str | None) -> Path | None:
     base = zoo.base(name)
     if folder is not None:
         with suppress(FileNotFoundError):
-            return zoo.find(base, folder)
-    places = zoo.nearby(base) if folder is None else [zoo.TRAINED / base.file]
+            return zoo.find_weights(base, folder)
+    places = zoo.local_weight_paths(base) if folder is None else [zoo.TRAINED / base.file]
     return next((path for path in places if path.is_file()), None)
 
 

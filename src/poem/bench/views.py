@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from poem.streams.images import About, Images, ImageSet, Labels
+from poem.streams.images import DatasetInfo, Images, ImageSet, Labels
 from poem.streams.orders import generator
 from poem.streams.shift import Shift
-from poem.zoo.accuracy import Frame
+from poem.zoo.predictions import ResizeCrop
 
 
 class _Over:
@@ -34,7 +34,7 @@ class _Over:
 class Framed(_Over):
     """Images brought to a model's size when they are read."""
 
-    def __init__(self, data: Images, frame: Frame) -> None:
+    def __init__(self, data: Images, frame: ResizeCrop) -> None:
         super().__init__(data, data.labels)
         self.frame = frame
 
@@ -68,10 +68,10 @@ class Made(ImageSet):
     """A domain that was made on the fly, in memory."""
 
     def __init__(self, images: Tensor, data: Images, shift: Shift) -> None:
-        about = About(
+        info = DatasetInfo(
             data=data.describe()["data"], provenance="made", corruption=shift.corruption, severity=shift.severity
         )
-        super().__init__(data.labels, about, classes=data.classes, mask=data.mask)
+        super().__init__(data.labels, info, classes=data.classes, mask=data.mask)
         self.images = images
 
     def _read(self, index: int) -> Tensor:

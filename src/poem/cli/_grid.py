@@ -201,12 +201,12 @@ def run(args: argparse.Namespace, todo: Sequence[Cell], store: Store, names: Seq
     """Sweep with a bar, then say what became of it; gives the exit code. Names of suites are kept for `poem report`."""
     from contextlib import suppress
 
-    from poem._util.files import check_folder
+    from poem._util.files import check_folder_writable
     from poem.bench.sweep import CannotWriteError, sweep
     from poem.cli._bar import Bar
     from poem.cli._quiet import quiet
 
-    check_folder(store.folder)
+    check_folder_writable(store.folder)
     made = engine(args, todo)
     if not args.keep_going:
         _look(args, todo, store)

@@ -16,7 +16,7 @@ def run(args: argparse.Namespace) -> int:
     import math
     import random
 
-    from poem._util.files import check_file, write_whole
+    from poem._util.files import check_file_writable, write_atomic
     from poem.api import adapt
     from poem.cli.predict import narrowed, progress, save, wnids
     from poem.predict import answers, photos, summary, wnid_folders
@@ -27,7 +27,7 @@ def run(args: argparse.Namespace) -> int:
     if args.images is None:
         raise ValueError("expected your photos, as in poem demo imagenet --images photos/")
     for place in ("predictions.csv", "photos.html"):
-        check_file(args.out / place)
+        check_file_writable(args.out / place)
     files, method, name = photos(args.images), args.method or "poem", args.model or "effnet-lite0"
     random.Random(0).shuffle(files)  # class folders would come one class at a time
     recipe(method)  # names that nobody knows are told before a model is loaded
@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
         [each for each in shown if each.answer.label != each.answer.source_label],
         top=math.log(len(chosen or ()) or count or 1000),
     )  # fmt: skip
-    write_whole(args.out / "photos.html", text)
+    write_atomic(args.out / "photos.html", text)
     print("\n".join(lines))
     print(f"answers: {args.out / 'predictions.csv'}\npictures: {args.out / 'photos.html'}")
     return 0

@@ -21,14 +21,14 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Choose, write, and say what was looked at."""
-    from poem._util.files import check_file
+    from poem._util.files import check_file_writable
     from poem.bench.analysis.choose_lr import RULE, choose, save
     from poem.bench.store import Store
     from poem.streams import EXTRA
 
     if not args.results.is_dir():
         raise FileNotFoundError(f"expected a folder of results, got {args.results}; poem bench holdout makes one")
-    check_file(args.out)
+    check_file_writable(args.out)
     store = Store(args.results)
     held_out = [report for report in store.reports() if set(report.cell.corruptions) <= set(EXTRA)]
     chosen = choose(held_out)

@@ -40,16 +40,16 @@ def run(args: argparse.Namespace) -> int:
     import os
     from concurrent.futures.process import BrokenProcessPool
 
-    from poem._util.files import check_folder
-    from poem.streams.corruptions import CORRUPTIONS, EXTRA, PROFILES, check, frost_source
-    from poem.streams.corruptions import tree as _tree
+    from poem._util.files import check_folder_writable
+    from poem.streams.corruptions import CORRUPTIONS, EXTRA, PROFILES, check_arguments, frost_source
+    from poem.streams.corruptions import corrupt_folder as _folder
 
     names = args.corruptions or list(CORRUPTIONS)
     names = list(CORRUPTIONS + EXTRA) if names == ["all"] else list(dict.fromkeys(names))
     severities = sorted(set(args.severities))
     for name in names:
         for severity in severities:
-            check(name, severity, args.profile)
+            check_arguments(name, severity, args.profile)
     if not 1 <= args.quality <= 100:
         raise ValueError(f"expected --quality 1..100, got {args.quality}; ImageNet-C has 85")
     if args.workers < 0:
@@ -59,9 +59,9 @@ def run(args: argparse.Namespace) -> int:
     except ImportError as error:
         raise ImportError("poem corrupt reads images with Pillow; type: pip install 'poem-tta[bench]'") from error
 
-    check_folder(args.target)
-    settings = _tree.Settings(seed=args.seed, quality=args.quality, size=args.size, profile=args.profile)
-    found = _tree.survey(args.source)
+    check_folder_writable(args.target)
+    settings = _folder.Settings(seed=args.seed, quality=args.quality, size=args.size, profile=args.profile)
+    found = _folder.list_source(args.source)
     if args.target.resolve().is_relative_to(args.source.resolve()):
         raise ValueError(f"expected DST outside SRC, got {args.target} inside {args.source}; choose another DST")
     each = len(names) * len(severities)
@@ -71,15 +71,15 @@ def run(args: argparse.Namespace) -> int:
     broken: list[str] = []
     written, there, lost, halt, code = 0, 0, 0, "", 0
     try:
-        settings = _tree.settled(args.target, settings, found, names)
-        _tree.sweep(args.target)
+        settings = _folder.resolve_settings(args.target, settings, found, names)
+        _folder.remove_temp_files(args.target)
         if settings.profile is not None:
             print(f"profile: {settings.profile} (constants for {PROFILES[settings.profile]} pixels)")
         if "frost" in names:
             print(f"frost textures: {frost_source()}")
-        todo = _tree.jobs(found, args.target, names, severities)
+        todo = _folder.jobs(found, args.target, names, severities)
         with _progress(total) as advance:
-            for outcome in _tree.run(todo, args.target, settings, workers):
+            for outcome in _folder.run_jobs(todo, args.target, settings, workers):
                 written, there = written + outcome.written, there + outcome.there
                 advance(each)
                 if outcome.unreadable:
@@ -95,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
     except OSError as error:
         halt, code = f"{error}; make room, or mend what it names, and type the same command again to go on", 1
     finally:
-        _tree.sweep(args.target)
+        _folder.remove_temp_files(args.target)
 
     print(_summary(args.target, written, there, total, total - written - there - lost))
     if found.others:

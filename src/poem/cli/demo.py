@@ -63,7 +63,7 @@ def _digits(args: argparse.Namespace) -> int:
     import json
     from dataclasses import asdict
 
-    from poem._util.files import check_file, check_folder, write_whole
+    from poem._util.files import check_file_writable, check_folder_writable, write_atomic
     from poem.bench.store import Store
     from poem.bench.suites import load
     from poem.bench.sweep import Inline, Workers, sweep
@@ -72,9 +72,9 @@ def _digits(args: argparse.Namespace) -> int:
     from poem.report import build
     from poem.report.demo import table, text
 
-    check_folder(args.out)
+    check_folder_writable(args.out)
     if args.json is not None:
-        check_file(args.json)
+        check_file_writable(args.json)
     count = args.count or 384
     changes = {"severity": args.severity} | ({"batch_size": args.batch_size} if args.batch_size else {})
     suite = load("demo", "tiny", limit=count, changes=changes)
@@ -103,7 +103,7 @@ def _digits(args: argparse.Namespace) -> int:
     if args.json is not None:
         rows = [{"method": row, "network": group, **asdict(each)} for (row, group), each in found.items()]
         about = {"command": "poem demo", "count": count, "severity": args.severity, "batch_size": size, "seed": 0}
-        write_whole(args.json, json.dumps({**about, "rows": rows}, indent=1) + "\n")
+        write_atomic(args.json, json.dumps({**about, "rows": rows}, indent=1) + "\n")
     try:
         _, page = build([suite], reports, args.out, failures=store.failures())
         print(f"\nThe same with plots: {page}")

@@ -60,10 +60,10 @@ def _cut(line: str, room: int) -> str:
 
 def _hint(what: str, pattern: str, known: Mapping[str, str]) -> str:
     """The nearest kinds or names."""
-    import difflib
+    from poem._util.nearest import nearest_names
 
-    kinds = difflib.get_close_matches(pattern, KINDS, n=1) if what == "methods" else []
-    near = [f"poem list {kind}" for kind in kinds] or difflib.get_close_matches(pattern.strip("*"), known, n=2)
+    kinds = nearest_names(pattern, KINDS) if what == "methods" else []
+    near = [f"poem list {kind}" for kind in kinds] or nearest_names(pattern.strip("*"), known, most=2)
     if near:
         return f"did you mean {' or '.join(near)}?"
     return f"kinds: {' '.join(KINDS)}" if what == "methods" else f"`poem list {what}` prints them all"
@@ -115,7 +115,7 @@ def _data() -> dict[str, str]:
     """Data sets, and how each lies on a disk."""
     from poem.streams.datasets import DATASETS
     from poem.streams.datasets.check import PACKAGED
-    from poem.streams.datasets.named_sets import IMAGENET_C, TREES
+    from poem.streams.datasets.named_sets import IMAGENET_C, NAMED_SETS
 
     other = {
         "imagenet-c": IMAGENET_C.layout,
@@ -126,4 +126,4 @@ def _data() -> dict[str, str]:
         **{name: f"comes with a package: {words}" for name, words in PACKAGED.items()},
     }
     other["digits"] = f"8x8, not the digits bases' own set (digits-test); {other['digits']}"
-    return {name: TREES[name].layout if name in TREES else other.get(name, "") for name in DATASETS}
+    return {name: NAMED_SETS[name].layout if name in NAMED_SETS else other.get(name, "") for name in DATASETS}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import io
 import logging
 import os
@@ -12,7 +11,8 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
-from poem._util.malloc import keep_memory
+from poem._util.malloc import keep_freed_memory
+from poem._util.nearest import nearest_hint, nearest_names
 from poem._version import __version__
 from poem.cli import COMMANDS
 
@@ -25,8 +25,7 @@ class Parser(argparse.ArgumentParser):
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
             choices = [str(each) for each in action.choices]
-            near = difflib.get_close_matches(str(value), choices, n=2, cutoff=0.5)
-            hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"one of: {', '.join(choices)}"
+            hint = nearest_hint(str(value), choices, most=2, cutoff=0.5, otherwise=f"one of: {', '.join(choices)}")
             raise argparse.ArgumentError(action, f"there is no choice {str(value)!r}; {hint}")
 
 
@@ -78,8 +77,7 @@ def _run(argv: Sequence[str] | None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     first = next((word for word in words if not word.startswith("-")), None)
     if first is not None and first not in COMMANDS:
-        near = difflib.get_close_matches(first, COMMANDS, n=2, cutoff=0.5)
-        hint = f"did you mean {' or '.join(f'poem {name}' for name in near)}?" if near else "see poem --help"
+        hint = nearest_hint(first, COMMANDS, most=2, cutoff=0.5, show="poem {}".format, otherwise="see poem --help")
         print(f"poem: there is no command {first!r}; {hint}", file=sys.stderr)
         return 2
     top, asked = parser(first)
@@ -90,7 +88,7 @@ def _run(argv: Sequence[str] | None) -> int:
         _refuse_unknown(words, asked)
     args = top.parse_args(words)
     logging.basicConfig(level=logging.INFO if args.verbose else logging.WARNING, format="poem: %(message)s")
-    keep_memory()
+    keep_freed_memory()
     module = import_module(f"poem.cli.{args.command.replace('-', '_')}")
     try:
         return int(module.run(args))
@@ -121,7 +119,7 @@ def _refuse_unknown(words: Sequence[str], command: argparse.ArgumentParser) -> N
         if name == "--":
             return
         if name.startswith("--") and name not in known:
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            near = nearest_names(name, known, cutoff=0.5)
             command.error(f"there is no option {name}" + (f"; did you mean {near[0]}?" if near else ""))
 
 

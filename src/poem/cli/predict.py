@@ -88,15 +88,15 @@ def run(args: argparse.Namespace) -> int:
     import math
     import random
 
-    from poem._util.files import check_file
+    from poem._util.files import check_file_writable
     from poem._util.journal import Journal
     from poem.cli._stop import Stopped, stoppable
     from poem.predict import answers, photos, summary
     from poem.recipes.methods import recipe
-    from poem.streams.loading.prepare import LARGEST
+    from poem.streams.loading.prepare import MAX_SIDE
 
-    check_file(args.out)
-    _values.within(args, 1, LARGEST, "resize", "crop")
+    check_file_writable(args.out)
+    _values.within(args, 1, MAX_SIDE, "resize", "crop")
     _values.within(args, 1, None, "batch_size")
     _values.finite(args, "lr")
     _values.positive_std(args.std)
@@ -167,9 +167,8 @@ def _settings(args: argparse.Namespace, settings: dict[str, Any], files: Sequenc
 
 def classes(which: str | None, files: Sequence[Path], folder: Path) -> tuple[list[int] | None, bool]:
     """The classes that can come, as indices of the logits, where somebody says so; and whether by wnid."""
-    import difflib
-
     from poem._util.files import read_text
+    from poem._util.nearest import nearest_hint
     from poem.predict import listed_classes, wnid_folders
 
     if which is None:
@@ -181,8 +180,7 @@ def classes(which: str | None, files: Sequence[Path], folder: Path) -> tuple[lis
                              "file with an index a line instead")  # fmt: skip
         return list(folders.values()), True
     if not Path(which).is_file():
-        near = difflib.get_close_matches(which.lower(), ["folders"])
-        remedy = "did you mean 'folders'?" if near else "such a file has a wnid or an index a line"
+        remedy = nearest_hint(which.lower(), ["folders"], otherwise="such a file has a wnid or an index a line")
         raise ValueError(f"expected --classes folders or a file, got {which!r}, which is no file; {remedy}")
     text = read_text(Path(which))
     return listed_classes(text), any(not line.split()[0].isdecimal() for line in text.splitlines() if line.strip())
@@ -239,7 +237,7 @@ def opened(
                 f"no --weights: {name} has to load its own; if it does not, the model is random and its answers are too"
             )
         else:
-            zoo.fill(model, weights)
+            zoo.load_weights(model, weights)
         if mean is None and std is None:
             say("no --mean and --std: the model is given images from 0 to 1 as they are; most ImageNet models want "
                 "--mean 0.485,0.456,0.406 --std 0.229,0.224,0.225")  # fmt: skip
@@ -289,7 +287,7 @@ def progress(batches: Any, total: int, words: str, done: int = 0) -> Any:
 
 def save(found: Sequence[Answer], path: Path) -> None:
     """A CSV file, whole or not at all."""
-    from poem._util.files import write_whole
+    from poem._util.files import write_atomic
     from poem._util.journal import table
 
-    write_whole(path, table(found))
+    write_atomic(path, table(found))

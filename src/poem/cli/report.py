@@ -34,14 +34,14 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write both pages and say where they are."""
-    from poem._util.files import check_folder
+    from poem._util.files import check_folder_writable
     from poem.bench.store import Store
     from poem.cli import _grid
     from poem.report import build
     from poem.report.contents import about
 
     _values.within(args, *_values.SEEDS, "seeds")
-    check_folder(args.out or args.results)
+    check_folder_writable(args.out or args.results)
     store = Store(args.results)
     reports, failures = list(store.reports()), store.failures()
     if not reports and not failures:

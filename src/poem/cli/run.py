@@ -56,14 +56,14 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure one cell and print its card and metrics; 1 if an answer was not finite."""
-    from poem._util.files import check_file
+    from poem._util.files import check_file_writable
     from poem.bench.benchmark import Place, measure
     from poem.bench.runners import Moved
     from poem.bench.sweep import Planned
     from poem.cli._bar import Bar
 
     if args.out is not None:
-        check_file(args.out)
+        check_file_writable(args.out)
     _values.within(args, 1, _values.MANY, "threads")
     _values.within(args, 0, _values.MANY, "loaders")
     _values.within(args, *_values.SEEDS, "seed")

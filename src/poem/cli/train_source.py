@@ -33,8 +33,9 @@ def run(args: argparse.Namespace) -> int:
 
     import torch
 
-    from poem._util.files import check_folder, read_json, write_whole
-    from poem.zoo.train import PLANS, cifar10, digits, train
+    from poem._util.files import check_folder_writable, read_json, write_atomic
+    from poem.zoo.train import PLANS, train
+    from poem.zoo.train_data import cifar10, digits
 
     names = [name for name in PLANS if name.startswith(args.data)]
     wanted = args.nets or names
@@ -46,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     _values.within(args, *_values.SEEDS, "seed")
     if args.device is not None:
         _values.device(args.device)
-    check_folder(args.out)
+    check_folder_writable(args.out)
     root = args.root or os.environ.get("POEM_DATA")
     if args.data == "cifar10" and not root:
         raise ValueError("no root given: pass --root, or set POEM_DATA to the folder or tar that holds CIFAR-10")
@@ -63,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
         plan = replace(PLANS[name], epochs=args.epochs) if args.epochs else PLANS[name]
         with _bar(name) as tell:
             records[name] = train(name, task, args.out, seed=args.seed, device=device, plan=plan, tell=tell)
-        write_whole(place, json.dumps(dict(sorted(records.items())), indent=1) + "\n")
+        write_atomic(place, json.dumps(dict(sorted(records.items())), indent=1) + "\n")
         record = records[name]
         print(f"{name}: {record['accuracy']:.2f} % of {record['test_images']} images never seen, {record['seconds']} s")
         print(f"  {args.out / record['file']} sha256 {record['sha256']}")

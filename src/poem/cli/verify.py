@@ -47,11 +47,11 @@ def run(args: argparse.Namespace) -> int:
     import sys
     from pathlib import Path
 
-    from poem._util.files import check_file, write_whole
+    from poem._util.files import check_file_writable, write_atomic
     from poem.zoo.verify import verify
 
     if args.json not in (None, "-"):
-        check_file(Path(args.json))
+        check_file_writable(Path(args.json))
 
     verdict = verify(
         args.base, args.data, args.root, weights=args.weights, mean=args.mean, std=args.std, limit=args.limit,
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     held = json.dumps({"command": command, **verdict.to_dict()}, indent=1)
     print(held if args.json == "-" else f"{verdict.card}\n\n{verdict}")
     if args.json not in (None, "-"):
-        write_whole(Path(args.json), f"{held}\n")
+        write_atomic(Path(args.json), f"{held}\n")
     return 0 if verdict.passed else 1
 
 

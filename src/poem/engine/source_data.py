@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from poem._util.caching import Fingerprint, Kept, Key, cache_key, fingerprint
+from poem._util.caching import Fingerprint, LRUCache, Key, cache_key, fingerprint
 from poem.engine.input_checks import finite
 from poem.engine.input_checks import images as checked_images
 from poem.engine.network import Network
@@ -27,7 +27,7 @@ SAMPLES = 2000
 CACHE_BYTES = 128 << 20
 """Bytes of prepared tensors that are cached for one model."""
 Prepared = tuple[Memory, int]
-_CACHES: dict[int, Kept[tuple[Key, str], Prepared]] = {}  # by identity of the model, for as long as it lives
+_CACHES: dict[int, LRUCache[tuple[Key, str], Prepared]] = {}  # by identity of the model, for as long as it lives
 
 
 def prepare(
@@ -40,13 +40,13 @@ def prepare(
         source = SourceBatches(network, statistics, data, size)
         for _ in source.images():
             pass
-        found = cache.find((key, source.hexdigest()))
+        found = cache.get((key, source.hexdigest()))
     if found is None:
         source = SourceBatches(network, statistics, data, size)
         found = part.prepare(source), source.count
         if source.count == 0:
             raise ValueError("expected source_data with at least one batch of images, got none")
-        cache.keep((key, source.hexdigest()), found)
+        cache.add((key, source.hexdigest()), found)
     return {name: tensor.clone() for name, tensor in found[0].items()}, found[1]
 
 
@@ -72,11 +72,11 @@ def key_of(part: Part, network: Network, statistics: Statistics) -> Key:
     )
 
 
-def _cache(model: nn.Module) -> Kept[tuple[Key, str], Prepared]:
+def _cache(model: nn.Module) -> LRUCache[tuple[Key, str], Prepared]:
     """What was prepared for this very model before."""
     if id(model) not in _CACHES:
         weakref.finalize(model, _CACHES.pop, id(model), None)
-        _CACHES[id(model)] = Kept(CACHE_BYTES, lambda found: sum(tensor.nbytes for tensor in found[0].values()))
+        _CACHES[id(model)] = LRUCache(CACHE_BYTES, lambda found: sum(tensor.nbytes for tensor in found[0].values()))
     return _CACHES[id(model)]
 
 

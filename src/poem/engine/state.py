@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from poem._util import files
+from poem._util import state_file
 from poem._util.caching import fingerprint
 from poem.engine import input_checks as checks
 from poem.engine.network import Network
@@ -183,7 +183,7 @@ class State:
         tensors |= {f"memory/{key}": tensor for key, tensor in self.memory.items()}
         mean, std, mask = (None if each is None else list(each) for each in self._network.settings[:3])
         return {
-            "schema": files.SCHEMA, "method": method, "recipe": written(self._recipe),
+            "schema": state_file.SCHEMA, "method": method, "recipe": written(self._recipe),
             "source": self._fingerprint(), "mean": mean, "std": std, "mask": mask,
             "prepared": {place: fingerprint(tensor) for place, tensor in sorted(self.prepared.items())},
             "calls": self.calls, "batch_size": self.size, "classes": self.classes,

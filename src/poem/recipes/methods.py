@@ -6,13 +6,13 @@ branch alone, and `HOST*` repeats the host's update without selecting again.
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Literal, get_args
 
+from poem._util.nearest import nearest_names
 from poem.parts.augment import AugMix
 from poem.parts.bank import MemoryBank
 from poem.parts.branch import AdaptBranch
@@ -393,7 +393,7 @@ def recipe(name: str, preset: Preset = "imagenet") -> Recipe:
     if host and name not in methods():
         raise ValueError(f"{host} has nothing for {suffix!r} to build on; it goes with {' '.join(HOSTS)}")
     if not host:
-        near = difflib.get_close_matches(name.lower(), methods(), n=3, cutoff=0.5)
+        near = nearest_names(name.lower(), methods(), most=3, cutoff=0.5)
         hint = f" Did you mean {' or '.join(near)}?" if near else ""
         raise ValueError(f"unknown method {name!r}.{hint} Methods: {' '.join(METHODS)}; suffixes: {' '.join(SUFFIXES)}")
     found = preset_values(METHODS[host](), host, preset)
@@ -416,7 +416,7 @@ def preset_values(method: Recipe, name: str, preset: Preset) -> Recipe:
     if preset == "imagenet":
         return method
     if preset not in get_args(Preset):
-        near = difflib.get_close_matches(str(preset), get_args(Preset), n=1)
+        near = nearest_names(str(preset), get_args(Preset))
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ValueError(f"expected preset imagenet, cifar or cifar100, got {preset!r}{hint}")
     ten = preset != "cifar100"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from poem._util.nearest import nearest_names
 from poem.parts.augment import Augment
 from poem.parts.base import Need, Part
 from poem.parts.branch import AdaptBranch
@@ -173,7 +173,7 @@ ALIASES = ("threshold", "rounds", "alpha", "depth")
 def field_name(name: str) -> str:
     """The name itself if a recipe has such a field; otherwise an error with the nearest ones."""
     if name not in FIELDS:
-        near = ["lr"] if name == "learning_rate" else difflib.get_close_matches(name, FIELDS + ALIASES, n=3, cutoff=0.5)
+        near = ["lr"] if name == "learning_rate" else nearest_names(name, FIELDS + ALIASES, most=3, cutoff=0.5)
         hint = f" Did you mean {' or '.join(near)}?" if near else ""
         raise TypeError(
             f"a recipe has no field {name!r}.{hint} Fields: {' '.join(FIELDS)}; aliases: {' '.join(ALIASES)}"

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import difflib
 import inspect
 import operator
 from collections.abc import Iterator
 from typing import Any
 
 from poem import parts
+from poem._util.nearest import nearest_hint
 from poem.parts.fields import Checked
 from poem.recipes.recipe import FIELDS, Recipe, Rule, field_name
 
@@ -112,8 +112,7 @@ def _made(node: ast.Call, name: str, text: str) -> Any:
 
 def _part(name: str, text: str) -> Any:
     if name not in PARTS:
-        near = difflib.get_close_matches(name, PARTS, n=3, cutoff=0.5)
-        hint = f"did you mean {' or '.join(near)}?" if near else "see poem.parts"
+        hint = nearest_hint(name, PARTS, most=3, cutoff=0.5, show=str, otherwise="see poem.parts")
         raise ValueError(f"no part is called {name!r} in {_cut(text)!r}; {hint}")
     return PARTS[name]
 

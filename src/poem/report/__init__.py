@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from poem._util.files import write_whole
+from poem._util.files import write_atomic
 from poem.bench.result import Report
 from poem.report.differences import Comparison, compare
 from poem.report.html import html
@@ -40,5 +40,5 @@ def build(
     whole = page(suites, reports, failures or {})
     paths = (out / "report.md", out / "report.html")
     for path, text in zip(paths, (markdown(whole), html(whole)), strict=True):
-        write_whole(path, text)
+        write_atomic(path, text)
     return paths

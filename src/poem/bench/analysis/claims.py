@@ -12,11 +12,11 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from poem._util.nearest import nearest_hint
 from poem.bench.analysis.aggregate import pooled
 from poem.bench.analysis.evidence import TIE, Evidence, MissingError, Pair, Verdict, above, printed
 from poem.bench.result import Report
 from poem.bench.suites import Claim, Suite
-from poem.streams.shift import nearest
 
 __all__ = ["CHECKS", "Evidence", "Pair", "Verdict", "check", "judged"]
 
@@ -42,7 +42,7 @@ def judged(suite: Suite, reports: Iterable[Report]) -> list[tuple[Claim, Verdict
 def check(name: str, evidence: Evidence) -> Verdict:
     """Run a check by name."""
     if name not in CHECKS:
-        raise ValueError(f"unknown check {name!r}; {nearest(name, CHECKS)}")
+        raise ValueError(f"unknown check {name!r}; {nearest_hint(name, CHECKS)}")
     try:
         return CHECKS[name](evidence)
     except MissingError as missing:

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
-import os
 import signal
-import threading
 import time
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
@@ -20,7 +18,8 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 
-from poem._util.malloc import keep_memory
+from poem._util.malloc import keep_freed_memory
+from poem._util.processes import exit_with_parent
 from poem.bench.benchmark import Place
 from poem.bench.cell import Cell
 from poem.bench.runners.runner import MEASURE, Begun, Ended, Moved, Tell, answer, found, kin
@@ -221,8 +220,8 @@ def _work(pipe: Connection, path: str, place: Place, level: int, processes: int)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    keep_memory()
+    exit_with_parent()
+    keep_freed_memory()
     logging.basicConfig(format="poem: %(message)s")
     log.setLevel(level)
     measure = found(path)
@@ -244,10 +243,3 @@ class _Teller:
         if time.monotonic() - self.at >= _EVERY:
             self.at = time.monotonic()
             self.pipe.send(Moved(self.cell, images, of))
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-    os._exit(1)

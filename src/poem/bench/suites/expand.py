@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any
 
 from poem import zoo
+from poem._util.nearest import nearest_hint
 from poem.bench.analysis.choose_lr import rate_of
 from poem.bench.cell import Cell, laid, with_field
 from poem.bench.suites import files
@@ -21,7 +22,7 @@ from poem.recipes.methods import recipe as recipe_of
 from poem.recipes.recipe import Rule
 from poem.recipes.text import parse
 from poem.streams.datasets import DATASETS
-from poem.streams.shift import CORRUPTIONS, EXTRA, nearest
+from poem.streams.shift import CORRUPTIONS, EXTRA
 
 _HEADS = (
     "Gauss.", "Shot", "Impul.", "Defoc.", "Glass", "Motion", "Zoom", "Snow", "Frost", "Fog", "Brit.", "Contr.",
@@ -74,7 +75,7 @@ class Layout:
         self._check_corruptions(asked.corruptions or ())
         for pattern in asked.methods or ():
             if not any(fnmatchcase(each, pattern) for each in method_names()):
-                raise ValueError(f"no method is like {pattern!r}; {nearest(pattern, method_names())}")
+                raise ValueError(f"no method is like {pattern!r}; {nearest_hint(pattern, method_names())}")
 
     def placed(self) -> Iterator[Placed]:
         """Every cell in its place: by group, row, column, corruption and seed."""
@@ -176,7 +177,7 @@ class Layout:
     def _check_corruptions(self, given: Sequence[str]) -> None:
         for name in given:
             if name not in (*CORRUPTIONS, *EXTRA, "clean"):
-                raise ValueError(f"unknown corruption {name!r}; {nearest(str(name), (*CORRUPTIONS, *EXTRA))}")
+                raise ValueError(f"unknown corruption {name!r}; {nearest_hint(str(name), (*CORRUPTIONS, *EXTRA))}")
 
 
 def family_of(base: str) -> str:
@@ -204,7 +205,7 @@ def _valid(stated: Block) -> Cell:
         ("method", stated.get("method"), method_names()),
     ):
         if value not in known:
-            raise ValueError(f"unknown {kind} {value!r}; {nearest(str(value), known)}")
+            raise ValueError(f"unknown {kind} {value!r}; {nearest_hint(str(value), known)}")
     if stated.get("changes"):
         changes = {name: str(value) for name, value in stated["changes"].items()}
         plain = _recipe(stated["method"], stated.get("preset", "imagenet"))

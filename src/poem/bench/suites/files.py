@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from poem._util.files import read_yaml
+from poem._util.nearest import nearest_hint
 from poem.bench.cell import Cell, laid
-from poem.streams.shift import nearest
 
 PACKAGED = Path(__file__).resolve().parents[2] / "_suites"
 CHECKOUT = Path(__file__).resolve().parents[4] / "benchmarks" / "suites"
@@ -72,7 +72,7 @@ def path_of(name: str | os.PathLike[str]) -> Path:
             raise FileNotFoundError(f"no suite file {path}; name a YAML file, or one of: {', '.join(stems())}")
         return path
     if text not in stems():
-        raise ValueError(f"unknown suite {text!r}; {nearest(text, stems())}")
+        raise ValueError(f"unknown suite {text!r}; {nearest_hint(text, stems())}")
     return folder() / f"{text}.yaml"
 
 
@@ -113,7 +113,7 @@ def known(block: Any, kind: str, where: str) -> None:
         raise ValueError(f"{where}: expected fields, got {block!r}")
     for name in block:
         if name not in FIELDS[kind]:
-            raise ValueError(f"{where}: a {kind} has no field {name!r}; {nearest(str(name), FIELDS[kind])}")
+            raise ValueError(f"{where}: a {kind} has no field {name!r}; {nearest_hint(str(name), FIELDS[kind])}")
 
 
 def listed(block: Mapping[str, Any], name: str, where: str) -> list[Any]:
@@ -129,7 +129,7 @@ def at_scale(block: Block, scale: str, where: str) -> Block:
     over = block.get("at", {})
     for name in over:
         if name not in scales():
-            raise ValueError(f"{where}: at names an unknown scale {name!r}; {nearest(str(name), scales())}")
+            raise ValueError(f"{where}: at names an unknown scale {name!r}; {nearest_hint(str(name), scales())}")
     plain = {name: value for name, value in block.items() if name != "at"}
     here = over.get(scale, {})
     merged = laid(plain, here)
@@ -159,7 +159,7 @@ def checked(block: Any, path: Path, scale: str) -> Block:
         raise ValueError(f"{path}: expected version 1, 2, ..., got {suite['version']!r}")
     kind = suite.setdefault("kind", "table")
     if kind not in KINDS:
-        raise ValueError(f"{path}: unknown kind {kind!r}; {nearest(str(kind), KINDS)}")
+        raise ValueError(f"{path}: unknown kind {kind!r}; {nearest_hint(str(kind), KINDS)}")
     suite["cell"] = suite.get("cell", {})
     known(suite["cell"], "cell", f"{path}, cell")
     for claim in listed(suite, "claims", str(path)):

@@ -14,11 +14,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from poem._util.nearest import nearest_hint
 from poem.bench.cell import Cell
 from poem.bench.suites import files
 from poem.bench.suites.expand import Asked, Layout, NothingLeftError, Placed, altered, authors, left_out
 from poem.bench.suites.files import Block
-from poem.streams.shift import nearest
 
 TABLES = tuple(f"table{number}" for number in range(1, 13))
 FIGURES = ("fig1a", "fig1b", "fig1c", "fig3", "fig4", "fig5", "fig6a", "fig6b", "branch-loss")
@@ -122,7 +122,7 @@ def load(
         NothingLeftError: The suite has none of the methods or corruptions that were asked for.
     """
     if scale not in files.scales():
-        raise ValueError(f"unknown scale {scale!r}; {nearest(scale, files.scales())}")
+        raise ValueError(f"unknown scale {scale!r}; {nearest_hint(scale, files.scales())}")
     if limit is not None and limit < 1:
         raise ValueError(f"expected limit >= 1, got {limit}")
     path = files.path_of(name)
@@ -157,5 +157,5 @@ def _numbers(suite: Block) -> Mapping[str, Mapping[str, Mapping[str, float]]]:
     if key is None:
         return {}
     if key not in files.paper():
-        raise ValueError(f"suite {suite['name']}: the paper has no table {key!r}; {nearest(key, files.paper())}")
+        raise ValueError(f"suite {suite['name']}: the paper has no table {key!r}; {nearest_hint(key, files.paper())}")
     return files.paper()[key]

@@ -1,4 +1,4 @@
-"""Work that Pillow does best."""
+"""Apply a function of PIL images to a batch of tensors."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 
-def by_pillow(images: Tensor, change: Callable[[Image], Image]) -> Tensor:
+def apply_pillow(images: Tensor, change: Callable[[Image], Image]) -> Tensor:
     """Apply `change` to every image of a uint8 tensor (N, C, H, W) on the CPU.
 
-    One after the other: an image takes less than a millisecond, and threads would spend more than that on waiting.
+    Images run one after another: each takes less than a millisecond, less than threads cost.
     """
     from PIL.Image import fromarray, merge
 

@@ -1,9 +1,9 @@
-"""What a base answers on a data set: the image brought to the model's size, normalised, and the classes compared."""
+"""Predictions of a base on a data set: preprocessing, the mask of the data's classes, and the predicted classes."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -20,13 +20,16 @@ from poem.streams.loading.prepare import Prepare
 if TYPE_CHECKING:
     from poem.streams.images import Images
 
-Guesses = npt.NDArray[np.int64]
+Predictions = npt.NDArray[np.int64]
 log = logging.getLogger("poem")
 
 
 @dataclass(frozen=True)
-class Frame:
-    """From a stored image to the model's size: short side to `resize`, centre `crop`; smaller images are enlarged."""
+class ResizeCrop:
+    """Resize the short side to `resize`, crop the centre to `crop`; an image smaller than `crop` is enlarged to it.
+
+    `direct` resizes to a square of `crop` pixels instead. Images of that size are left as they are.
+    """
 
     resize: int
     crop: int
@@ -42,34 +45,37 @@ class Frame:
         return f"{how} ({self.interpolation}; {self.crop}x{self.crop} left alone, smaller ones enlarged to {self.crop})"
 
     def __call__(self, image: Tensor) -> Tensor:
-        """Pixels (3, crop, crop) as uint8, from (3, H, W)."""
+        """Return uint8 (3, crop, crop) from (3, H, W)."""
         high, wide = image.shape[1:]
         if (high, wide) == (self.crop, self.crop):
             return image
         picture = pillow().fromarray(image.permute(1, 2, 0).contiguous().numpy())
         if self.direct:
             method = getattr(pillow().Resampling, self.interpolation.upper())
-            return Prepare().frame(picture.resize((self.crop, self.crop), method))
+            return Prepare().resize_crop(picture.resize((self.crop, self.crop), method))
         short = self.resize if min(high, wide) >= self.crop else self.crop
-        return Prepare(resize=short, crop=self.crop, interpolation=self.interpolation).frame(picture)
+        return Prepare(resize=short, crop=self.crop, interpolation=self.interpolation).resize_crop(picture)
 
 
 @dataclass(frozen=True)
-class Setting:
-    """What stands between a stored image and the network."""
+class Preprocessing:
+    """The steps between a stored image and the network: resize and crop, then normalisation."""
 
-    frame: Frame
+    resize_crop: ResizeCrop
     mean: zoo.Triple
     std: zoo.Triple
 
     @classmethod
-    def of(cls, base: zoo.Base) -> Setting:
-        """A base's own."""
-        return cls(Frame(base.resize, base.crop, base.interpolation), base.mean, base.std)
+    def of(cls, base: zoo.Base) -> Preprocessing:
+        """The preprocessing of a base."""
+        return cls(ResizeCrop(base.resize, base.crop, base.interpolation), base.mean, base.std)
 
 
-def mask_of(data: Images, base: zoo.Base) -> list[int] | None:
-    """Which of the model's logits the data's classes are; folders named by wnid know it themselves."""
+def class_mask(data: Images, base: zoo.Base) -> list[int] | None:
+    """Indices of the data's classes among the base's logits: the data's mask, or found by wnid; None for all in order.
+
+    Raises if the classes cannot be matched; warns if the data has fewer classes and no names.
+    """
     mask = None if data.mask is None else list(data.mask)
     names = data.classes or ()
     count = len(names) or int(data.labels.max()) + 1
@@ -93,30 +99,40 @@ def mask_of(data: Images, base: zoo.Base) -> list[int] | None:
     return mask
 
 
-@torch.no_grad()
-def answers(
-    model: nn.Module, data: Images, order: Iterable[int], setting: Setting, mask: list[int] | None, batch_size: int = 64
-) -> Guesses:
-    """The class that the model names for each image, in the data's own numbering; -1 where it answers NaN or Inf."""
-    place = next(model.parameters()).device
-    mean, std = (torch.tensor(v, device=place).view(1, -1, 1, 1) for v in (setting.mean, setting.std))
-    guesses: list[Tensor] = []
+def channel_tensor(values: Sequence[float], device: torch.device) -> Tensor:
+    """Mean or std per channel as a tensor (1, C, 1, 1)."""
+    return torch.tensor(values, device=device).view(1, -1, 1, 1)
 
-    def ask(pixels: list[Tensor]) -> None:
-        x = torch.stack(pixels).to(place).float() / 255
+
+@torch.no_grad()
+def predict_classes(
+    model: nn.Module,
+    data: Images,
+    order: Iterable[int],
+    preprocessing: Preprocessing,
+    mask: list[int] | None,
+    batch_size: int = 64,
+) -> Predictions:
+    """Predict the class of each image, as a label of the data; -1 where the logits are NaN or Inf."""
+    device = next(model.parameters()).device
+    mean, std = (channel_tensor(each, device) for each in (preprocessing.mean, preprocessing.std))
+    predictions: list[Tensor] = []
+
+    def predict(pixels: list[Tensor]) -> None:
+        x = torch.stack(pixels).to(device).float() / 255
         logits = model((x - mean) / std)
         logits = logits if mask is None else logits[:, mask]
-        guesses.append(torch.where(logits.amax(1).isfinite(), logits.argmax(1), -1).cpu())
+        predictions.append(torch.where(logits.amax(1).isfinite(), logits.argmax(1), -1).cpu())
 
-    waiting: list[Tensor] = []
+    batch: list[Tensor] = []
     for index in order:
-        waiting.append(setting.frame(data[index]))
-        if len(waiting) == batch_size:
-            ask(waiting)
-            waiting = []
-    if waiting:
-        ask(waiting)
-    found: Guesses = torch.cat(guesses).numpy()
+        batch.append(preprocessing.resize_crop(data[index]))
+        if len(batch) == batch_size:
+            predict(batch)
+            batch = []
+    if batch:
+        predict(batch)
+    found: Predictions = torch.cat(predictions).numpy()
     if lost := int((found == -1).sum()):
         log.warning("%d answers were not finite (NaN or Inf); they count as wrong", lost)
     return found
