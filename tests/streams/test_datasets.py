@@ -13,7 +13,7 @@ import pytest
 import torch
 from trees import Image, grow, level, pack, picture, wnids
 
-from poem.streams.corruptions.tree import survey
+from poem.streams.corruptions.corrupt_folder import list_source
 from poem.streams.datasets import (
     DATASETS,
     Prepare,
@@ -100,7 +100,7 @@ def test_a_half_copied_imagenet_c_lists_what_is_missing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("name", "indices"), [("imagenet-a", IMAGENET_A), ("imagenet-r", IMAGENET_R)])
 def test_imagenet_a_and_r_have_a_mask(tmp_path: Path, name: str, indices: tuple[int, ...]) -> None:
     names = wnids(200)
-    data = tree(name, grow(tmp_path / name, names, ending="jpg", size=(300, 280)).parent, partial=True)
+    data = named_set(name, grow(tmp_path / name, names, ending="jpg", size=(300, 280)).parent, partial=True)
     assert data.mask == indices
     assert data.labels.tolist() == list(range(200))
     assert data.classes == tuple(names)
@@ -111,7 +111,7 @@ def test_imagenet_a_and_r_have_a_mask(tmp_path: Path, name: str, indices: tuple[
     assert data.describe()["classes"] == "200 of 1000"
     assert f"200 of {30_000 if name == 'imagenet-r' else 7500} images" in data.describe()["subset"]
     with pytest.raises(ValueError, match=r"expected .* images in all, found 200.*partial=True"):
-        tree(name, tmp_path)
+        named_set(name, tmp_path)
 
 
 def test_folders_of_imagenet_v2_are_sorted_as_numbers(tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_images_are_recognised_alike_on_disk_in_a_tar_and_by_poem_corrupt(tmp_pa
         assert [name.removeprefix("./") for name in names] == images
         assert {name: len(each) for name, each in found.members.items()} == {"a": 1, "b": 2}
         assert sorted(found.others) == ["a/notes.txt", "loose.jpg", "notes.txt"]
-    made = survey(root)
+    made = list_source(root)
     assert (list(made.images), made.others) == (images, folder.others)
     assert image_folder(root).others == folder.others
 
