@@ -253,9 +253,10 @@ class OtherAnchor(FisherAnchor):
     """Another part with the same settings."""
 
 
-def key(part: Part = FisherAnchor(1.0), statistics: Statistics = FromBatch(), **changed: Any) -> dict[str, Any]:
+def key(part: Part | None = None, statistics: Statistics | None = None, **changed: Any) -> dict[str, Any]:
     """The fields of a key."""
-    return dict(source_data.key_of(part, stand_in(**changed), statistics))  # type: ignore[arg-type]
+    network: Any = stand_in(**changed)
+    return dict(source_data.key_of(part or FisherAnchor(1.0), network, statistics or FromBatch()))
 
 
 @pytest.mark.parametrize(
