@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import toys
+from adapters import adapt, on_device
 from compare import assert_same_answers, assert_same_state, differing
 from nets import make_net
 from torch import Tensor, nn
@@ -39,6 +40,7 @@ from poem.parts import (
 )
 from poem.parts.base import Memory, Outputs
 
+pytestmark = pytest.mark.usefixtures("as_asked")
 NETS = ("bn", "gn", "ln")
 POINTS = 14
 UNIT = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
@@ -274,15 +276,15 @@ class Case(NamedTuple):
 
     def net(self) -> nn.Module:
         """A fresh copy of the made-up net."""
-        return make_net(self.kind, sharpness=getattr(SHARPNESS, self.kind))
+        return on_device(make_net(self.kind, sharpness=getattr(SHARPNESS, self.kind)))
 
     def adapter(self, net: nn.Module | None = None, **changes: Any) -> poem.Adapter:
         """A fresh adapter with the row's settings, on its own copy of the net unless one is given."""
-        return poem.adapt(net or self.net(), self.method, **{**self.row.on(self.kind), **changes})
+        return adapt(net or self.net(), self.method, **{**self.row.on(self.kind), **changes})
 
     def batches(self) -> list[Tensor]:
         """Two small batches."""
-        return list(toys.images(2 * self.row.batch, seed=1).split(self.row.batch))
+        return list(on_device(toys.images(2 * self.row.batch, seed=1)).split(self.row.batch))
 
     def fresh(self) -> Run:
         """The two batches through a fresh adapter, once per session."""
@@ -427,7 +429,7 @@ def test_06_nobody_selected_nothing_learnt(case: Case) -> None:
 @each_case
 def test_07_a_batch_of_one(case: Case) -> None:
     adapter = case.adapter()
-    for image in toys.images(case.row.singles, seed=20).split(1):
+    for image in on_device(toys.images(case.row.singles, seed=20)).split(1):
         answer = adapter(image)
         assert answer.shape == (1, 10)
         assert bool(answer.isfinite().all())
@@ -467,16 +469,16 @@ def test_09_a_saved_state_goes_on_elsewhere(case: Case, tmp_path: Path) -> None:
 @each_case
 def test_10_the_threshold_follows_the_number_of_classes(case: Case) -> None:
     for classes, sharpness in SPREAD.items():
-        net = make_net(case.kind, classes=classes, sharpness=getattr(sharpness, case.kind))
+        net = on_device(make_net(case.kind, classes=classes, sharpness=getattr(sharpness, case.kind)))
         settings = {**case.row.on(case.kind), "source_data": None}
         if case.row.reliable is None:  # no entropy threshold: it says so, and works at any number of classes
             with pytest.raises(ValueError, match="needs an EntropyBelow"):
-                poem.adapt(net, case.method, **settings, threshold=0.4)
-            adapter = poem.adapt(net, case.method, **settings)
+                adapt(net, case.method, **settings, threshold=0.4)
+            adapter = adapt(net, case.method, **settings)
             assert adapter(case.batches()[0]).shape == (case.row.batch, classes)
         else:
-            adapter = poem.adapt(net, case.method, **{**settings, "select": case.row.reliable}, threshold=0.4)
-            adapter(toys.images(16, seed=3))
+            adapter = adapt(net, case.method, **{**settings, "select": case.row.reliable}, threshold=0.4)
+            adapter(on_device(toys.images(16, seed=3)))
             log_p = adapter.last.first_logits.log_softmax(1)
             below = -(log_p.exp() * log_p).sum(1) < 0.4 * math.log(classes)
             assert 0 < int(below.sum()) < 16
@@ -504,15 +506,15 @@ def test_11_the_branch_starts_as_the_main_head(case: Case) -> None:
 @cache
 def toy_source(kind: str, count: int) -> float:
     """The source model's accuracy on the first images of the toy stream."""
-    x, y = toys.shifted(count)
-    return toys.accuracy(source_logits(toys.trained(kind), x), y)
+    x, y = map(on_device, toys.shifted(count))
+    return toys.accuracy(source_logits(on_device(toys.trained(kind)), x), y)
 
 
 @each_case
 def test_12_the_toy_stream_does_not_fall_below_source(case: Case) -> None:
-    x, y = toys.shifted(case.row.toy_images)
+    x, y = map(on_device, toys.shifted(case.row.toy_images))
     settings = {"lr": case.row.rate * getattr(TOY_LR, case.kind), **case.row.toy}
-    adapter = poem.adapt(toys.trained(case.kind), case.method, **settings)
+    adapter = adapt(on_device(toys.trained(case.kind)), case.method, **settings)
     right = toys.accuracy(torch.cat([adapter(batch) for batch in x.split(50)]), y)
     assert (adapter.totals.taught > 0) == case.row.learns
     gain, expected = right - toy_source(case.kind, case.row.toy_images), case.row.loses.get(case.kind)

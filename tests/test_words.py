@@ -351,7 +351,9 @@ def differs(name: str) -> str:
 
 
 # Bases by what their reference code does and ours does not.
-TRAIN_MODE = ("tent", "eta", "eata", "sar", "deyo", "cotta", "rdumb", "poem", "poem-official", "poem-official-v2")
+TRAIN_MODE = (
+    "tent", "eta", "eata", "sar", "deyo", "cotta", "rdumb", "rotta", "come", "poem", "poem-official", "poem-official-v2",
+)  # fmt: skip
 BATCH_NORM_ALONE = ("tent", "eta", "eata", "rdumb")
 ONE_RATE = ("eta", "eata", "rdumb")
 

@@ -2,7 +2,7 @@
 
 On the CPU a tape stands in for CUDA graphs, so that the order of segments and endings, the addresses and the draws are
 checked to the bit everywhere; with a GPU the same facts are checked on the real thing. The whole contract runs on
-recordings with `POEM_TEST_FAST=1 pytest tests/test_contract.py`.
+recordings with `pytest tests/test_contract.py --fast`.
 """
 
 from __future__ import annotations
@@ -10,14 +10,13 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
-import tape
 import torch
 import toys
+from adapters import recording
 from compare import assert_near, assert_same_state
 from nets import Tokens, make_net
 from test_contract import Case
@@ -38,14 +37,10 @@ METHODS = ("source", "tent", "eata", "sar", "deyo", "roid", "rdumb", "poem", "po
 
 
 @pytest.fixture(params=["cpu", CUDA])
-def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Where loops are recorded: on tapes, or as CUDA graphs. A recording keeps batches whole, and so do we here."""
-    monkeypatch.setattr(poem.accelerate.selected_rows, "BACKWARD_RATIO", torch.inf)
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(request.param == "cuda" or before, warn_only=True)
-    with tape.installed() if request.param == "cpu" else nullcontext():
+def device(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Where loops are recorded: on tapes, or as CUDA graphs."""
+    with recording(request.param):
         yield str(request.param)
-    torch.use_deterministic_algorithms(before, warn_only=True)
 
 
 def pair(method: str, kind: str, device: str, **changes: Any) -> tuple[poem.Adapter, poem.Adapter]:

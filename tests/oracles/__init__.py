@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from oracles.come import COMEHost, PlainCOMEHost, come
 from oracles.common import (
     Augment,
     Outcome,
@@ -34,12 +35,15 @@ from oracles.eata import EATAHost, ETAHost, RDumbHost, eata, eta, rdumb
 from oracles.host import Host
 from oracles.lame import lame
 from oracles.memo import memo, memo_repeated, memo_with_branch
+from oracles.neo import neo
 from oracles.plain import bn, source
 from oracles.plus_poem import Explore, once, repeat, reselect, run
 from oracles.poem import poem, poem_official, poem_official_v2
 from oracles.roid import ROIDHost, roid
+from oracles.rotta import rotta
 from oracles.sar import SARHost, sar, sar_coasting
 from oracles.tent import FilteredTentHost, TentHost, tent, tent_filtered
+from oracles.zerosiam import zerosiam
 
 __all__ = [
     "METHODS", "Outcome", "adam", "all_norms", "copied", "deep_part", "entropy", "mixed", "norm_tensors",
@@ -57,6 +61,7 @@ HOSTS: dict[str, type[Host]] = {
     "deyo": DeYOHost,
     "roid": ROIDHost,
     "rdumb": RDumbHost,
+    "come": COMEHost,
 }
 
 
@@ -83,6 +88,10 @@ REFERENCES: dict[str, Reference] = {
     "cotta": cotta,
     "rdumb": rdumb,
     "lame": lame,
+    "rotta": rotta,
+    "come": come,
+    "zerosiam": zerosiam,
+    "neo": neo,
     "poem": poem,
     "poem-official": poem_official,
     "poem-official-v2": poem_official_v2,
@@ -91,6 +100,7 @@ REFERENCES: dict[str, Reference] = {
     **{f"{name}+poem-ii": extended(host, once, branch=True) for name, host in HOSTS.items()},
     **{f"{name}*": extended(host, repeat, branch=False) for name, host in HOSTS.items()},
     "tent*": extended(TentHost, repeat, branch=False),
+    "come*": extended(PlainCOMEHost, repeat, branch=False),
     "memo+poem": memo_with_branch,
     "memo+poem-i": memo,
     "memo+poem-ii": memo_with_branch,
@@ -106,6 +116,8 @@ INPUTS: dict[str, tuple[str, ...]] = {
     "source": (),
     "bn": (),
     "lame": (),
+    "neo": (),
+    "rotta": ("lr", "rng", "augment"),
     "eata": ("lr", "source"),
     "deyo": ("lr", "rng"),
     "roid": ("lr", "rng", "augment"),

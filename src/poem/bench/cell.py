@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
 
-from poem.engine.fisher import SAMPLES
+from poem.engine.source_data import SAMPLES
 from poem.recipes.methods import recipe
 from poem.recipes.recipe import Recipe
 from poem.recipes.text import parse, written

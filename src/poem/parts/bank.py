@@ -75,8 +75,9 @@ class MemoryBank(Views):
         new = self._memory(images, items, before + len(labels))
         if before // self.every == (before + len(labels)) // self.every:
             return View(None, memory=new)
-        kept = images[[item.row for item in items]]
-        age = kept.new_tensor([item.age / self.capacity for item in items])
+        by_class = sorted(items, key=lambda item: item.label)  # stable: each class in the order of arrival
+        kept = images[[item.row for item in by_class]]
+        age = kept.new_tensor([item.age / self.capacity for item in by_class])
         weights = (-age).exp() / (1 + (-age).exp())
         return View(self.augment(kept, batch.rng), kept, weights, new)
 

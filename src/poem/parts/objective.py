@@ -123,7 +123,7 @@ class SiameseEntropy(Objective):
         if outputs.features is None:
             raise ValueError("SiameseEntropy() needs a model whose last layer is linear; none was found")
         size = outputs.features.shape[1]
-        return {"predictor": torch.eye(size, device=outputs.features.device)}
+        return {"predictor": torch.eye(size, dtype=outputs.logits.dtype, device=outputs.logits.device)}
 
     def lr_factor(self, family: str) -> float:
         """By network family."""

@@ -251,8 +251,8 @@ def zerosiam() -> Recipe:
 
     Paper: "ZeroSiam", ICLR 2026, arXiv 2509.23183.
     Reference code: Cascol-Chen/ZeroSiam (no licence).
-    Differs: learning rates are those for ResNet-50-GN (convolutional) and ViT-B (transformer), by SAR's rule for the
-    batch size; the code has others for smaller networks; eval mode throughout.
+    Differs: the rates are those for ResNet-50-GN (convolutional) and ViT-B (transformer), by SAR's rule for the batch
+    size; the code has others for smaller networks.
     """
     rate = Rule(double_one=True, convolutional=0.0025, transformer=0.005)
     return replace(tent(), minimise=SiameseEntropy(), lr=rate)
