@@ -145,14 +145,9 @@ class Bright(Select):
 
 @dataclass(frozen=True, repr=False)
 class Noting(Objective):
-    """Entropy, and notes every selected."""
+    """Entropy, and notes all that it is called with."""
 
     seen: list[Selected] = field(default_factory=list, compare=False)
-    anchor: bool = False
-
-    @property
-    def anchored(self) -> bool:
-        return self.anchor
 
     def __call__(self, selected: Selected) -> Tensor:
         self.seen.append(selected)

@@ -25,13 +25,12 @@ from toys import stream
 
 import poem
 import poem.accelerate.capture
-import poem.engine.loop
 from poem.parts import SAM, EntropyBelow, PLPDAbove
-from poem.parts.base import Memory, Outputs
+from poem.parts.base import Memory, Need, Outputs
 from poem.parts.parameters import Parameters
 from poem.parts.recovery import Recovery
 from poem.parts.selection import Select
-from poem.recipes.recipe import Rule
+from poem.recipes.recipe import Recipe, Rule
 
 CUDA = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))
 METHODS = ("source", "tent", "eata", "sar", "deyo", "roid", "rdumb", "poem", "poem-official", "sar+poem", "deyo+poem-i")
@@ -202,10 +201,10 @@ def test_unloading_gives_the_recordings_back(device: str) -> None:
 
 
 def test_a_part_that_reads_inside_another_is_found() -> None:
-    assert not (EntropyBelow(0.4) & PLPDAbove(0.2)).on_host
-    assert (EntropyBelow(0.4) & Rolls()).on_host
-    assert poem.recipe("lame").on_host is not None
-    assert poem.recipe("poem").on_host is None
+    assert Recipe(select=EntropyBelow(0.4) & PLPDAbove(0.2)).first_with(Need.HOST) is None
+    assert Recipe(select=EntropyBelow(0.4) & Rolls()).first_with(Need.HOST) == Rolls()
+    assert poem.recipe("lame").first_with(Need.HOST) is not None
+    assert poem.recipe("poem").first_with(Need.HOST) is None
 
 
 def test_an_answer_is_the_callers_to_write_into(device: str) -> None:
@@ -310,8 +309,8 @@ class Rolls(Select):
     """Says that it cannot be recorded."""
 
     @property
-    def on_host(self) -> bool:
-        return True
+    def needs(self) -> frozenset[Need]:
+        return frozenset({Need.HOST})
 
     def __call__(self, outputs: Outputs, among: Tensor, memory: Memory) -> Tensor:
         return among
@@ -328,7 +327,7 @@ class Rolling(Recovery):
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [({"select": Reading()}, "not captured: "), ({"select": Indexing()}, "not captured: "),
-     ({"recover": Rolling()}, "draws chance outside Batch.once")],
+     ({"recover": Rolling()}, "draws random numbers outside Batch.once")],
 )  # fmt: skip
 def test_what_cannot_be_recorded_runs_plainly_and_says_why(
     changes: dict[str, Any], reason: str, device: str, caplog: pytest.LogCaptureFixture
@@ -400,16 +399,16 @@ def test_a_sparse_buffer_is_no_trouble(device: str) -> None:
     assert recorded(adapter)
 
 
-def test_looks_do_not_outlive_their_batch() -> None:
+def test_outputs_do_not_outlive_their_batch() -> None:
     import gc
     import weakref
 
-    from poem.engine.looking import Looking
+    from poem.engine.loop import BatchLoop
 
     seen: list[Any] = []
-    plain = Looking.__call__
+    plain = BatchLoop.forward
 
-    def look(self: Looking, *args: Any, **kwargs: Any) -> Outputs:
+    def forward(self: BatchLoop, *args: Any, **kwargs: Any) -> Outputs:
         made = plain(self, *args, **kwargs)
         seen.append(weakref.ref(made))
         return made
@@ -418,7 +417,7 @@ def test_looks_do_not_outlive_their_batch() -> None:
     gc.disable()
     try:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Looking, "__call__", outputs)
+            patch.setattr(BatchLoop, "forward", forward)
             adapter(stream("cpu", 1)[0])
         assert len(seen) > 1
         assert not any(ref() is not None for ref in seen)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -27,8 +27,8 @@ from poem._util.caching import Fingerprint, LRUCache, cache_key
 from poem.bench import opening
 from poem.bench.cell import Cell
 from poem.bench.opening import Place
-from poem.engine import source_data as fisher
-from poem.parts import FromBatch, NormAffine, Source
+from poem.engine import source_data
+from poem.parts import FisherAnchor, FromBatch, Memory, NormAffine, Outputs, Part, Source, Statistics
 from poem.streams import datasets
 from poem.streams.datasets import Tensors
 from poem.streams.shift import CLEAN, Shift
@@ -83,8 +83,7 @@ class Case:
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.autocast):
             adapter = poem.adapt(self.net, "eata", source_data=self.data, **self.settings)
         adapter.unload()
-        assert adapter._state.prepared.get("minimise.second.importance") is not None
-        return adapter._state.prepared.get("minimise.second.importance")
+        return adapter._state.prepared["minimise.second.importance"]
 
 
 def by_loader(case: Case) -> None:
@@ -177,17 +176,17 @@ FLIPS: dict[str, tuple[Callable[[Case], None], Callable[[Case], None]]] = {
 def measures(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """A count of the times that importance was measured; nothing kept from other tests, nothing left for them."""
     calls: list[int] = []
-    measure = fisher._measure
+    measure = FisherAnchor.prepare
 
-    def counted(*given: Any) -> Any:
+    def counted(anchor: FisherAnchor, batches: Iterable[Outputs]) -> Memory:
         calls.append(1)
-        return measure(*given)
+        return measure(anchor, batches)
 
-    monkeypatch.setattr(fisher, "_measure", counted)
+    monkeypatch.setattr(FisherAnchor, "prepare", counted)
     HEADS["head"] = 0
-    fisher.forget()
+    source_data.forget()
     yield calls
-    fisher.forget()
+    source_data.forget()
 
 
 @pytest.mark.parametrize("name", FLIPS)
@@ -201,7 +200,7 @@ def test_importance_follows_everything_that_it_depends_on(name: str, measures: l
     flip(case)
     found = case.measured()
     assert len(measures) == 2, f"{name} changed, and the former importance was taken"
-    fisher.forget()
+    source_data.forget()
     assert torch.equal(found, case.measured())
     assert found.shape != first.shape or not torch.equal(found, first), "the change matters"
 
@@ -235,16 +234,29 @@ def with_other_buffers() -> nn.Module:
     return net
 
 
-SETTINGS = ("weights", "parameters", "settings", "logits", "statistics", "device", "threads", "tf32", "compiled")
+SETTINGS = (
+    "part", "weights", "parameters", "settings", "logits", "statistics", "device", "threads", "tf32", "acceleration",
+)  # fmt: skip
 
 
 def stand_in(**changed: Any) -> SimpleNamespace:
     """A network as far as a key looks at it."""
     given: dict[str, Any] = {"model": make_net("bn"), "names": ("a",), "device": "cpu", "settings": (None, 1.0),
-                             "logits": len, "compiled": None, **changed}  # fmt: skip
+                             "logits": len, "acceleration": None, **changed}  # fmt: skip
     theta = SimpleNamespace(names=given["names"], source=lambda: torch.empty(0, device=given["device"]))
     return SimpleNamespace(model=given["model"], theta=theta, settings=given["settings"], given_logits=given["logits"],
-                           _passes=given["compiled"])  # fmt: skip
+                           acceleration=SimpleNamespace(key=given["acceleration"]))  # fmt: skip
+
+
+@dataclass(frozen=True, repr=False)
+class OtherAnchor(FisherAnchor):
+    """Another part with the same settings."""
+
+
+def key(part: Part | None = None, statistics: Statistics | None = None, **changed: Any) -> dict[str, Any]:
+    """The fields of a key."""
+    network: Any = stand_in(**changed)
+    return dict(source_data.key_of(part or FisherAnchor(1.0), network, statistics or FromBatch()))
 
 
 @pytest.mark.parametrize(
@@ -256,16 +268,20 @@ def stand_in(**changed: Any) -> SimpleNamespace:
         ("settings", {"settings": (None, 2.0)}),
         ("logits", {"logits": max}),
         ("device", {"device": "meta"}),
-        ("compiled", {"compiled": object()}),
+        ("acceleration", {"acceleration": (False, True)}),
     ],
 )
 def test_each_field_of_the_key_follows_its_own(name: str, changed: dict[str, Any]) -> None:
     """Answers on the first batch guard most of these a second time; the key alone must tell them too."""
-    before, after = (dict(fisher.key_of(stand_in(**each), FromBatch())) for each in ({}, changed))  # type: ignore[arg-type]
+    before, after = (key(**each) for each in ({}, changed))
     assert tuple(before) == SETTINGS
     assert {field for field in before if before[field] != after[field]} == {name}
-    other = dict(fisher.key_of(stand_in(), Source()))  # type: ignore[arg-type]
-    assert {field for field in before if before[field] != other[field]} == {"statistics"}
+    for other, name in (
+        (key(statistics=Source()), "statistics"),
+        (key(part=FisherAnchor(2.0)), "part"),
+        (key(part=OtherAnchor(1.0)), "part"),
+    ):
+        assert {field for field in before if before[field] != other[field]} == {name}
 
 
 def test_a_shuffled_loader_is_measured_in_the_order_that_came(measures: list[int]) -> None:
@@ -299,13 +315,13 @@ def test_what_an_adapter_holds_is_its_own(measures: list[int]) -> None:
 def test_importance_goes_with_its_model(measures: list[int]) -> None:
     case = Case()
     case.measured()
-    assert len(fisher._KNOWN) == 1
+    assert len(source_data._CACHES) == 1
     copied = Case(net=copy.deepcopy(case.net), data=case.data)
     copied.measured()
     assert len(measures) == 2, "another model may compute something else with the same tensors"
     del case, copied
     gc.collect()
-    assert not fisher._KNOWN
+    assert not source_data._CACHES
 
 
 # Models, images and source images of cells ----------------------------------------------------------------------------

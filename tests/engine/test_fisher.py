@@ -10,7 +10,9 @@ from nets import make_net
 from torch.utils.data import DataLoader, TensorDataset
 
 import poem
-from poem.engine import source_data as fisher
+from poem.engine import source_data
+
+IMPORTANCE = "minimise.second.importance"
 
 
 def images(seed: int) -> torch.Tensor:
@@ -24,15 +26,14 @@ def test_loaders_lists_and_tensors_agree() -> None:
         poem.adapt(net, "eata", source_data=source, batch_size=8)
         for source in (data, loader, list(data.split(8)), [(each, None) for each in data.split(8)])
     ]
-    values = [adapter._state.prepared.get("minimise.second.importance") for adapter in adapters]
-    assert all(value is not None and torch.equal(value, values[0]) for value in values if values[0] is not None)
-    assert values[0] is not None
+    values = [adapter._state.prepared[IMPORTANCE] for adapter in adapters]
+    assert all(torch.equal(value, values[0]) for value in values)
     assert float(values[0].sum()) > 0
 
 
 def test_no_more_images_are_used_than_importance_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last batch is cut short; what comes after it is not read."""
-    monkeypatch.setattr(fisher, "SAMPLES", 10)
+    monkeypatch.setattr(source_data, "SAMPLES", 10)
     read = []
 
     def batches() -> Iterator[torch.Tensor]:
@@ -44,13 +45,9 @@ def test_no_more_images_are_used_than_importance_takes(monkeypatch: pytest.Monke
     found = poem.adapt(net, "eata", source_data=batches())
     assert found.preparation == {"forwards": 10, "backwards": 10}
     assert sum(read) <= 16
-    fisher.forget()
+    source_data.forget()
     cut = poem.adapt(net, "eata", source_data=list(images(0)[:10].split(4)))
-    assert found._state.prepared.get("minimise.second.importance") is not None
-    assert cut._state.prepared.get("minimise.second.importance") is not None
-    assert torch.equal(
-        found._state.prepared.get("minimise.second.importance"), cut._state.prepared.get("minimise.second.importance")
-    )
+    assert torch.equal(found._state.prepared[IMPORTANCE], cut._state.prepared[IMPORTANCE])
 
 
 def test_empty_source_data_is_refused() -> None:

@@ -35,8 +35,9 @@ from poem.parts import (
     Select,
     Weigh,
 )
-from poem.parts.base import min_max
-from poem.parts.selection import plpd
+from poem.parts.base import Outcome, Update, inside, min_max
+from poem.parts.destruction import plpd
+from poem.recipes.recipe import Recipe
 
 SELECTS: tuple[Select, ...] = (
     Everyone(),
@@ -106,8 +107,24 @@ def some(rows: int, seed: int) -> Tensor:
 def warmed(part: Select | Weigh, seed: int, classes: int) -> Memory:
     """What a part remembers after a first batch of its own."""
     outputs = random_look(seed + 1, 5, classes, 3.0)
-    memory = part.start(outputs)
-    return {**memory, **part.remember(outputs, torch.ones(5, dtype=torch.bool), memory)}
+    memory = begun(part, outputs)
+    return {**memory, **remembered(part, outputs, torch.ones(5, dtype=torch.bool), memory)}
+
+
+def begun(part: Select | Weigh, outputs: Outputs) -> Memory:
+    """The first memory of a part and of those inside it, each under its place."""
+    found = ((place, each.start(outputs)) for place, each in part.places)
+    return {f"{place}.{name}".lstrip("."): tensor for place, memory in found for name, tensor in memory.items()}
+
+
+def remembered(part: Select | Weigh, outputs: Outputs, mask: Tensor, memory: Memory) -> Memory:
+    """What a part and those inside it return after a batch with an update on `mask`, or none where that is empty."""
+    updates = [Update(outputs, mask, torch.zeros(()), {}, torch.tensor(True))] if mask.any() else []
+    outcome, found = Outcome(outputs, outputs, updates, [mask]), Memory()
+    for place, each in part.places:
+        new = each.remember(outcome, inside(memory, place) if place else memory)
+        found |= {f"{place}.{name}".lstrip("."): tensor for name, tensor in new.items()}
+    return found
 
 
 def copied(memory: Memory) -> Memory:
@@ -129,7 +146,7 @@ def assert_same(one: Memory, other: Memory) -> None:
 def test_nobody_outside_those_in_question_is_selected(
     select: Select, seed: int, rows: int, classes: int, spread: float
 ) -> None:
-    for memory in (select.start(random_look(seed, rows, classes, spread)), warmed(select, seed, classes)):
+    for memory in (begun(select, random_look(seed, rows, classes, spread)), warmed(select, seed, classes)):
         among = some(rows, seed)
         mask = select(random_look(seed, rows, classes, spread), among, memory)
         assert mask.shape == (rows,)
@@ -168,14 +185,14 @@ def test_remembering_returns_new_values_and_leaves_the_old(
 ) -> None:
     outputs, memory, mask = random_look(seed, rows, classes, spread), warmed(part, seed, classes), some(rows, seed)
     before = copied(memory)
-    new = part.remember(outputs, mask, memory)
+    new = remembered(part, outputs, mask, memory)
     assert_same(memory, before)
-    assert new.keys() <= part.start(outputs).keys()
+    assert new.keys() == begun(part, outputs).keys()
     for key, value in new.items():
         assert value.shape == memory[key].shape
         assert value.dtype == memory[key].dtype
         assert not value.requires_grad
-    assert_same(new, part.remember(outputs, mask, memory))
+    assert_same(new, remembered(part, outputs, mask, memory))
 
 
 @dataclass(frozen=True, repr=False)
@@ -206,10 +223,10 @@ def test_the_order_of_filters_matters() -> None:
     assert second.tolist() == [False, True, False, True]
 
 
-def test_a_composition_passes_the_network_if_either_does_and_has_one_margin() -> None:
-    assert (EntropyBelow(0.5) & PLPDAbove(0.2)).passes
-    assert (PLPDAbove(0.2) & EntropyBelow(0.5)).passes
-    assert not (EntropyBelow(0.5) & NotRedundant(0.05)).passes
+def test_a_composition_runs_the_network_if_either_does_and_has_one_margin() -> None:
+    assert Recipe(select=EntropyBelow(0.5) & PLPDAbove(0.2)).select_runs_network
+    assert Recipe(select=PLPDAbove(0.2) & EntropyBelow(0.5)).select_runs_network
+    assert not Recipe(select=EntropyBelow(0.5) & NotRedundant(0.05)).select_runs_network
     assert (PLPDAbove(0.2) & EntropyBelow(0.5)).margin == 0.5
     assert (EntropyBelow(0.5) & PLPDAbove(0.2)).with_margin(0.3) == EntropyBelow(0.3) & PLPDAbove(0.2)
     assert PLPDAbove(0.2).margin is None
@@ -299,26 +316,26 @@ def test_before_anybody_has_taught_nobody_is_redundant() -> None:
 def test_the_average_begins_with_the_mean_of_those_who_taught() -> None:
     select, outputs = NotRedundant(0.3), random_look(0, 6, 5, 3.0)
     mask = torch.tensor([True, False, True, False, False, False])
-    memory = select.remember(outputs, mask, select.start(outputs))
-    torch.testing.assert_close(memory["redundancy.mean"], (outputs.probs[0] + outputs.probs[2]) / 2)
-    assert memory["redundancy.seen"].item()
+    memory = remembered(select, outputs, mask, select.start(outputs))
+    torch.testing.assert_close(memory["mean"], (outputs.probs[0] + outputs.probs[2]) / 2)
+    assert memory["seen"].item()
 
 
 def test_the_average_then_moves_by_a_tenth() -> None:
     select, outputs = NotRedundant(0.3), random_look(0, 6, 5, 3.0)
     memory = warmed(select, 0, 5)
     mask = torch.tensor([False, True, False, False, True, True])
-    new = select.remember(outputs, mask, memory)["redundancy.mean"]
-    torch.testing.assert_close(new, 0.9 * memory["redundancy.mean"] + 0.1 * outputs.probs[mask].mean(0))
+    new = remembered(select, outputs, mask, memory)["mean"]
+    torch.testing.assert_close(new, 0.9 * memory["mean"] + 0.1 * outputs.probs[mask].mean(0))
 
 
 def test_nobody_teaching_leaves_the_average_as_it_is() -> None:
     select, outputs, nobody = NotRedundant(0.3), random_look(0, 6, 5, 3.0), torch.zeros(6, dtype=torch.bool)
     start = select.start(outputs)
-    assert_same({**start, **select.remember(outputs, nobody, start)}, start)
-    assert not start["redundancy.seen"].item()
+    assert_same({**start, **remembered(select, outputs, nobody, start)}, start)
+    assert not start["seen"].item()
     memory = warmed(select, 0, 5)
-    assert_same({**memory, **select.remember(outputs, nobody, memory)}, memory)
+    assert_same({**memory, **remembered(select, outputs, nobody, memory)}, memory)
 
 
 @quick
@@ -326,7 +343,7 @@ def test_nobody_teaching_leaves_the_average_as_it_is() -> None:
 def test_redundancy_is_the_cosine_to_the_average(seed: int, rows: int, classes: int, spread: float) -> None:
     select, outputs = NotRedundant(0.6), random_look(seed, rows, classes, spread)
     memory = warmed(select, seed, classes)
-    mean = memory["redundancy.mean"]
+    mean = memory["mean"]
     cosines = [float(p @ mean / (p.norm() * mean.norm())) for p in outputs.probs]
     mask = select(outputs, torch.ones(rows, dtype=torch.bool), memory).tolist()
     assert all(kept == (cosine < 0.6) for kept, cosine in zip(mask, cosines, strict=True) if abs(cosine - 0.6) > 1e-9)
@@ -445,7 +462,7 @@ def test_the_diverse_are_those_not_below_the_mean(seed: int, rows: int, classes:
     memory = warmed(select, seed, classes)
     mask = select(outputs, torch.ones(rows, dtype=torch.bool), memory)
     assert bool(mask.any()), "the most diverse is never below the mean"
-    prior = memory["prior.mean"]
+    prior = memory["mean"]
     unlike = torch.stack([1 - p @ prior / (p.norm() * prior.norm()) for p in outputs.probs])
     clear = (unlike - unlike.mean()).abs() > 1e-6
     assert torch.equal(mask[clear], (unlike >= unlike.mean())[clear])
@@ -464,9 +481,9 @@ def test_the_prior_begins_uniform_and_takes_in_those_who_do_not_teach() -> None:
     outputs, nobody = random_look(0, 6, 5, 3.0), torch.zeros(6, dtype=torch.bool)
     for part in (Diverse(), ByDiversityAndCertainty()):
         start = part.start(outputs)
-        torch.testing.assert_close(start["prior.mean"], torch.full((5,), 0.2, dtype=torch.float64))
+        torch.testing.assert_close(start["mean"], torch.full((5,), 0.2, dtype=torch.float64))
         expected = 0.9 * 0.2 + 0.1 * outputs.probs.mean(0)
-        torch.testing.assert_close(part.remember(outputs, nobody, start)["prior.mean"], expected)
+        torch.testing.assert_close(remembered(part, outputs, nobody, start)["mean"], expected)
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=12))
@@ -529,7 +546,7 @@ def test_weights_by_plpd_lie_between_one_over_e_and_e(seed: int, rows: int, clas
 def test_weights_by_diversity_and_certainty_follow_the_formula() -> None:
     weigh, outputs = ByDiversityAndCertainty(), random_look(2, 7, 5, 3.0)
     memory = warmed(weigh, 2, 5)
-    prior = memory["prior.mean"]
+    prior = memory["mean"]
     unlike = torch.stack([1 - p @ prior / (p.norm() * prior.norm()) for p in outputs.probs])
     diverse = (unlike - unlike.min()) / (unlike.max() - unlike.min())
     sure = (outputs.entropy.max() - outputs.entropy) / (outputs.entropy.max() - outputs.entropy.min())

@@ -50,7 +50,7 @@ def test_a_pass_over_some_samples_has_the_statistics_of_those_alone() -> None:
     destroyed = Occlusion()(look)
     reference = with_batch_statistics(net("bn"))
     with adapter._network.borrowed("cpu"):
-        asked, whole = look.ask(destroyed, among=mask), look.ask(destroyed, among=everyone)
+        asked, whole = look.forward(destroyed, among=mask), look.forward(destroyed, among=everyone)
     with torch.no_grad():
         torch.testing.assert_close(asked[mask], reference(destroyed[mask]), rtol=1e-9, atol=1e-9)
         torch.testing.assert_close(whole, reference(destroyed), rtol=1e-9, atol=1e-9)

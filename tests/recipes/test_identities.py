@@ -314,7 +314,7 @@ def test_a_step_is_torchs_step_by_step(
     rng = torch.Generator().manual_seed(seed)
     theta = torch.randn(size, generator=rng, dtype=torch.float64)
     parameter = nn.Parameter(theta.clone())
-    optimiser, memory = theirs([parameter]), step.start(theta)
+    optimiser, memory = theirs([parameter]), step.init(theta)
     for _ in range(8):
         gradient = torch.randn(size, generator=rng, dtype=torch.float64)
         before = {key: value.clone() for key, value in memory.items()}
@@ -328,13 +328,13 @@ def test_a_step_is_torchs_step_by_step(
 
 @given(st.lists(st.floats(-10, 10), min_size=1, max_size=8), st.floats(0.01, 1.0))
 @settings(max_examples=50, deadline=None)
-def test_a_climb_goes_its_radius_along_the_gradient(values: list[float], radius: float) -> None:
+def test_a_perturbation_goes_its_radius_along_the_gradient(values: list[float], radius: float) -> None:
     gradient = torch.tensor(values, dtype=torch.float64)
-    climb = SAM(radius).climb(gradient)
+    perturbation = SAM(radius).perturbation(gradient)
     norm = math.sqrt(sum(v * v for v in values))
-    torch.testing.assert_close(climb, radius * gradient / (norm + 1e-12))
+    torch.testing.assert_close(perturbation, radius * gradient / (norm + 1e-12))
     if norm > 1e-3:
-        assert float(climb.norm()) == pytest.approx(radius, rel=1e-6)
+        assert float(perturbation.norm()) == pytest.approx(radius, rel=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["gn", "ln"])
@@ -373,7 +373,7 @@ def test_a_masked_pass_is_the_pass_over_the_kept_alone(statistics: Statistics, b
     facts = anatomy(model)
     network = Network(model, theta=NormAffine()(model, facts), norms=facts.norms)
     x, found = images(8, seed=bits).double(), []
-    memory = {k: v for norm in network.norms for k, v in statistics.start(norm.key, norm).items()}
+    memory = {k: v for norm in network.norms for k, v in statistics.start_layer(norm.key, norm).items()}
     for shown, keep in ((x, mask), (x[mask], None)):
         theta = network.theta.source().requires_grad_()
         with network.borrowed("cpu"):
@@ -507,8 +507,8 @@ def test_the_prior_is_the_smoothed_mean_prediction() -> None:
     """Two samples, two classes: mean (0.7, 0.3); smoothing 0.5 / 0.7; prior (0.7 + s, 0.3 + s) / (1 + 2 s)."""
     logits = torch.tensor([[0.8, 0.2], [0.6, 0.4]], dtype=torch.float64).log()
     prior = torch.tensor([99 / 170, 71 / 170], dtype=torch.float64)
-    torch.testing.assert_close(Prior()(look_of(logits)), logits * prior)
-    torch.testing.assert_close(Prior("log")(look_of(logits)), logits + prior.log())
+    torch.testing.assert_close(Prior()(look_of(logits), {}), logits * prior)
+    torch.testing.assert_close(Prior("log")(look_of(logits), {}), logits + prior.log())
 
 
 @given(seed=st.integers(0, 1000), rows=st.integers(1, 8), classes=st.integers(2, 8))
@@ -519,9 +519,9 @@ def test_the_prior_follows_its_formula(seed: int, rows: int, classes: int) -> No
     smooth = max(1 / rows, 1 / classes) / max(mean)
     prior = torch.tensor([(m + smooth) / (1 + smooth * classes) for m in mean], dtype=torch.float64)
     assert float(prior.sum()) == pytest.approx(1)
-    torch.testing.assert_close(Prior()(look_of(logits)), logits * prior)
+    torch.testing.assert_close(Prior()(look_of(logits), {}), logits * prior)
     centred = logits - logits.mean(1, keepdim=True)
-    torch.testing.assert_close(Prior()(look_of(logits, heads=2)), centred * prior)
+    torch.testing.assert_close(Prior()(look_of(logits, heads=2), {}), centred * prior)
 
 
 def affinity_by_hand(features: Tensor, kind: str, near: int) -> list[list[float]]:
@@ -559,7 +559,7 @@ def test_the_laplacian_is_the_fixed_point_of_a_loop_by_hand(rows: int, kind: Any
         before, energy = energy, sum(u * q - p * q + q * math.log(max(q, 1e-20)) for u, p, q in cells)
         if step > 1 and abs(energy - before) <= 1e-8 * abs(before):
             break
-    found = Laplacian(affinity=kind)(look_of(logits, features))
+    found = Laplacian(affinity=kind)(look_of(logits, features), {})
     torch.testing.assert_close(found.exp(), torch.tensor(y, dtype=torch.float64), rtol=1e-8, atol=1e-10)
     assert (found.exp() - logits.softmax(1)).abs().max() > 1e-3
 
@@ -603,7 +603,7 @@ def test_the_width_of_a_small_batch_counts_the_image_itself(rows: int) -> None:
     pull = [row[0] * first + sum(row[1:]) / 2 for row in affinity]  # K p, class 0; class 1 has the rest of the row
     lead = [float(sure[i]) + 2 * pull[i] - sum(affinity[i]) for i in range(rows)]
     expected = torch.tensor([1 / (1 + math.exp(-each)) for each in lead], dtype=torch.float64)
-    found = Laplacian(steps=1)(look_of(logits, features)).exp()
+    found = Laplacian(steps=1)(look_of(logits, features), {}).exp()
     torch.testing.assert_close(found[:, 0], expected, rtol=0, atol=1e-6)
 
 
@@ -613,14 +613,14 @@ def test_the_nearest_of_a_small_batch_are_the_others(rows: int) -> None:
     logits = torch.randn(rows, 3, generator=torch.Generator().manual_seed(rows), dtype=torch.float64)
     others = 1 - torch.eye(rows, dtype=torch.float64)
     expected = (others @ logits.softmax(1) + (logits.softmax(1) + 1e-10).log()).log_softmax(1)
-    found = Laplacian(affinity="knn", steps=1)(look_of(logits, logits))
+    found = Laplacian(affinity="knn", steps=1)(look_of(logits, logits), {})
     torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize("rows", [1, 2])
 def test_one_or_two_images_have_no_neighbourhood(rows: int) -> None:
     logits = torch.randn(rows, 4, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(Laplacian()(look_of(logits, logits)), logits.log_softmax(1))
+    assert torch.equal(Laplacian()(look_of(logits, logits), {}), logits.log_softmax(1))
 
 
 def test_lame_reads_the_input_of_the_head() -> None:
@@ -631,7 +631,7 @@ def test_lame_reads_the_input_of_the_head() -> None:
     handle = model.get_submodule("fc").register_forward_pre_hook(lambda _, args: seen.append(args[0].detach()))
     logits = model(batch).detach()
     handle.remove()
-    torch.testing.assert_close(answer, Laplacian()(look_of(logits, seen[0])))
+    torch.testing.assert_close(answer, Laplacian()(look_of(logits, seen[0]), {}))
 
 
 # Composition ----------------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from dataclasses import dataclass, field
 
 import pytest
 import torch
@@ -12,7 +13,6 @@ from by_hand import (
     LR,
     Bright,
     ByHand,
-    Noting,
     adapted,
     assert_same,
     differs,
@@ -45,12 +45,29 @@ from poem.parts import (
     MeanTeacher,
     NotRedundant,
     Occlusion,
+    Outputs,
     PLPDAbove,
+    Selected,
     SoftLikelihoodRatio,
     StochasticRestore,
 )
+from poem.parts.base import Outcome, Update
 
 # EATA -----------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, repr=False)
+class NotingAnchor(FisherAnchor):
+    """The anchor, which notes all that it is called with."""
+
+    seen: list[Selected] = field(default_factory=list, compare=False)
+
+    def __call__(self, selected: Selected) -> Tensor:
+        self.seen.append(selected)
+        return super().__call__(selected)
+
+    def __repr__(self) -> str:
+        return "NotingAnchor()"
 
 
 def test_the_anchor_alone_never_moves_anything() -> None:
@@ -86,8 +103,8 @@ def test_a_reset_forgets_the_average_prediction() -> None:
 
 def test_importance_is_the_mean_over_batches_of_the_squared_mean_gradient_with_the_nets_own_labels() -> None:
     source = list(torch.split(images(20, seed=2).double(), 8))  # the last is short and counts as much as the others
-    minimise = Noting(anchor=True)
-    adapter = adapted("gn", "tent", minimise=minimise, source_data=source)
+    anchor = NotingAnchor()
+    adapter = adapted("gn", "tent", minimise=Entropy() + anchor, source_data=source)
     adapter(stream()[0])
     hand = ByHand(net("gn"))
     total = {name: torch.zeros_like(p) for name, p in hand.named.items()}
@@ -95,9 +112,8 @@ def test_importance_is_the_mean_over_batches_of_the_squared_mean_gradient_with_t
         logits = hand(batch)
         for name, gradient in hand.gradient(cross_entropy(logits, logits.argmax(1))).items():
             total[name] += gradient.square()
-    assert minimise.seen[0].fisher is not None
     expected = torch.cat([(total[name] / 3).flatten() for name in adapter.adapted])
-    torch.testing.assert_close(minimise.seen[0].fisher, expected, rtol=1e-9, atol=1e-15)
+    torch.testing.assert_close(anchor.seen[0].memory["importance"], expected, rtol=1e-9, atol=1e-15)
     assert float(expected.max()) > 0
 
 
@@ -187,20 +203,22 @@ def test_the_way_back_of_sar_clears_the_inner_optimiser_and_the_loss_average(ste
 def test_the_loss_average_has_momentum_and_its_limit_is_a_fifth() -> None:
     assert poem.recipe("sar").recover == LossAverageBelow(0.2, momentum=0.9, of="last")
     recover = LossAverageBelow(0.2)
-    yes, no = torch.tensor(True), torch.tensor(False)
-    memory = recover.start(torch.zeros(1, dtype=torch.float64))
-    for loss, made, average, fires in (
-        (9.0, no, None, False),
-        (1.0, yes, 1.0, False),
-        (0.1, yes, 0.91, False),
-        (0.0, no, 0.91, False),
-        (-6.21, yes, 0.198, True),
+    logits = torch.zeros(1, 2, dtype=torch.float64)
+    outputs, mask = Outputs(logits, (logits,)), torch.ones(1, dtype=torch.bool)
+    memory = recover.start(outputs)
+    for loss, applied, average, resets in (
+        (9.0, False, None, False),
+        (1.0, True, 1.0, False),
+        (0.1, True, 0.91, False),
+        (0.0, False, 0.91, False),
+        (-6.21, True, 0.198, True),
     ):
-        memory = {**memory, **recover.remember([torch.tensor(loss, dtype=torch.float64)], [made], memory)}
-        assert bool(memory["loss.seen"]) == (average is not None)
+        update = Update(outputs, mask, torch.tensor(loss, dtype=torch.float64), {}, torch.tensor(applied))
+        memory = {**memory, **recover.remember(Outcome(outputs, outputs, [update], [mask]), memory)}
+        assert bool(memory["seen"]) == (average is not None)
         if average is not None:
-            assert float(memory["loss.mean"]) == pytest.approx(average)
-        assert bool(recover.fires(memory)) == fires
+            assert float(memory["mean"]) == pytest.approx(average)
+        assert bool(recover.resets(memory)) == resets
 
 
 # DeYO -----------------------------------------------------------------------------------------------------------------

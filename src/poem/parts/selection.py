@@ -167,7 +167,7 @@ class PLPDAbove(Select):
     norm, the statistics of the samples in `among` alone. `ByPLPD` reuses it where both destroy alike.
 
     Paper: DeYO (Lee et al., ICLR 2024).
-    Differs: one permutation per image per batch, reused by every pass: a new one would change the set each time.
+    Differs: one permutation per image per batch, reused by every forward pass; a new one would change the set.
     """
 
     drop: Annotated[float, Range(at_least=-2, at_most=2, hint="a probability; -2 keeps everyone")] = 0.2
