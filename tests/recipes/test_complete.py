@@ -41,4 +41,4 @@ def test_a_method_has_a_recipe_a_reference_a_page_and_a_line_in_the_changelog(na
 def test_what_a_method_lacks_is_listed() -> None:
     lacks = missing("tent", references=())
     assert lacks[0] == "a reference of tent in tests/oracles/"
-    assert len(missing("no-such-method")) == 6
+    assert len(missing("no-such-method")) == 7
