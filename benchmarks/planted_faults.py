@@ -328,7 +328,7 @@ FAULTS = [
         "engine/fisher.py",
         "            left -= len(images)\n",
         "            left -= 1\n",
-        ("engine/test_fisher.py",),
+        ("engine/test_source_data.py",),
     ),
     Fault(
         "labels choose the images of a limit",

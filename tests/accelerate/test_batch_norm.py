@@ -9,8 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import inside
 import pytest
 import torch
+from inside import branch_backward, doubles, moving, network, set_doubles
 from nets import make_net
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -107,12 +109,10 @@ def test_an_adapter_on_kernels_is_as_near_to_full_precision(counted: Counted, mo
         far += torch.stack([(answer - wanted).norm().cpu() for answer in (mine, theirs)])
     assert 0 < far[0] < 1.5 * far[1]
     assert counted.calls["normed"] > counted.calls["back"] > 0
-    moved = [
-        torch.cat([each.flatten() for each in adapter._state.moving.values()]) for adapter in (exact, layers, ours)
-    ]
+    moved = [torch.cat([each.flatten() for each in moving(adapter).values()]) for adapter in (exact, layers, ours)]
     assert (moved[2] - moved[0]).norm() < 1.5 * (moved[1] - moved[0]).norm()
-    assert ours._network.doubles, "both halves at once"
-    assert ours._acceleration.branch_backward.right, "the branch's lesson through its own half"
+    assert doubles(ours), "both halves at once"
+    assert branch_backward(ours).right, "the branch's lesson through its own half"
 
 
 @pytest.mark.parametrize(
@@ -130,12 +130,11 @@ def both(
     """All heads of a net in half precision, with our kernels and with the layers' own."""
     batch = stream(DEVICE, 1)[0]
     adapter = poem.adapt(net.to(DEVICE), method, fast=False, precision="bf16", select=Everyone(), **settings)
-    network, state = adapter._network, adapter._state
+    inner, tensors = network(adapter), moving(adapter)
 
     def heads() -> Tensor:
-        with network.borrowed(DEVICE), torch.no_grad():
-            theta, zeta = state.moving["theta"], state.moving.get("branch")
-            return torch.cat(network.heads(batch, theta, zeta, FromBatch(), {}, mask)[0])
+        with inner.borrowed(DEVICE), torch.no_grad():
+            return torch.cat(inner.heads(batch, tensors["theta"], tensors.get("branch"), FromBatch(), {}, mask)[0])
 
     ours = heads()
     with monkeypatch.context() as patch:
@@ -288,8 +287,7 @@ def test_the_branch_enters_beyond_the_split(pieces: list[nn.Module]) -> None:
 
     adapter = poem.adapt(make_net("bn", sharpness=10.0), "poem", fast=False, select=Everyone(), rounds=1, compile=True)
     adapter(stream("cpu", 1)[0])
-    passes = adapter._acceleration.compiled
-    assert passes is not None
+    passes = inside.compiled(adapter)
     seen = 0
     for whole, _ in passes.made.values():
         assert isinstance(whole, torch.fx.GraphModule)
@@ -306,8 +304,7 @@ def test_what_follows_from_the_images_alone_is_computed_once(pieces: list[nn.Mod
     adapter = poem.adapt(make_net("bn", sharpness=10.0), "poem", fast=False, select=Everyone(), rounds=1, compile=True)
     first, second = stream("cpu", 2)
     adapter(first)
-    passes = adapter._acceleration.compiled
-    assert passes is not None
+    passes = inside.compiled(adapter)
     assert len(passes.beginnings) == 1
     calls: list[int] = []
     pieces[0].register_forward_hook(lambda *_: calls.append(1))
@@ -326,9 +323,9 @@ class FirstHalf(Select):
         return among & (torch.arange(len(among), device=among.device) < len(among) // 2)
 
 
-@pytest.mark.parametrize(("method", "doubles"), [("deyo+poem", None), ("poem", False), ("tent", None)])
+@pytest.mark.parametrize(("method", "checked"), [("deyo+poem", None), ("poem", False), ("tent", None)])
 def test_a_cut_pass_with_our_kernels_is_the_pass(
-    method: str, doubles: bool | None, pieces: list[nn.Module], fused: Any, monkeypatch: pytest.MonkeyPatch
+    method: str, checked: bool | None, pieces: list[nn.Module], fused: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # DeYO asks about other images of the same shape, some of them: its passes begin otherwise.
     monkeypatch.setattr(fused, "SMALL", 0)
@@ -338,14 +335,14 @@ def test_a_cut_pass_with_our_kernels_is_the_pass(
                    precision="bf16", compile=compile)
         for compile in (False, True)
     )  # fmt: skip
-    plain._network.doubles = cut._network.doubles = doubles
+    for adapter in (plain, cut):
+        set_doubles(adapter, checked)
     for batch in stream(DEVICE, 2, size=4):
         assert_near(cut(batch), plain(batch))
     assert plain.totals.taught == cut.totals.taught > 0
     code = "".join(str(getattr(piece, "code", "")) for piece in pieces)
     assert "poem.moments" in code
-    passes = cut._acceleration.compiled
-    assert passes is not None
+    passes = inside.compiled(cut)
     assert len(passes.beginnings) == (2 if "deyo" in method else 1), "and the kernels were tried before"
 
 

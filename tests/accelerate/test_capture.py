@@ -18,6 +18,7 @@ import torch
 import toys
 from adapters import recording
 from compare import assert_near, assert_same_state
+from inside import branch_backward, capture_key, captured_sizes, moving
 from nets import Tokens, make_net
 from test_contract import Case
 from torch import Tensor, nn
@@ -51,7 +52,7 @@ def pair(method: str, kind: str, device: str, **changes: Any) -> tuple[poem.Adap
 
 def recorded(adapter: poem.Adapter) -> bool:
     """Whether the last batch was a replay."""
-    return bool(adapter._captures._loops) and not adapter.last.notes
+    return bool(captured_sizes(adapter)) and not adapter.last.notes
 
 
 @pytest.mark.parametrize("kind", ["bn", "gn", "ln"])
@@ -79,7 +80,7 @@ def test_every_way_out_of_the_loop_is_taken(device: str) -> None:
         assert_near([fast(batch)], [plain(batch)], device)
         assert fast.last.rounds == plain.last.rounds
         rounds.append(fast.last.rounds)
-    assert len(fast._captures._loops) == 1
+    assert len(captured_sizes(fast)) == 1
     assert set(rounds[1:]) == {0, 1, 2}
 
 
@@ -111,14 +112,14 @@ def test_what_a_batch_left_behind_is_not_written_by_the_next(device: str) -> Non
     fast(first)
     answer, last, state = fast(second), fast.last, fast.state_dict()
     before = answer.clone(), last.entropy.first.clone(), last.loss, last.taught, copy.deepcopy(state)
-    moving = dict(fast._state.moving)
-    kept = {key: tensor.clone() for key, tensor in moving.items()}
+    held = moving(fast)
+    kept = {key: tensor.clone() for key, tensor in held.items()}
     fast(third)
     assert torch.equal(answer, before[0])
     assert torch.equal(last.entropy.first, before[1])
     assert (last.loss, last.taught) == before[2:4]
     assert_same_state(state, before[4])
-    assert all(torch.equal(moving[key], kept[key]) for key in kept)
+    assert all(torch.equal(held[key], kept[key]) for key in kept)
 
 
 def test_short_batches_other_sizes_and_frozen_calls_go_between(device: str) -> None:
@@ -130,7 +131,7 @@ def test_short_batches_other_sizes_and_frozen_calls_go_between(device: str) -> N
             before = fast.state_dict()
             assert_near([fast(batch)], [plain(batch)], device)
             assert_same_state(fast.state_dict(), before)
-    assert len(fast._captures._loops) == 4  # two sizes, each learning and frozen
+    assert len(captured_sizes(fast)) == 4  # two sizes, each learning and frozen
     assert plain.totals == fast.totals
 
 
@@ -181,23 +182,23 @@ def test_the_callers_autocast_and_switches_are_part_of_a_recording(device: str) 
     for count, batch in enumerate(stream(device, 8)):
         with torch.autocast(device, torch.bfloat16, enabled=count % 2 == 0):
             assert_near([fast(batch)], [plain(batch)], device)
-    assert len(fast._captures._loops) == 2
+    assert len(captured_sizes(fast)) == 2
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = not before
     try:
         fast(batch)
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before
-    assert len(fast._captures._loops) == 3
+    assert len(captured_sizes(fast)) == 3
 
 
 def test_unloading_gives_the_recordings_back(device: str) -> None:
     _, fast = pair("tent", "bn", device)
     for batch in stream(device, 3):
         fast(batch)
-    assert fast._captures._loops
+    assert captured_sizes(fast)
     fast.unload()
-    assert not fast._captures._loops
+    assert not captured_sizes(fast)
 
 
 def test_a_part_that_reads_inside_another_is_found() -> None:
@@ -268,7 +269,7 @@ def test_auto_waits_for_a_shape_that_keeps_coming(device: str) -> None:
     adapter = case.adapter(case.net().to(device), fast="auto")
     for count, batch in enumerate(stream(device, poem.accelerate.capture.EAGER_FIRST + 2), 1):
         adapter(batch)
-        assert bool(adapter._captures._loops) == (count > poem.accelerate.capture.EAGER_FIRST)
+        assert bool(captured_sizes(adapter)) == (count > poem.accelerate.capture.EAGER_FIRST)
 
 
 def test_shapes_that_are_not_used_go_first(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,7 +278,7 @@ def test_shapes_that_are_not_used_go_first(device: str, monkeypatch: pytest.Monk
     batch = stream(device, 1)[0]
     for size in (8, 8, 7, 6, 5):
         fast(batch[:size])
-    assert [key[0][0] for key in fast._captures._loops] == [6, 5]
+    assert captured_sizes(fast) == [6, 5]
 
 
 @dataclass(frozen=True, repr=False)
@@ -439,20 +440,20 @@ def test_a_recording_knows_what_stands_where(device: str) -> None:
     # A tensor that moves to a place where there was none, or is read otherwise at the same address, is another model.
     net: Any = make_net("bn").to(device)
     adapter = poem.adapt(net, "tent", fast=True)
-    known = {adapter._network.capture_key()}
+    known = {capture_key(adapter)}
     net.register_buffer("one", torch.rand(4, 4, device=device))
     net.register_buffer("two", None)
-    known.add(adapter._network.capture_key())
+    known.add(capture_key(adapter))
     net.one, net.two = None, net.one
-    known.add(adapter._network.capture_key())
+    known.add(capture_key(adapter))
     net.two.data = net.two.data.t()
-    known.add(adapter._network.capture_key())
+    known.add(capture_key(adapter))
     net._buffers = dict(net._buffers, two=torch.rand(4, 4, device=device))
-    known.add(adapter._network.capture_key())
+    known.add(capture_key(adapter))
     net.register_buffer("graph", torch.eye(3, device=device).to_sparse())
-    known.add(adapter._network.capture_key())
+    known.add(capture_key(adapter))
     kept, net.fc.weight.data = net.fc.weight.data, net.fc.weight.data.clone()  # seen beside a sparse one too
-    known.add(adapter._network.capture_key())
+    known.add(capture_key(adapter))
     assert len(known) == 7
     assert kept is not None
 
@@ -463,7 +464,7 @@ def test_a_lesson_of_nobody_proves_nothing(device: str) -> None:
         poem.adapt(Tokens().to(device), "poem", fast=fast, lr=0.02, select=Bright(), split="blocks.3")
         for fast in (False, True)
     )
-    plain._acceleration.branch_backward.right = False
+    branch_backward(plain).right = False
     for batch in [torch.zeros(8, 3, 16, 16, device=device)] * 3:
         assert_near([fast(batch)], [plain(batch)], device)
     assert fast.totals.taught == 0
@@ -471,7 +472,7 @@ def test_a_lesson_of_nobody_proves_nothing(device: str) -> None:
     for batch in stream(device):
         torch.testing.assert_close(fast(batch), plain(batch), atol=1e-4, rtol=0)
     assert fast.totals.updates > 0
-    assert fast._acceleration.branch_backward.right is False
+    assert branch_backward(fast).right is False
     assert recorded(fast)
 
 

@@ -10,6 +10,7 @@ import pytest
 import tape
 import torch
 from compare import assert_same_answers
+from inside import cached_layers, without_prefix_cache
 from learners import RICH
 from nets import Wrapped, make_net
 from torch import Tensor, nn
@@ -33,12 +34,6 @@ class Tiles(Wrapped):
         return torch.cat([self.net.conv1(tile) for tile in x.chunk(4, dim=2)], dim=2)
 
 
-def without_cache(adapter: poem.Adapter) -> poem.Adapter:
-    """An adapter whose every layer runs at every pass."""
-    adapter._acceleration.prefix_cache._modules = []
-    return adapter
-
-
 @pytest.mark.parametrize("fast", [False, pytest.param("tape", id="recorded")])
 def test_a_stem_that_later_runs_on_tiles_gets_each_tile_s_output(fast: Any) -> None:
     answers = []
@@ -48,7 +43,7 @@ def test_a_stem_that_later_runs_on_tiles_gets_each_tile_s_output(fast: Any) -> N
             found = [adapter(batch) for batch in small_batches(3)]
             adapter.model.tiled = True  # type: ignore[assignment]
             if not cached:
-                without_cache(adapter)
+                without_prefix_cache(adapter)
             found += [adapter(batch) for batch in small_batches(3)]
             assert adapter.totals.updates > 3
         answers.append(found)
@@ -64,7 +59,7 @@ def test_a_layer_that_gets_another_input_at_the_second_pass_runs_again() -> None
             return super().stem(x * self.passes)
 
     adapters = [poem.adapt(Growing(), "poem", fast=False, **RICH) for _ in range(2)]
-    without_cache(adapters[1])
+    without_prefix_cache(adapters[1])
     assert_same_answers(*[[adapter(batch) for batch in small_batches(3)] for adapter in adapters])
     assert adapters[0].totals.updates > 0
 
@@ -162,7 +157,7 @@ def test_arguments_of_other_types_are_other_keys_of_the_cache() -> None:
             return out
 
     adapters = [poem.adapt(Twice(), "poem", fast=False, **RICH) for _ in range(2)]
-    without_cache(adapters[1])
+    without_prefix_cache(adapters[1])
     assert_same_answers(*[[adapter(batch) for batch in small_batches(3)] for adapter in adapters])
     assert adapters[0].totals.updates > 0
 
@@ -220,7 +215,7 @@ class InPlace(nn.Module):
 
 def test_a_layer_whose_answer_is_written_into_is_asked_again() -> None:
     adapters = [poem.adapt(InPlace(), "poem", lr=0.02, threshold=0.6, fast=False) for _ in range(2)]
-    adapters[1]._acceleration.prefix_cache._modules = []  # never
+    without_prefix_cache(adapters[1])
     batches = stream("cpu", 4)
     assert_same_answers(*[[adapter(batch) for batch in batches] for adapter in adapters])
     assert adapters[0].totals.updates > 0
@@ -235,7 +230,7 @@ def test_a_layer_that_runs_twice_is_asked_twice() -> None:
             return logits
 
     adapters = [poem.adapt(Twice(), "poem", lr=0.02, threshold=0.6, fast=False) for _ in range(2)]
-    adapters[1]._acceleration.prefix_cache._modules = []
+    without_prefix_cache(adapters[1])
     assert_same_answers(*[[adapter(batch) for batch in stream("cpu", 3)] for adapter in adapters])
     assert adapters[0].totals.updates > 0
 
@@ -252,7 +247,7 @@ def test_a_forward_that_the_user_set_is_left_alone() -> None:
 
 def test_averages_over_the_stream_see_every_look() -> None:
     adapters = [poem.adapt(make_net("bn", sharpness=10.0), "poem", lr=0.02, statistics=RunningMean(0.3)) for _ in "ab"]
-    adapters[1]._acceleration.prefix_cache._modules = []
+    without_prefix_cache(adapters[1])
     assert_same_answers(*[[adapter(batch) for batch in stream("cpu", 3)] for adapter in adapters])
 
 
@@ -260,7 +255,6 @@ def test_the_higher_a_recipe_begins_the_more_is_kept() -> None:
     net = make_net("bn", sharpness=10.0)
     adapter = poem.adapt(net, "poem", lr=0.02, parameters=FromLayer3(), select=Everyone())
     adapter(stream("cpu", 1)[0])
-    kept = set(adapter._acceleration.prefix_cache._modules or [])
-    names = {name for name, module in adapter._network.twin.root.named_modules() if module in kept}
+    names = cached_layers(adapter)
     assert {"layer1", "layer2"} <= names
     assert not any(name.startswith(("layer4", "fc")) for name in names)

@@ -1,4 +1,4 @@
-"""Backward passes over less: over the selected samples alone, and over the branch's half of a doubled batch."""
+"""The backward pass over the selected rows alone: where samples do not depend on each other, and nowhere else."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from compare import assert_same_answers
-from nets import Tokens, make_net
+from nets import make_net
 from test_contract import Case
 from torch import Tensor, nn
 from toys import stream
@@ -15,7 +15,7 @@ from toys import stream
 import poem
 import poem.accelerate.capture
 import poem.engine.loop
-from poem.parts import Everyone, FromBatch, Source
+from poem.parts import FromBatch, Source
 
 
 @pytest.mark.parametrize("method", ["poem", "deyo+poem", "eata", "tent-filtered*"])
@@ -73,50 +73,3 @@ def test_batch_norm_keeps_its_batch_whole() -> None:
         adapter(batch)
     assert 0 < adapter.totals.taught < 0.4 * adapter.totals.backwards_computed
     assert adapter.totals.backwards_computed == 8 * adapter.totals.rounds
-
-
-def test_the_branchs_own_lesson_goes_back_as_far_as_the_split() -> None:
-    net: Any = make_net("bn", sharpness=10.0)
-    passed: list[str] = []
-
-    def watch(name: str) -> Any:
-        def hook(_: nn.Module, __: Any, out: Tensor) -> None:
-            if out.requires_grad:
-                out.register_hook(lambda _: passed.append(name))
-
-        return hook
-
-    net.layer3.register_forward_hook(watch("shallow"))
-    net.layer4.register_forward_hook(watch("deep"))
-    adapter = poem.adapt(net, "poem", lr=0.02, rounds=1, fast=False, select=Everyone())
-    first, second = stream("cpu", 2)
-    adapter(first)
-    passed.clear()  # the first time the branch's lesson is tried both ways
-    adapter(second)
-    assert adapter.last.updates == 1
-    assert sorted(passed) == ["deep", "deep", "shallow"]  # two lessons, of which one goes all the way
-
-
-@pytest.mark.parametrize(
-    ("make", "right"), [(Tokens, False), (lambda: Tokens(1), False), (lambda: make_net("ln", sharpness=9.0), True)]
-)
-def test_half_a_way_back_is_tried_before_it_is_trusted(make: Any, right: bool) -> None:
-    half, whole = (
-        poem.adapt(make(), "poem", fast=False, lr=0.02, select=Everyone(), split="blocks.3") for _ in range(2)
-    )
-    whole._acceleration.branch_backward.right = False
-    assert half._acceleration.branch_backward.layers
-    batches = stream("cpu", 4)
-    for batch in batches:
-        torch.testing.assert_close(half(batch), whole(batch), atol=1e-4, rtol=0)
-    assert half._network.doubles
-    assert half._acceleration.branch_backward.right is right
-    assert half.totals.updates > 0
-
-
-def test_a_gradient_of_nothing_proves_nothing() -> None:
-    halves = poem.adapt(make_net("bn"), "poem")._acceleration.branch_backward
-    halves.gradient(lambda: torch.zeros(3), 1e-3)
-    assert halves.untried
-    halves.gradient(lambda: torch.ones(3), 1e-3)
-    assert halves.right
