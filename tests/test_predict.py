@@ -76,7 +76,7 @@ def test_answers_are_the_adapter_s_and_the_model_comes_back(folder: Path) -> Non
         for path, label in zip(good, adapter(pixels.float() / 255).argmax(1).tolist(), strict=True):
             expected[str(path.relative_to(folder))] = label
     assert {each.file: each.label for each in found if not each.error} == expected
-    assert all(each.taught for each in found if not each.error), "tent learns from everyone"
+    assert all(each.taught for each in found if not each.error), "tent selects every sample"
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
 
 
@@ -318,7 +318,7 @@ def test_weights_that_are_not_there_or_not_the_model_s_end_in_an_error(
     assert not (tmp_path / "a.csv").exists()
 
 
-def test_what_is_assumed_about_normalisation_is_said(
+def test_what_is_assumed_about_normalisation_is_printed(
     wnids: Path, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = str(tmp_path / "a.csv")
@@ -365,7 +365,7 @@ def test_a_misspelt_folders_is_no_missing_file(
     assert "has a wnid or an index a line" in capsys.readouterr().err
 
 
-def test_nothing_is_said_of_classes_that_the_model_has_not(
+def test_nothing_is_printed_of_classes_that_the_model_has_not(
     wnids: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert (logits_of(own()), logits_of(thousand()), logits_of(torch.nn.ReLU())) == (10, 1000, None)
@@ -483,7 +483,7 @@ def terminate() -> None:
 
 @pytest.fixture
 def whole(folder: Path, tmp_path: Path) -> bytes:
-    """What a run writes that nobody stops."""
+    """What a run writes that is not interrupted."""
     out = tmp_path / "whole.csv"
     assert main(["predict", str(folder), *STREAM, "-o", str(out)]) == 1
     assert sorted(os.listdir(tmp_path)) == ["whole.csv"]
@@ -518,8 +518,8 @@ def test_a_stopped_run_keeps_its_answers_and_goes_on(
     assert sorted(os.listdir(tmp_path)) == ["a.csv", "whole.csv"]
 
 
-def test_answers_after_going_on_depend_on_what_was_learnt(folder: Path, tmp_path: Path, whole: bytes) -> None:
-    """The test above would not notice a lost state if nothing were learnt."""
+def test_answers_after_going_on_depend_on_the_saved_state(folder: Path, tmp_path: Path, whole: bytes) -> None:
+    """The test above would not notice a lost state if no update were made."""
     from poem.predict import answers
 
     model, base = zoo.load("digits-bn")

@@ -59,7 +59,7 @@ def test_the_kernels_are_batch_norm_there_and_back(
     x = drawn.to(DEVICE, dtype).contiguous(memory_format=LAST).requires_grad_()
     affine = [tuple(torch.randn(2, shape[1], generator=rng).to(DEVICE).requires_grad_()) for _ in range(groups)]
     flat = [tensor for pair in affine for tensor in pair]
-    given = torch.randn(shape, generator=rng).to(DEVICE, dtype)  # not channels last: whoever comes after may say so
+    given = torch.randn(shape, generator=rng).to(DEVICE, dtype)  # not channels last: a later layer may be so
     exact = x.detach().double().requires_grad_()
     twins = [tensor.detach().double().requires_grad_() for tensor in flat]
     ours = _fused.Normed.apply(x, 1e-5, *flat)
@@ -112,7 +112,7 @@ def test_an_adapter_on_kernels_is_as_near_to_full_precision(counted: Counted, mo
     moved = [torch.cat([each.flatten() for each in moving(adapter).values()]) for adapter in (exact, layers, ours)]
     assert (moved[2] - moved[0]).norm() < 1.5 * (moved[1] - moved[0]).norm()
     assert doubles(ours), "both halves at once"
-    assert branch_backward(ours).right, "the branch's lesson through its own half"
+    assert branch_backward(ours).right, "the branch's loss through its own half"
 
 
 @pytest.mark.parametrize(
@@ -282,7 +282,7 @@ def test_a_cut_pass_is_the_pass(kind: str, pieces: list[nn.Module]) -> None:
 
 
 def test_the_branch_enters_beyond_the_split(pieces: list[nn.Module]) -> None:
-    # Where its numbers touch what leads to the split, its lesson goes all the way back: twice the work.
+    # If its tensors entered before the split, backward of its loss would run through the whole network: twice the work.
     from poem.accelerate import compiled
 
     adapter = poem.adapt(make_net("bn", sharpness=10.0), "poem", fast=False, select=Everyone(), rounds=1, compile=True)
@@ -309,14 +309,14 @@ def test_what_follows_from_the_images_alone_is_computed_once(pieces: list[nn.Mod
     calls: list[int] = []
     pieces[0].register_forward_hook(lambda *_: calls.append(1))
     adapter(second)
-    assert len(calls) == 1, "two looks, one with gradients and one without"
+    assert len(calls) == 1, "two forward passes, one with gradients and one without"
     adapter(second)
     assert len(calls) == 2, "a batch that comes again may have been written to"
 
 
 @dataclass(frozen=True, repr=False)
 class FirstHalf(Select):
-    """Whoever comes first, whatever rounding says."""
+    """The first half of the samples, whatever rounding does."""
 
     def __call__(self, outputs: Outputs, among: Tensor, memory: Memory) -> Tensor:
         """Half of them."""
@@ -375,7 +375,7 @@ def test_a_pass_that_writes_in_place_is_cut_right(pieces: list[nn.Module]) -> No
             torch.testing.assert_close(cut(batch), plain(batch), atol=1e-5, rtol=0)
 
 
-def test_what_was_computed_is_kept_for_the_images_in_hand_and_as_long_as_it_stands() -> None:
+def test_a_computed_value_is_cached_for_the_current_images_until_it_is_written_to() -> None:
     early = PrefixCache([], [], lambda module: False)
     one, other, made = torch.rand(2), torch.rand(2), []
 

@@ -17,7 +17,7 @@ import poem.engine.loop
 from poem.parts import Everyone
 
 
-def test_the_branchs_own_lesson_goes_back_as_far_as_the_split() -> None:
+def test_backward_of_the_branchs_loss_stops_at_the_split() -> None:
     net: Any = make_net("bn", sharpness=10.0)
     passed: list[str] = []
 
@@ -33,16 +33,16 @@ def test_the_branchs_own_lesson_goes_back_as_far_as_the_split() -> None:
     adapter = poem.adapt(net, "poem", lr=0.02, rounds=1, fast=False, select=Everyone())
     first, second = stream("cpu", 2)
     adapter(first)
-    passed.clear()  # the first time the branch's lesson is tried both ways
+    passed.clear()  # at the first update the branch's gradient is computed both ways
     adapter(second)
     assert adapter.last.updates == 1
-    assert sorted(passed) == ["deep", "deep", "shallow"]  # two lessons, of which one goes all the way
+    assert sorted(passed) == ["deep", "deep", "shallow"]  # two losses, of which one reaches the shallow layers
 
 
 @pytest.mark.parametrize(
     ("make", "right"), [(Tokens, False), (lambda: Tokens(1), False), (lambda: make_net("ln", sharpness=9.0), True)]
 )
-def test_half_a_way_back_is_tried_before_it_is_trusted(make: Any, right: bool) -> None:
+def test_the_half_batch_backward_is_checked_before_it_is_used(make: Any, right: bool) -> None:
     half, whole = (
         poem.adapt(make(), "poem", fast=False, lr=0.02, select=Everyone(), split="blocks.3") for _ in range(2)
     )
@@ -56,7 +56,7 @@ def test_half_a_way_back_is_tried_before_it_is_trusted(make: Any, right: bool) -
     assert half.totals.updates > 0
 
 
-def test_a_gradient_of_nothing_proves_nothing() -> None:
+def test_a_gradient_of_zero_does_not_decide_the_check() -> None:
     halves = branch_backward(poem.adapt(make_net("bn"), "poem"))
     halves.gradient(lambda: torch.zeros(3), 1e-3)
     assert halves.untried

@@ -20,7 +20,9 @@ from poem.parts import FromBatch, Source
 
 @pytest.mark.parametrize("method", ["poem", "deyo+poem", "eata", "tent-filtered*"])
 @pytest.mark.parametrize("kind", ["gn", "ln"])
-def test_a_few_who_teach_go_back_alone(method: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_selected_samples_go_backward_without_the_rest(
+    method: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     case, adapters = Case(method, kind), []
     for few in (torch.inf, 1.0):  # never, always
         monkeypatch.setattr(poem.accelerate.selected_rows, "BACKWARD_RATIO", few)
@@ -35,7 +37,7 @@ def test_a_few_who_teach_go_back_alone(method: str, kind: str, monkeypatch: pyte
 
 
 class Centred(nn.Module):
-    """Takes the batch's mean away: samples meet."""
+    """Takes the batch's mean away: samples depend on each other."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +49,7 @@ class Centred(nn.Module):
 
 
 def untracked() -> nn.Module:
-    """Batch norm that never kept statistics, and so takes the batch's whatever it is told."""
+    """Batch norm that never kept statistics, and so uses the batch's under every setting."""
     net = make_net("bn", sharpness=10.0)
     for module in net.modules():
         if isinstance(module, nn.BatchNorm2d):
@@ -57,7 +59,9 @@ def untracked() -> nn.Module:
 
 
 @pytest.mark.parametrize(("make", "statistics"), [(Centred, FromBatch()), (untracked, Source())])
-def test_where_samples_meet_nobody_goes_back_alone(make: Any, statistics: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_samples_that_depend_on_each_other_go_backward_together(
+    make: Any, statistics: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     answers = []
     for few in (torch.inf, 1.0):
         monkeypatch.setattr(poem.accelerate.selected_rows, "BACKWARD_RATIO", few)

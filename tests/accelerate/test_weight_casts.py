@@ -52,7 +52,7 @@ def test_half_precision_casts_frozen_weights_once_and_follows_them() -> None:
     ],
     ids=["another weight", "another way to read it"],
 )
-def test_copies_of_weights_follow_what_stands_in_the_layer(change: Any) -> None:
+def test_cast_weights_follow_the_layers_own(change: Any) -> None:
     net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
                         nn.Linear(8, 8), nn.Linear(8, 5)).eval()  # fmt: skip
     adapter = poem.adapt(net, "bn", precision="bf16", fast=False)
@@ -64,7 +64,7 @@ def test_copies_of_weights_follow_what_stands_in_the_layer(change: Any) -> None:
     assert not torch.equal(adapter(batch), before)
 
 
-def test_unloading_lets_go_of_copied_weights() -> None:
+def test_unloading_releases_the_cast_weights() -> None:
     adapter = poem.adapt(make_net("bn"), "tent", precision="bf16")
     adapter(stream("cpu", 1)[0])
     casts = weight_casts(adapter)

@@ -1,4 +1,4 @@
-"""Answers that are NaN or infinite are counted, count as wrong, and are said: in reports, tables, pages, commands."""
+"""Answers that are NaN or infinite count as wrong, and are reported in results, tables, pages and commands."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_a_finite_report_says_nothing_of_it(sick: Cell, monkeypatch: pytest.Monk
     assert {"ece", "nll", "aurc"} <= set(report.metrics)
 
 
-def test_a_label_without_any_probability_is_said_too(sick: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_label_without_any_probability_is_reported_too(sick: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
     class Certain(Sick):
         def forward(self, x: Tensor) -> Tensor:
             return torch.full((len(x), 10), -math.inf, device=x.device).index_fill(1, torch.tensor([1]), 0.0)

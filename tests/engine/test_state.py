@@ -85,8 +85,8 @@ def test_reset_forgets_what_the_forward_kept_on_its_modules() -> None:
     assert net.passes == 0, "the user's module was never run"
 
 
-def test_reset_forgets_what_was_tried_on_a_batch() -> None:
-    """A proof that failed on one batch is not the verdict on the next stream."""
+def test_reset_makes_the_checks_of_the_first_batch_again() -> None:
+    """A check that failed on one batch is made again in the next stream."""
     adapter = poem.adapt(make_net("bn", sharpness=10.0), "poem", **RICH)
     adapter(images(8, 0))
     fail_checks(adapter)
@@ -246,7 +246,7 @@ def test_pickling_is_refused_and_names_save() -> None:
     ],
     ids=["eta", "eata", "poem", "roid+poem"],
 )
-def test_a_deep_copy_goes_on_alone_on_a_copied_model(kind: str, method: str, changes: dict[str, Any]) -> None:
+def test_a_deep_copy_adapts_a_copy_of_the_model(kind: str, method: str, changes: dict[str, Any]) -> None:
     adapter = begun(method, kind, **changes)
     twin = copy.deepcopy(adapter)
     assert twin.model is not adapter.model
