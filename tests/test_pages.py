@@ -21,16 +21,16 @@ from poem.bench.suites import Claim, Placed, Suite
 from poem.cli.main import main
 from poem.recipes.text import written as written_recipe
 from poem.report import build, compare
-from poem.report.contents import about
-from poem.report.costs import efficiency, ledger, other_computations, passes, side_by_side
+from poem.report.costs import efficiency, ledger, other_computations, passes, timing_note
 from poem.report.figures import figures
-from poem.report.html import html
-from poem.report.markdown import escaped, markdown
-from poem.report.plots import looks
+from poem.report.formatting import MISSING, TIMES, signed
+from poem.report.html import render_html
+from poem.report.markdown import escape, render_markdown
+from poem.report.plots import series_styles
 from poem.report.protocol import cards
-from poem.report.sections import Page, page
-from poem.report.tables import comparable, numbers
-from poem.report.words import NOTHING, TIMES, signed
+from poem.report.sections import Page, build_page
+from poem.report.select_suites import select_suites
+from poem.report.tables import comparable_with_paper, result_table
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("jinja2")
@@ -41,18 +41,18 @@ TOP1 = metric("top1")
 def whole() -> Page:
     """One suite of every kind."""
     suites, reports = everything()
-    return page(suites, reports, {})
+    return build_page(suites, reports, {})
 
 
 @pytest.fixture(scope="module")
 def written(whole: Page) -> str:
     """The same as HTML."""
-    return html(whole)
+    return render_html(whole)
 
 
 def shown(made: Suite, reports: list[Report], failures: dict[str, Failure] | None = None) -> str:
     """A suite's Markdown."""
-    return markdown(page([made], reports, failures or {}))
+    return render_markdown(build_page([made], reports, failures or {}))
 
 
 # --- numbers
@@ -124,7 +124,7 @@ def test_a_share_that_a_group_lacks_is_not_zero() -> None:
 
 def bold(made: Suite, reports: list[Report], key: str = "top1") -> list[tuple[str, str]]:
     """Row and column of every bold number."""
-    found = numbers(Grid(made, reports))
+    found = result_table(Grid(made, reports))
     return [
         (row.name, column)
         for block in found.blocks
@@ -147,7 +147,7 @@ def test_the_best_of_a_column_is_bold_and_ties_share_it() -> None:
     assert bold(made, reports) == [("Tent", "Snow"), ("SAR", "Fog"), ("SAR", "Snow")]
     assert "**41.0**" in shown(made, reports)
     words = "bold: the best of a block&#39;s column, where not all are equal"
-    assert words in html(page([made], reports, {}))
+    assert words in render_html(build_page([made], reports, {}))
     assert words.replace("&#39;", "'") in shown(made, reports)
 
 
@@ -155,7 +155,7 @@ def test_the_lowest_calibration_error_is_bold() -> None:
     made, reports = table({"Tent": {"Fog": [40.0]}, "SAR": {"Fog": [60.0]}}, average=False)
     reports = [replace(each, metrics={"top1": each.metrics["top1"], "ece": each.metrics["top1"]}) for each in reports]
     assert bold(made, reports, "ece") == [("Tent", "Fog")]
-    assert [each.key for each in numbers(Grid(made, reports)).metrics] == ["top1", "ece"], "others have no number"
+    assert [each.key for each in result_table(Grid(made, reports)).metrics] == ["top1", "ece"], "others have no number"
 
 
 def test_a_block_says_which_network_it_is_of() -> None:
@@ -164,7 +164,7 @@ def test_a_block_says_which_network_it_is_of() -> None:
     assert "| digits-bn (in place of the paper's ResNet-50-BN) |" in text
     assert "Measured on digits-test with digits-bn, 500 images of each shift" in text
     head = "<span>digits-bn <small>in place of the paper&#39;s ResNet-50-BN</small></span>"
-    assert head in html(page([made], reports, {}))
+    assert head in render_html(build_page([made], reports, {}))
     assert {panel.title for figure in figures(Grid(*curves())) for panel in figure.panels} == {
         "digits-bn (for ResNet-50-BN)"
     }
@@ -181,9 +181,9 @@ def test_columns_called_after_the_papers_networks_say_what_they_are_of() -> None
 
 def test_the_page_says_what_a_window_is_and_what_is_counted() -> None:
     made, reports = table({"Tent": {"Fog": [40.0]}, "SAR": {"Fog": [41.0]}})
-    whole = page([made], reports, {})
-    for text in (markdown(whole), html(whole)):
-        assert "A window is 1,000 images that arrived one after the other." in text
+    whole = build_page([made], reports, {})
+    for text in (render_markdown(whole), render_html(whole)):
+        assert "A window is 1,000 consecutive images of the stream." in text
         assert "asks for, as the paper counts; computed: what went through the network" in text
 
 
@@ -216,13 +216,13 @@ def test_where_rows_are_networks_a_method_is_compared_with_its_own_variants() ->
     made = suite(placed, list(columns), average=False)
     best = [("BN", "Tent + POEM-I"), ("BN", "SAR"), ("GN", "Tent + POEM-I"), ("GN", "SAR + POEM-I")]
     assert bold(made, reports) == best
-    found = numbers(Grid(made, reports))
+    found = result_table(Grid(made, reports))
     assert found.families == (("Tent", 2), ("SAR", 2))
-    assert found.heads == ("alone", "+ POEM-I", "alone", "+ POEM-I")
+    assert found.column_headers == ("alone", "+ POEM-I", "alone", "+ POEM-I")
 
 
 def test_fifteen_corruptions_stand_below_their_families() -> None:
-    found = numbers(Grid(*wide(seeds=1)))
+    found = result_table(Grid(*wide(seeds=1)))
     assert found.families == (("Noise", 3), ("Blur", 4), ("Weather", 4), ("Digital", 4), ("", 1))
     assert found.columns[-1] == AVERAGE
 
@@ -236,7 +236,7 @@ def test_at_full_scale_the_difference_to_the_paper_is_shown() -> None:
     assert "(41.5, \u22121.5)" in text
     assert "not comparable" not in text
     assert "| SAR | 39.0 |" in text, "the paper has no number for it"
-    assert f"{NOTHING} (41.5) |" in shown(made, reports[1:]), "ours is not there, so there is no difference"
+    assert f"{MISSING} (41.5) |" in shown(made, reports[1:]), "ours is not there, so there is no difference"
 
 
 @pytest.mark.parametrize("limit", [None, 256])
@@ -273,7 +273,7 @@ def test_flags_that_change_cells_are_no_longer_compared() -> None:
     from poem.bench.suites import load
 
     plain = load("table1", "full", seeds=[5])
-    assert comparable(Grid(plain, []))
+    assert comparable_with_paper(Grid(plain, []))
     for name, value in (
         ("severity", 3),
         ("batch_size", 1),
@@ -281,7 +281,7 @@ def test_flags_that_change_cells_are_no_longer_compared() -> None:
         ("precision", "bf16"),
         ("dataset.partial", True),
     ):
-        assert not comparable(Grid(load("table1", "full", changes={name: value}), [])), name
+        assert not comparable_with_paper(Grid(load("table1", "full", changes={name: value}), [])), name
 
 
 def test_a_difference_that_rounds_to_nothing_has_no_sign() -> None:
@@ -294,29 +294,29 @@ def test_a_difference_that_rounds_to_nothing_has_no_sign() -> None:
 def test_missing_cells_are_dashes_and_counted() -> None:
     made, reports = table({"Tent": {"Fog": [40.0], "Snow": [50.0]}})
     text = shown(made, reports[:1])
-    assert f"| Tent | 40.0 | {NOTHING} | {NOTHING} |" in text
+    assert f"| Tent | 40.0 | {MISSING} | {MISSING} |" in text
     assert "1 of 2 cells are there" in text
 
 
 def test_a_suite_without_a_cell_says_so() -> None:
     made, _ = table({"Tent": {"Fog": [40.0], "Snow": [50.0]}})
-    whole = page([made], [], {})
-    assert "No cell of this suite is there yet; it asks for 2." in markdown(whole)
-    assert "No cell of this suite is there yet; it asks for 2." in html(whole)
+    whole = build_page([made], [], {})
+    assert "No cell of this suite is there yet; it asks for 2." in render_markdown(whole)
+    assert "No cell of this suite is there yet; it asks for 2." in render_html(whole)
 
 
 @pytest.mark.parametrize("kind", ["lines", "bars", "efficiency", "transitions", "groups", "gradients", "range"])
 def test_a_figure_without_results_says_so_and_draws_nothing(kind: str) -> None:
     made, _ = table({"Tent": {"1": [40.0]}}, kind=kind)
-    whole = page([made], [], {})
+    whole = build_page([made], [], {})
     assert whole.sections[0].figures == ()
-    assert "No cell of this suite is there yet" in html(whole)
+    assert "No cell of this suite is there yet" in render_html(whole)
 
 
 def test_a_figure_whose_cells_met_nobody_says_so() -> None:
     made, (one,) = probes("range")
     nobody = replace(one, probes={"range": {"newly": {"n": 0}, "all": {"n": 0}, "others": {"n": 0}}})
-    (section,) = page([made], [nobody], {}).sections
+    (section,) = build_page([made], [nobody], {}).sections
     assert section.figures == ()
     assert section.coverage.endswith("so there is nothing to draw.")
 
@@ -328,7 +328,7 @@ def test_failures_are_shown_with_their_last_line() -> None:
     assert "1 cell failed" in text
     assert "RuntimeError: &lt;no memory&gt;" in text
     assert "line 3" not in text
-    assert "RuntimeError: &lt;no memory&gt;" in html(page([made], reports[:1], {failed.cell.key: failed}))
+    assert "RuntimeError: &lt;no memory&gt;" in render_html(build_page([made], reports[:1], {failed.cell.key: failed}))
 
 
 def test_claims_say_whether_they_hold() -> None:
@@ -380,12 +380,12 @@ def test_the_card_says_what_each_row_learns_with() -> None:
         for row, (method, fields) in rows.items()
     ]
     text = shown(suite(placed, ["Fog"]), [report(each.cell) for each in placed])
-    assert f"| No Adapt. | {NOTHING} | {NOTHING} |" in text
+    assert f"| No Adapt. | {MISSING} | {MISSING} |" in text
     assert (
         "| Tent | its own: 0.00025 (convolutional) or 0.001 (transformer) at batch 64, less for smaller batches |"
         in text
     )
-    assert f"| POEM (Algorithm 1) | 0.02 | {NOTHING} |" in text
+    assert f"| POEM (Algorithm 1) | 0.02 | {MISSING} |" in text
     assert re.search(r"\| Fixed \| its own: .* \| threshold = 0.6 \|", text)
     assert "held-out" not in text
 
@@ -398,7 +398,7 @@ def test_rates_and_changes_are_read_back_from_the_recipe_that_ran(tmp_path: Path
     kept = Store(tmp_path)
     kept.save(replace(report(cell("tent"), recipe=ran), cell=asked))
     (back,) = kept.reports()
-    (settings,) = [card for card in cards(Loose(made, [back])) if card.head[1] == "learning rate"]
+    (settings,) = [card for card in cards(Loose(made, [back])) if card.header[1] == "learning rate"]
     assert [row[1:] for row in settings.rows] == [("0.005", "select = EntropyBelow(0.7)")]
 
 
@@ -423,13 +423,13 @@ def test_rates_from_the_held_out_corruptions_are_called_so() -> None:
 
 def test_two_files_of_weights_in_one_block_are_told_loudly() -> None:
     made, reports = table({"Tent": {"Fog": [40.0, 41.0]}, "SAR": {"Fog": [39.0]}})
-    assert page([made], reports, {}).sections[0].warnings == ()
+    assert build_page([made], reports, {}).sections[0].warnings == ()
     other = replace(reports[2], base={**reports[2].base, "sha256": "cd" * 32})
-    whole = page([made], [*reports[:2], other], {})
+    whole = build_page([made], [*reports[:2], other], {})
     (warning,) = whole.sections[0].warnings
     assert "mixes 2 files of weights for digits-bn: sha256 abababababababab (2 cells), cdcdcdcdcdcdcdcd (1" in warning
-    assert f"> **{escaped(warning)}**" in markdown(whole)
-    assert f'<p class="warning">{warning}</p>' in html(whole)
+    assert f"> **{escape(warning)}**" in render_markdown(whole)
+    assert f'<p class="warning">{warning}</p>' in render_html(whole)
 
 
 def test_two_sources_of_frost_in_one_block_are_told_loudly() -> None:
@@ -441,10 +441,10 @@ def test_two_sources_of_frost_in_one_block_are_told_loudly() -> None:
         return [replace(one, card={**one.card, "provenance": f"made: x; {source}"}) for one, source in pairs]
 
     same = frosted("frost textures: generated", "frost textures: generated")
-    assert page([made], same, {}).sections[0].warnings == ()
+    assert build_page([made], same, {}).sections[0].warnings == ()
     for first, second in (("generated", "imagecorruptions"), ("generated", "generated-2")):
         mixed = frosted(f"frost textures: {first}", f"frost {second}")
-        (warning,) = page([made], mixed, {}).sections[0].warnings
+        (warning,) = build_page([made], mixed, {}).sections[0].warnings
         assert f"mixes 2 sources of frost on digits-test: {first} (1 cell), {second} (1 cell)" in warning
 
 
@@ -454,7 +454,7 @@ def test_two_sources_of_frost_in_one_block_are_told_loudly() -> None:
 @pytest.mark.parametrize(
     ("needed", "text"),
     [
-        (0, NOTHING),
+        (0, MISSING),
         (500, "500"),
         (190, "190"),
         (686, "500 + 186"),
@@ -469,7 +469,7 @@ def test_passes_are_written_as_in_the_paper(needed: int, text: str) -> None:
 def test_the_efficiency_table_reads_the_ledger_and_the_recipe() -> None:
     rows = {row[0]: row[1:] for row in efficiency(Grid(*costs())).rows}
     no = times = TIMES
-    assert rows["No Adapt."][:5] == (no, no, "500", NOTHING, "none")
+    assert rows["No Adapt."][:5] == (no, no, "500", MISSING, "none")
     assert rows["MEMO"][:4] == (no, no, f"500 {times} 65", f"500 {times} 64"), (
         "it starts over at each image: not online"
     )
@@ -495,18 +495,18 @@ def test_the_efficiency_table_is_of_one_run_however_many_seeds_there_are() -> No
 
 def test_memory_is_a_rows_own_only_on_a_gpu() -> None:
     made, reports = table({"Tent": {"Fog": [40.0]}, "SAR": {"Fog": [41.0]}})
-    head = ledger(Grid(made, reports)).head
+    head = ledger(Grid(made, reports)).header
     assert not [name for name in head if "memory" in name], "a process's peak says nothing of one method"
     found = ledger(Grid(made, [reports[0], replace(reports[1], host={"device": "NVIDIA H200"})]))
-    assert found.head[-1] == "peak memory of the GPU"
-    assert [row[-1] for row in found.rows] == [NOTHING, "256 MiB"]
+    assert found.header[-1] == "peak memory of the GPU"
+    assert [row[-1] for row in found.rows] == [MISSING, "256 MiB"]
 
 
 def test_sections_with_times_say_what_ran_beside_them() -> None:
     made, reports = costs()
     alone = [replace(each, host={**each.host, "processes": 1}) for each in reports]
     shared = [replace(each, host={**each.host, "processes": 2}) for each in reports]
-    assert side_by_side(alone) == "Times are from cells run one after the other."
+    assert timing_note(alone) == "Times are from cells run one after the other."
     assert "Times are from cells run side by side, here in up to 2 processes; run with --workers 1" in shown(
         made, shared
     )
@@ -563,7 +563,7 @@ def test_areas_of_gradients_are_drawn_in_units_of_the_largest_entropy() -> None:
     }
     one.probes["gradients"]["areas"] = areas
     (figure,) = figures(Grid(made, [one]))
-    low, high, name = figure.panels[0].marks[1]
+    low, high, name = figure.panels[0].spans[1]
     assert (low, high) == pytest.approx((0.4, 0.6))
     assert name == "zone"
     assert [row[2] for row in figure.data[0].rows] == ["area 3", "zone", "area 2", "area 1"]
@@ -571,14 +571,14 @@ def test_areas_of_gradients_are_drawn_in_units_of_the_largest_entropy() -> None:
 
 def test_methods_keep_their_colour_and_variants_share_it() -> None:
     first, second = (
-        looks(["Tent", "EATA", "POEM (Algorithm 1)"]),
-        looks(["POEM (Algorithm 1)", "POEM (its code)", "Mine", "Tent"]),
+        series_styles(["Tent", "EATA", "POEM (Algorithm 1)"]),
+        series_styles(["POEM (Algorithm 1)", "POEM (its code)", "Mine", "Tent"]),
     )
     assert first["Tent"].colour == second["Tent"].colour
     assert first["POEM (Algorithm 1)"] == second["POEM (Algorithm 1)"]
     assert second["POEM (its code)"].colour == second["POEM (Algorithm 1)"].colour
     assert second["POEM (its code)"].dash != second["POEM (Algorithm 1)"].dash
-    assert len({look.colour for look in second.values()}) == 3
+    assert len({style.colour for style in second.values()}) == 3
 
 
 # --- HTML
@@ -653,10 +653,12 @@ def test_numbers_of_every_metric_are_in_the_page(written: str) -> None:
 def test_names_cannot_break_the_page() -> None:
     strange = "<script>alert(1)</script>|`*_"
     made, reports = table({strange: {"Fog": [40.0]}, "Tent": {"Fog": [1.0]}}, title=strange)
-    whole = page([made], reports, {})
-    assert "<script>alert" not in html(whole)
-    assert html(page([replace(made, name="</script><b>")], reports, {})).count("</script>") == 2, "those of the page"
-    text = markdown(whole)
+    whole = build_page([made], reports, {})
+    assert "<script>alert" not in render_html(whole)
+    assert render_html(build_page([replace(made, name="</script><b>")], reports, {})).count("</script>") == 2, (
+        "those of the page"
+    )
+    text = render_markdown(whole)
     assert "<script>" not in text
     row = next(line for line in text.splitlines() if "40.0" in line)
     assert len(re.split(r"(?<!\\)\|", row)) - 2 == 4, "the pipe in the name opens no column"
@@ -666,7 +668,7 @@ def test_names_cannot_break_the_page() -> None:
 
 
 def test_markdown_tables_parse(whole: Page) -> None:
-    lines = markdown(whole).splitlines()
+    lines = render_markdown(whole).splitlines()
     tables = 0
     for at, line in enumerate(lines):
         if re.fullmatch(r"\|( -+:? \|)+", line):
@@ -678,7 +680,7 @@ def test_markdown_tables_parse(whole: Page) -> None:
                 widths.add(len(re.split(r"(?<!\\)\|", row)))
             assert len(widths) == 1, lines[at - 1]
     assert tables > 20
-    assert escaped("a|b*c") == "a\\|b\\*c"
+    assert escape("a|b*c") == "a\\|b\\*c"
 
 
 def test_build_writes_both_pages(tmp_path: Path) -> None:
@@ -745,7 +747,7 @@ def test_cells_of_the_same_words_are_paired_and_what_sets_them_apart_is_said(tmp
     assert pairs[cell("tent").label, "n", "lr"].fields == {"n": (64, 500), "lr": (0.1, 0.2)}, "the nearest go together"
     assert pairs[cell("poem").label, "recipe.readout"].fields["recipe.readout"][1] == "Readout('first')"
     said = str(found)
-    assert "0 cells in both: 0 identical, 0 different; 7 in both under the same words with other settings" in said
+    assert "0 cells in both: 0 identical, 0 different; 7 in both under the same label with other settings" in said
     assert "  other settings in 5 pairs: n 500 in A, 64 in B\n" in said
     assert f"    {cell('tent', 'fog').label}: top1 50 -> 40" in said
     assert "    2 more, of which --json has all" in said
@@ -776,7 +778,7 @@ def test_report_finds_the_suites_by_itself(tmp_path: Path, capsys: pytest.Captur
     fig = load("fig6b", "tiny", limit=64)
     folder = kept(tmp_path, *(report(each, 60.0 + at / 10) for at, each in enumerate(fig.cells[:8])))
     (folder / "cells" / "stray.json").write_text("{", encoding="utf-8")
-    assert [each.name for each in about(fig.cells[:1], names=["fig6b"])] == ["fig6b"]
+    assert [each.name for each in select_suites(fig.cells[:1], names=["fig6b"])] == ["fig6b"]
     assert main(["report", str(folder), "--out", str(tmp_path / "out")]) == 0
     out = capsys.readouterr().out
     assert "report.html" in out
@@ -792,7 +794,7 @@ def test_report_shows_whole_suites_and_not_parts_of_others(tmp_path: Path, capsy
 
     made = load("table11", "tiny", limit=128)
     folder = kept(tmp_path, *(report(each) for each in made.cells))
-    assert len(about(made.cells[:1])) >= 1, "a part of one, where none is whole"
+    assert len(select_suites(made.cells[:1])) >= 1, "a part of one, where none is whole"
     assert main(["report", str(folder)]) == 0
     titles = re.findall(r"^## (.*)$", (folder / "report.md").read_text(encoding="utf-8"), re.M)
     assert titles == ["Contents", made.title]
@@ -811,7 +813,7 @@ def test_report_shows_a_folder_as_it_was_asked_for(tmp_path: Path) -> None:
 
     def shown_suites() -> list[tuple[str, str, tuple[str, ...]]]:
         there = [each.cell for each in store.reports()]
-        return [(each.name, each.scale, each.altered) for each in about(there, requests=store.asked())]
+        return [(each.name, each.scale, each.altered) for each in select_suites(there, requests=store.asked())]
 
     def measured(name: str, scale: str, **settings: Any) -> None:
         store.ask([name], scale, {"seeds": None, "changes": {}, **settings})
@@ -829,7 +831,7 @@ def test_report_shows_a_folder_as_it_was_asked_for(tmp_path: Path) -> None:
     store.ask(["table2"], "tiny", {})
     assert len(shown_suites()) == 2, "nothing of it is there"
     there = [each.cell for each in store.reports()]
-    (cut,) = about(there, scale="tiny", asked={"limit": 64, "methods": ["sar"]}, requests=store.asked())
+    (cut,) = select_suites(there, scale="tiny", settings={"limit": 64, "methods": ["sar"]}, requests=store.asked())
     assert cut.altered == ("methods sar", "limit 64"), "flags come first"
 
 
@@ -885,5 +887,5 @@ def test_cells_that_one_folder_has_alone_are_named_up_to_ten(tmp_path: Path) -> 
 def test_only_pages_with_the_papers_numbers_have_a_box_for_them(written: str) -> None:
     assert 'id="paper"' in written
     made, reports = table({"Tent": {"Fog": [40.0]}})
-    assert 'id="paper"' not in html(page([replace(made, numbers={})], reports, {}))
+    assert 'id="paper"' not in render_html(build_page([replace(made, numbers={})], reports, {}))
     assert 'class="said"' not in written, "the demo alone says what its numbers show"

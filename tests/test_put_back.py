@@ -8,7 +8,7 @@ import torch
 from nets import make_net
 
 import poem
-from poem.cli._quiet import quiet
+from poem._util.log_level import errors_only
 
 
 def test_frozen_inside_frozen_stays_frozen() -> None:
@@ -29,9 +29,9 @@ def test_the_log_is_as_loud_as_before() -> None:
     before = log.level
     try:
         log.setLevel(logging.DEBUG)
-        with quiet():
+        with errors_only():
             assert log.level == logging.ERROR
-            with quiet(False):
+            with errors_only(False):
                 assert log.level == logging.ERROR
         assert log.level == logging.DEBUG
     finally:
