@@ -27,8 +27,8 @@ from poem.streams.datasets import (
     image_folder,
     imagenet_c,
     mnist_digits,
-    open_dataset,
     named_set,
+    open_dataset,
 )
 from poem.streams.datasets.classes import IMAGENET_A, IMAGENET_R
 from poem.streams.datasets.folders import listing

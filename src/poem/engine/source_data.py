@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from poem._util.caching import Fingerprint, LRUCache, Key, cache_key, fingerprint
+from poem._util.caching import Fingerprint, Key, LRUCache, cache_key, fingerprint
 from poem.engine.input_checks import finite
 from poem.engine.input_checks import images as checked_images
 from poem.engine.network import Network
