@@ -34,9 +34,15 @@ from poem.parts import (
     FisherAnchor,
     LossAverageBelow,
     MeanTeacher,
+    MemoryBank,
     NotRedundant,
+    OpinionEntropy,
     PLPDAbove,
+    Readout,
+    Recentre,
+    Robust,
     Select,
+    SlowTeacher,
 )
 from poem.parts.base import Memory, Outputs
 
@@ -62,6 +68,7 @@ LR = Each(0.05, 0.02, 0.002)
 SHARPNESS = Each(10.0, 6.0, 9.0)
 # How sharp a net of so many classes must be for the same fraction of ln C to part its images.
 SPREAD = {5: Each(10.0, 6.0, 3.75), 10: SHARPNESS, 1000: Each(12.0, 10.0, 7.5)}
+OPINION_SPREAD = {5: Each(10.0, 6.0, 5.625), 10: Each(10.0, 6.0, 11.25), 1000: SPREAD[1000]}
 PLPD = Each(0.0, 0.0, -0.1)
 COSINE = Each(0.95, 0.995, 0.999)
 
@@ -119,6 +126,16 @@ def mixed_logits(net: nn.Module, x: Tensor) -> Tensor:
     return torch.cat(answers)
 
 
+def centred_logits(net: nn.Module, x: Tensor) -> Tensor:
+    """NEO where each batch is its own mean: the last layer on features less their mean."""
+    twin = copy.deepcopy(net).eval()
+    head = [module for module in twin.modules() if isinstance(module, nn.Linear)][-1]
+    head.register_forward_pre_hook(lambda _, args: (args[0] - args[0].mean(0),))
+    with torch.no_grad():
+        logits: Tensor = twin(x)
+    return logits
+
+
 def prior_corrected(logits: Tensor) -> Tensor:
     """ROID: logits times the batch's smoothed mean prediction."""
     mean = logits.softmax(1).mean(0)
@@ -154,6 +171,22 @@ def neighbourly_logits(net: nn.Module, x: Tensor) -> Tensor:
     return answer.log()
 
 
+# What a threshold is compared with (point 10) ------------------------------------------------------------------------
+
+
+def softmax_entropy(net: nn.Module, x: Tensor, logits: Tensor) -> Tensor:
+    """Of the answer before any update."""
+    log_p = logits.log_softmax(1)
+    return -(log_p.exp() * log_p).sum(1)
+
+
+def opinion_entropy(net: nn.Module, x: Tensor, logits: Tensor) -> Tensor:
+    """COME: over the classes and one entry more, of constant logit ln C; both heads begin with the same logits."""
+    own = batch_logits(net, x)
+    unknown = torch.full_like(own[:, :1], math.log(own.shape[1]))
+    return softmax_entropy(net, x, torch.cat([own, unknown], dim=1))
+
+
 # The table -----------------------------------------------------------------------------------------------------------
 
 
@@ -172,6 +205,9 @@ class Row:
     resting: Mapping[str, Any]  # further settings under which `rest` holds
     nobody: Mapping[str, Any]  # settings under which no sample is selected
     reliable: Select | None = None  # its selection with every filter open but the entropy's; None: it has none
+    entropy: Callable[[nn.Module, Tensor, Tensor], Tensor] = softmax_entropy  # what the threshold is compared with
+    spread: Mapping[int, Each]  # by number of classes: how sharp a net is parted by it
+    brings: tuple[str, ...] = ()  # tensors of its own parts that move beside the network's, from the first batch on
     toy: Mapping[str, Any]  # settings on the toy stream, where filters need not be as loose as on random nets
     toy_images: int = 150
     gains: Each = GAINS  # at least so much above source there
@@ -185,7 +221,7 @@ class Row:
 
 NO_THRESHOLD = {"select": Nobody()}
 THRESHOLD = {"threshold": 0.0}
-PLAIN = Row(settings={}, resting={}, nobody={}, toy={}, loses={})
+PLAIN = Row(settings={}, resting={}, nobody={}, spread=SPREAD, toy={}, loses={})
 EVERYONE = replace(PLAIN, nobody=NO_THRESHOLD)
 FILTERED = replace(PLAIN, nobody=THRESHOLD, reliable=EntropyBelow(0.4))
 NOT_REDUNDANT = Each(*[EntropyBelow(0.4) & NotRedundant(cosine) for cosine in COSINE])
@@ -201,6 +237,7 @@ ETA = replace(
     reliable=EntropyBelow(0.4) & NotRedundant(2.0),
     toy={"select": EntropyBelow(0.4) & NotRedundant(0.6)},
 )
+OPINIONS = Each(*[EntropyBelow(fraction, score=OpinionEntropy()) for fraction in (0.4, 0.4, 0.5)])
 VIEWS = AugMix(views=4, width=1, pre="crop")
 TOY_ANCHOR = {"minimise": Entropy() + FisherAnchor(1.0), "source_data": toys.Clean()}
 
@@ -232,6 +269,19 @@ BASES: dict[str, Row] = {
     "lame": replace(
         PLAIN, learns=False, rest=neighbourly_logits, loses={"bn": -0.553, "gn": -0.047, "ln": -0.227}
     ),
+    # It learns from a bank of images; at rest its teacher keeps the source's statistics.
+    "rotta": replace(
+        EVERYONE, settings={**UNIT, "views": MemoryBank(8, every=4), "teacher": SlowTeacher(0.9)}, singles=5, rate=0.1,
+        rest=source_logits, resting={"statistics": Robust(0.0)},
+        toy={**UNIT, "views": MemoryBank(every=50), "teacher": SlowTeacher(0.9)}, gains=Each(0.01, 0.0, 0.0),
+    ),
+    "come": replace(EVERYONE, entropy=opinion_entropy),
+    "zerosiam": replace(EVERYONE, brings=("minimise.predictor",)),
+    # At rest, where a batch's own mean stands for the stream's.
+    "neo": replace(
+        PLAIN, learns=False, rest=centred_logits, resting={"readout": Readout("first", Recentre(0.0))},
+        gains=Each(0.03, 0.0, 0.02),
+    ),
     "poem": replace(FILTERED, branch=True),
     "poem-official": replace(
         FILTERED, branch=True, settings={"select": OFFICIAL, "recover": LossAverageBelow(-1.0, of="first")},
@@ -249,8 +299,14 @@ BRANCHED = ("+poem", "+poem-ii")
 DIFFERENT: dict[str, dict[str, Any]] = {
     # Everyone has nothing to explore: Tent is filtered first.
     **{f"tent{suffix}": {"nobody": THRESHOLD, "reliable": EntropyBelow(0.4)} for suffix in SUFFIXES[:3]},
+    **{
+        f"come{suffix}": {
+            "settings": {"select": OPINIONS}, "nobody": THRESHOLD, "reliable": OPINIONS.gn, "spread": OPINION_SPREAD
+        }
+        for suffix in SUFFIXES[:3]
+    },
     **{f"roid{suffix}": {"rest": corrected_pair} for suffix in BRANCHED},
-}
+}  # fmt: skip
 
 
 def row_of(method: str) -> Row:
@@ -317,9 +373,14 @@ def moved(state: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def source_of(net: nn.Module, names: list[str]) -> dict[str, Tensor]:
-    """The values from which tensors of these names start."""
+    """The values from which the network's tensors of these names start."""
     own = dict(net.named_parameters())
     return {name: own[name.removeprefix("branch.")].detach() for name in names}
+
+
+def moved_own(case: Case, state: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The network's moving tensors, without those that parts brought."""
+    return {name: tensor for name, tensor in moved(state).items() if name not in case.row.brings}
 
 
 # The promises --------------------------------------------------------------------------------------------------------
@@ -338,8 +399,10 @@ def test_01_it_learned(case: Case) -> None:
     still = case.adapter(lr=0.0)
     unmoved = [still(batch) for batch in case.batches()]
     assert any(not torch.equal(a, b) for a, b in zip(run.answers, unmoved, strict=True)) == row.learns
-    left = differing(moved(run.state), source_of(case.net(), still.adapted))
+    left = differing(moved_own(case, run.state), source_of(case.net(), list(moved_own(case, run.state))))
     assert bool(left) == (row.learns and not row.forgets)
+    brought = [differing({name: moved(run.state)[name]}, {name: still._state.source[name]}) for name in row.brings]
+    assert all(brought), "what a part brought did not move"
 
 
 @each_case
@@ -360,7 +423,8 @@ def test_02_only_declared_tensors_moved(case: Case) -> None:
     assert bool(during) == case.row.learns
     assert during <= set(adapter.adapted)
     assert list(moved(adapter.state_dict())) == adapter.adapted
-    assert {name.removeprefix("branch.") for name in adapter.adapted} <= own.keys()
+    names = {name.removeprefix("branch.") for name in adapter.adapted}
+    assert names - own.keys() == set(case.row.brings)
 
 
 @each_case
@@ -423,7 +487,10 @@ def test_06_no_sample_selected_nothing_moves(case: Case) -> None:
         assert not bool(adapter.last.selected.any())
         assert adapter.last.skipped == ("nothing selected" if case.row.learns else None)
     assert adapter.totals.updates == adapter.totals.taught == adapter.totals.backwards == 0
-    assert differing(moved(adapter.state_dict()), source_of(net, adapter.adapted)) == []
+    left = moved_own(case, adapter.state_dict())
+    assert differing(left, source_of(net, list(left))) == []
+    now, start = moved(adapter.state_dict()), adapter._state.source
+    assert differing({name: now[name] for name in case.row.brings}, {n: start[n] for n in case.row.brings}) == []
 
 
 @each_case
@@ -468,7 +535,7 @@ def test_09_a_saved_state_goes_on_elsewhere(case: Case, tmp_path: Path) -> None:
 
 @each_case
 def test_10_the_threshold_follows_the_number_of_classes(case: Case) -> None:
-    for classes, sharpness in SPREAD.items():
+    for classes, sharpness in case.row.spread.items():
         net = on_device(make_net(case.kind, classes=classes, sharpness=getattr(sharpness, case.kind)))
         settings = {**case.row.on(case.kind), "source_data": None}
         if case.row.reliable is None:  # no entropy threshold: it says so, and works at any number of classes
@@ -479,8 +546,8 @@ def test_10_the_threshold_follows_the_number_of_classes(case: Case) -> None:
         else:
             adapter = adapt(net, case.method, **{**settings, "select": case.row.reliable}, threshold=0.4)
             adapter(on_device(toys.images(16, seed=3)))
-            log_p = adapter.last.first_logits.log_softmax(1)
-            below = -(log_p.exp() * log_p).sum(1) < 0.4 * math.log(classes)
+            entropy = case.row.entropy(net, on_device(toys.images(16, seed=3)), adapter.last.first_logits)
+            below = entropy < 0.4 * math.log(classes)
             assert 0 < int(below.sum()) < 16
             assert torch.equal(adapter.last.selected, below)
         assert (adapter.totals.taught > 0) == case.row.learns
@@ -500,7 +567,7 @@ def test_11_the_branch_starts_as_the_main_head(case: Case) -> None:
     # It is there to move away from the main head, and does.
     run = case.fresh()
     assert (run.totals.taught > 0) == case.row.learns
-    left = own & set(differing(moved(run.state), source_of(net, adapter.adapted)))
+    left = own & set(differing(moved_own(case, run.state), source_of(net, list(moved_own(case, run.state)))))
     assert bool(left) == (case.row.branch and not case.row.forgets)
 
 

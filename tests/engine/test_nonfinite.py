@@ -29,7 +29,7 @@ from poem.bench.store import Store
 from poem.bench.sweep import sweep
 from poem.cli.main import main
 from poem.engine.accounting import BatchRecord, FirstLast
-from poem.report.sections import page
+from poem.report.sections import build_page
 from poem.streams import datasets
 from poem.streams.datasets import Tensors
 from poem.zoo import nets
@@ -188,9 +188,9 @@ def test_a_table_has_a_column_for_it_where_there_are_any(caplog: pytest.LogCaptu
 
 def test_a_page_warns_of_rows_with_such_answers() -> None:
     suite, reports = table({"Tent": {"Fog": [40.0, 41.0]}, "SAR": {"Fog": [39.0]}})
-    assert page([suite], reports, {}).sections[0].warnings == ()
+    assert build_page([suite], reports, {}).sections[0].warnings == ()
     reports[1] = replace(reports[1], nonfinite=7)
-    (warning,) = page([suite], reports, {}).sections[0].warnings
+    (warning,) = build_page([suite], reports, {}).sections[0].warnings
     assert "Tent" in warning
     assert "7 of 500 answers were not finite" in warning
     assert "count as wrong" in warning

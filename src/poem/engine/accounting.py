@@ -63,6 +63,7 @@ class BatchRecord:
         self.applied: list[Tensor] = []  # () bool for each update tried
         self.any_selected: list[Tensor] = []  # () bool for each update tried: whether it had a selected sample
         self.none_selected = False  # no update was tried, since no sample was selected
+        self.not_due = False  # no update was tried, since the recipe makes none on this batch
 
     @property
     def notes(self) -> list[str]:
@@ -129,6 +130,8 @@ class BatchRecord:
         """Why no update was applied, or None."""
         if self.none_selected:
             return "nothing selected"
+        if self.not_due:
+            return "no update was due"
         if self.applied and not any(bool(applied) for applied in self.applied):
             selected = any(bool(some) for some in self.any_selected)
             return "the update was not finite" if selected else "nothing passed the second filter"
@@ -149,6 +152,7 @@ class BatchRecord:
         self.anomalies = counts[0] if len(counts) == 1 else torch.stack(counts).sum(0) if counts else None
         self.remarks += [remark for part in parts for remark in part.remarks]
         self.none_selected = all(part.none_selected for part in parts)
+        self.not_due = all(part.not_due for part in parts)
         for part in parts:
             self.costs.add(part.costs)
             self.reset_flag = part.reset_flag if self.reset_flag is False else self.reset_flag

@@ -357,6 +357,7 @@ class BatchLoop:
         record.applied = [update.applied for update in updates]
         record.any_selected = [update.mask.any() for update in updates]
         record.none_selected = bool(progress.selections) and not updates
+        record.not_due = progress.view.images is None
 
 
 def read_flags(flags: Tensor, images: Tensor, *, first: bool) -> int:
