@@ -218,8 +218,8 @@ def test_an_update_that_moves_nothing_is_said_once(caplog: pytest.LogCaptureFixt
     with caplog.at_level(logging.WARNING, logger="poem"):
         for batch in small_batches(3):
             adapter(batch)
-    assert "an update moved nothing" in adapter.last.notes[-1]
-    assert sum("an update moved nothing" in each.message for each in caplog.records) == 1
+    assert "an update changed nothing" in adapter.last.notes[-1]
+    assert sum("an update changed nothing" in each.message for each in caplog.records) == 1
 
 
 @pytest.mark.parametrize("method", ["source", "lame", "bn", "tent", "poem"])
