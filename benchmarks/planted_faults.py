@@ -36,16 +36,15 @@ FAULTS = [
     Fault(
         "strict inequality turned round",
         "parts/selection.py",
-        "look.entropy.detach() < fraction * math.log(look.classes)",
-        "look.entropy.detach() > fraction * math.log(look.classes)",
+        "self.score(outputs).detach() < fraction * math.log(outputs.classes)",
+        "self.score(outputs).detach() > fraction * math.log(outputs.classes)",
     ),
     Fault(
         "weights not detached",
         "engine/loop.py",
-        "near, chosen, weights = self.nearer(look, mask, recipe.weigh(look, mask, self.state.memory).detach())",
-        "weights = (0.4 * __import__('math').log(look.classes) - look.entropy).exp()"
-        " if 'ByEntropy' in repr(recipe.weigh) else recipe.weigh(look, mask, self.state.memory)\n"
-        "        near, chosen, weights = self.nearer(look, mask, weights)",
+        'weights = recipe.weigh(outputs, mask, state.memory_of("weigh")).detach()',
+        "weights = (0.4 * __import__('math').log(outputs.classes) - outputs.entropy).exp()"
+        " if 'ByEntropy' in repr(recipe.weigh) else recipe.weigh(outputs, mask, state.memory_of('weigh'))",
     ),
     Fault(
         "mean over the batch instead of the selection",
@@ -56,10 +55,10 @@ FAULTS = [
     Fault(
         "branch gradient into the shallow group",
         "engine/loop.py",
-        'gradients["theta"] = _gradient(loss, theta)',
-        'gradients["theta"] = _gradient(loss, theta, keep=True)\n'
-        '        if "branch" in gradients:\n'
-        '            gradients["theta"] = gradients["theta"] + _gradient(own, theta)',
+        'gradients |= _gradients(loss, {"theta": theta, **trained})',
+        'own = _gradient(recipe.branch.teach(unweighted), theta, keep=True) if "branch" in gradients else 0\n'
+        '        gradients |= _gradients(loss, {"theta": theta, **trained})\n'
+        '        gradients["theta"] = gradients["theta"] + own',
     ),
     Fault(
         "loss average kept over a reset",
@@ -70,33 +69,34 @@ FAULTS = [
     Fault(
         "SAM not restored",
         "engine/loop.py",
-        "put(state.moving, {key: state.moving[key] + change}, taught.made)",
-        'put(state.moving, {key: (taught.look.theta if key == "theta" else state.moving[key]) + change}, taught.made)',
+        "update_where(state.moving, {key: state.moving[key] + change}, update.applied)",
+        'start = update.outputs.theta if key == "theta" else state.moving[key]\n'
+        "            update_where(state.moving, {key: start.detach() + change}, update.applied)",
     ),
     Fault(
         "PLPD with one permutation for the whole batch",
-        "parts/selection.py",
+        "parts/destruction.py",
         "torch.rand(count, grid * grid, generator=rng).argsort(dim=1)",
         "torch.rand(count, grid * grid, generator=rng).argsort(dim=1)[:1].expand(count, -1)",
     ),
     Fault(
         "Fisher of per-sample squares",
-        "engine/fisher.py",
-        "total += gradient.square()",
-        "total += sum(torch.autograd.grad(-network.heads(batch, theta, None, statistics, {})[0][0]"
-        ".log_softmax(1).gather(1, label)[i, 0], theta)[0].square() for i in range(len(batch))) / len(batch)",
+        "parts/objective.py",
+        "(gradient,) = torch.autograd.grad(loss, outputs.theta)",
+        "gradient = sum(torch.autograd.grad(each, outputs.theta, retain_graph=True)[0].square()"
+        " for each in outputs.log_probs.gather(1, label)[:, 0]).div(len(label)).sqrt()",
     ),
     Fault(
         "stop on the set's size instead of the set",
         "engine/loop.py",
-        "flags.append((self.sets[-1] != self.sets[-2]).any())",
-        "flags.append(self.sets[-1].sum() != self.sets[-2].sum())",
+        "flags.append((now != progress.selections[-2]).any())",
+        "flags.append(now.sum() != progress.selections[-2].sum())",
     ),
     Fault(
         "answer before the update instead of after",
         "engine/loop.py",
-        "answer = self.plain or answers.get(which, self.first)",
-        "answer = self.first",
+        "answer = progress.plain or passes.get(which, progress.first)",
+        "answer = progress.first",
     ),
     Fault(
         "top layers adapted",
@@ -107,44 +107,48 @@ FAULTS = [
     Fault(
         "redundancy memory written during exploration",
         "engine/loop.py",
-        "self.entry.costs.rounds += 1",
-        "self.entry.costs.rounds += 1\n"
-        "        put(state.memory, self.recipe.select.remember(taught.look, taught.mask, state.memory), taught.made)",
+        "        self.costs.rounds += 1\n",
+        "        self.costs.rounds += 1\n"
+        "        seen = Outcome(outputs, outputs, [update], [mask], None, outputs)\n"
+        "        for place, part in self.recipe.places:\n"
+        "            if place.startswith('select') and type(part).remember is not Part.remember:\n"
+        "                new = part.remember(seen, inside(state.memory, place))\n"
+        "                update_where(state.memory, {f'{place}.{k}': v for k, v in new.items()}, update.applied)\n",
     ),
     # What surrounds a method
     Fault(
         "importance of one head taken for another",
-        "engine/fisher.py",
+        "engine/source_data.py",
         "        logits=network.given_logits,\n",
         "        logits=None,\n",
         KEYS,
     ),
     Fault(
         "importance kept though settings differ",
-        "engine/fisher.py",
+        "engine/source_data.py",
         "        settings=network.settings,\n",
         "        settings=None,\n",
         KEYS,
     ),
     Fault(
         "importance kept though the images differ",
-        "engine/fisher.py",
+        "engine/source_data.py",
         "            self._hash.update(came)\n",
         "",
         KEYS,
     ),
     Fault(
         "importance kept though the code differs",
-        "engine/fisher.py",
+        "engine/source_data.py",
         "                self._hash.update(*answers)\n",
         "                pass\n",
         KEYS,
     ),
     Fault(
         "kept importance handed out itself",
-        "engine/fisher.py",
-        "found[0].clone()",
-        "found[0]",
+        "engine/source_data.py",
+        "name: tensor.clone() for name",
+        "name: tensor for name",
         KEYS,
     ),
     Fault(
@@ -304,7 +308,7 @@ FAULTS = [
     ),
     Fault(
         "importance kept though running statistics differ",
-        "engine/fisher.py",
+        "engine/source_data.py",
         "fingerprint(*model.parameters(), *model.buffers())",
         "fingerprint(*model.parameters())",
         KEYS,
@@ -325,10 +329,10 @@ FAULTS = [
     ),
     Fault(
         "more source images than stated",
-        "engine/fisher.py",
+        "engine/source_data.py",
         "            left -= len(images)\n",
         "            left -= 1\n",
-        ("engine/test_fisher.py",),
+        ("engine/test_source_data.py",),
     ),
     Fault(
         "labels choose the images of a limit",
@@ -361,7 +365,7 @@ FAULTS = [
     Fault(
         "the twin keeps the weights that it was made with",
         "engine/twin.py",
-        "        return not (same and self.translated.current) or whereabouts(self._parameters()) != self._where\n",
+        "        return not (same and self.translated.current) or memory_places(self._parameters()) != self._where\n",
         "        return not (same and self.translated.current)\n",
         ("engine/test_twin.py",),
     ),
@@ -410,7 +414,7 @@ FAULTS = [
     Fault(
         "reset keeps what was tried on a batch",
         "engine/state.py",
-        "        self._network.forget_proofs()\n",
+        "        self._network.forget_checks()\n",
         "        pass\n",
         ("engine/test_state.py",),
     ),
@@ -431,8 +435,8 @@ FAULTS = [
     Fault(
         "a batch idle where one image was",
         "engine/accounting.py",
-        "self.nothing = all(part.nothing for part in parts)",
-        "self.nothing = any(part.nothing for part in parts)",
+        "self.none_selected = all(part.none_selected for part in parts)",
+        "self.none_selected = any(part.none_selected for part in parts)",
         ("engine/test_accounting.py",),
     ),
     Fault(

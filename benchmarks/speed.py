@@ -35,8 +35,8 @@ from _speed_rows import METHODS, MODES, SCHEMA, Job, attempted, forwards, made, 
 from _speed_table import derive, gains, page, table  # noqa: E402
 
 from poem._util.files import write_atomic  # noqa: E402
+from poem._util.log_level import errors_only  # noqa: E402
 from poem.bench.provenance import provenance  # noqa: E402
-from poem.cli._quiet import quiet  # noqa: E402
 
 __all__ = [
     "ALLOCATOR",
@@ -236,7 +236,7 @@ def numbers(text: str) -> list[int]:
 
 def main(words: list[str] | None = None) -> int:
     """Measure, write, print; hints about random weights are kept back."""
-    with quiet():
+    with errors_only():
         return measure(arguments(words))
 
 

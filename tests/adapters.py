@@ -1,6 +1,6 @@
 """How the contract and the references make their adapters: as pytest's command line asks.
 
-    pytest tests/test_contract.py --fast                  # every adapter records its loop and replays it
+    pytest tests/test_contract.py --fast                  # every adapter captures its loop and replays it
     pytest tests/test_contract.py --fast --device cuda    # the same on a GPU, as CUDA graphs
 
 On a CPU a tape stands in for CUDA graphs (`tape.py`).
@@ -45,10 +45,10 @@ def on_device(what: Movable) -> Movable:
 
 
 @contextmanager
-def recording(device: str) -> Iterator[None]:
-    """Inside, `fast=True` records: on a GPU CUDA graphs, on a CPU tapes.
+def capturing(device: str) -> Iterator[None]:
+    """Inside, `fast=True` captures: on a GPU CUDA graphs, on a CPU tapes.
 
-    A recording runs backward over whole batches, so eager loops, with which it is compared, do so too.
+    A captured loop runs backward over whole batches, so eager loops, with which it is compared, do so too.
     """
     deterministic = torch.are_deterministic_algorithms_enabled()
     with pytest.MonkeyPatch.context() as patch, tape.installed() if device == "cpu" else nullcontext():

@@ -15,7 +15,7 @@ class Row:
     family: str
     split: str
     norms: int  # norm layers in all
-    top: int  # of these left alone by SAR and its kin
+    top: int  # of these that SAR, DeYO and POEM leave out
     beyond: int  # of these at or after the split
     numbers: int  # affine scalars at or after the split
     total: int  # affine scalars in all

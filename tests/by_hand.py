@@ -130,7 +130,7 @@ def scaled(gradient: dict[str, Tensor], factor: float) -> dict[str, Tensor]:
 
 @dataclass(frozen=True, repr=False)
 class Bright(Select):
-    """Selects images whose mean is above zero, so that a test decides who teaches; notes every look."""
+    """Selects images whose mean is above zero, so that a test decides; keeps every output it is shown."""
 
     seen: list[tuple[Outputs, Tensor]] = field(default_factory=list, compare=False)
 

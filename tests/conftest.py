@@ -18,7 +18,7 @@ if not torch.cuda.is_available():
 def pytest_addoption(parser: pytest.Parser) -> None:
     """What `adapters.py` reads."""
     group = parser.getgroup("poem", "the contract and the references")
-    group.addoption("--fast", action="store_true", help="their adapters record their loops; on a CPU on tapes")
+    group.addoption("--fast", action="store_true", help="their adapters capture their loops; on a CPU on tapes")
     group.addoption("--device", default="cpu", help="where their networks and images are: cpu or cuda")
 
 
@@ -31,13 +31,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="module")
 def as_asked() -> Iterator[None]:
-    """Under `--fast`, what recording needs."""
+    """Under `--fast`, what capturing needs."""
     import adapters
 
     if not adapters.ASKED.fast:
         yield
         return
-    with adapters.recording(adapters.ASKED.device):
+    with adapters.capturing(adapters.ASKED.device):
         yield
 
 

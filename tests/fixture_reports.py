@@ -14,8 +14,8 @@ from poem.bench.result import Report
 from poem.bench.store import Failure, Store
 from poem.bench.suites import Claim, Placed, Suite
 from poem.recipes.text import written
-from poem.report.markdown import markdown
-from poem.report.sections import page
+from poem.report.markdown import render_markdown
+from poem.report.sections import build_page
 
 FIFTEEN = ("Gauss.", "Shot", "Impul.", "Defoc.", "Glass", "Motion", "Zoom", "Snow", "Frost", "Fog", "Brit.", "Contr.",
            "Elastic", "Pixel", "JPEG")  # fmt: skip
@@ -165,7 +165,7 @@ def renamed(of: Suite, **settings: Any) -> Suite:
 
 def shown(made: Suite, reports: list[Report], failures: dict[str, Failure] | None = None) -> str:
     """A suite's Markdown."""
-    return markdown(page([made], reports, failures or {}))
+    return render_markdown(build_page([made], reports, failures or {}))
 
 
 def kept(folder: Path, *reports: Report) -> Path:

@@ -41,7 +41,7 @@ def snapshot(adapter: poem.Adapter) -> tuple[Any, ...]:
 
 
 def begun(method: str = "eta", kind: str = "bn", **changes: Any) -> poem.Adapter:
-    """An adapter that has learnt."""
+    """An adapter after an update."""
     adapter = learner(kind, method, **(changes or (LOOSE if method == "eta" else {})))
     adapter(batch())
     assert adapter.totals.taught > 0

@@ -50,7 +50,7 @@ def test_a_network_that_writes_into_its_input_sees_it_once(how: str, inside: boo
 # Threads.
 
 
-def test_frozen_is_of_the_thread_that_asked() -> None:
+def test_frozen_holds_in_the_thread_that_entered_it() -> None:
     adapter = poem.adapt(make_net("gn", sharpness=6.0), "tent")
     inside, done = threading.Event(), threading.Event()
 
@@ -206,9 +206,9 @@ def test_a_signal_in_mid_call_leaves_model_and_state_whole(method: str) -> None:
 # Updates that move nothing, answers that are not finite.
 
 
-def test_an_update_that_moves_nothing_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_update_that_changes_nothing_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     class Quantised(Wrapped):
-        """Runs its weights as they were packed, whatever stands in the module."""
+        """Runs its weights as they were packed, whatever tensors the module holds."""
 
         def forward(self, x: Tensor) -> Tensor:
             norm: Tensor = self.net.norm1.weight
@@ -223,7 +223,7 @@ def test_an_update_that_moves_nothing_is_said_once(caplog: pytest.LogCaptureFixt
 
 
 @pytest.mark.parametrize("method", ["source", "lame", "bn", "tent", "poem"])
-def test_answers_that_are_not_finite_are_said_once(method: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_answers_that_are_not_finite_are_logged_once(method: str, caplog: pytest.LogCaptureFixture) -> None:
     class Broken(Wrapped):
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x) + torch.where(torch.arange(len(x)) == 1, torch.nan, 0.0)[:, None]

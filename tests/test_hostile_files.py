@@ -220,7 +220,7 @@ def by_data_set(path: Path) -> Any:
 
 
 def by_predict(path: Path) -> Any:
-    pixels, _, bad = predict._read([path], Prepare(), path.parent)
+    pixels, _, bad = predict._read_batch([path], Prepare(), path.parent)
     if pixels is None:
         raise Unreadable(bad[0].error)
     return pixels[0].permute(1, 2, 0).numpy()
@@ -469,7 +469,7 @@ def test_entries_that_are_no_files_are_skipped_with_a_warning(strange: Path, cap
     for words in ("2 FIFOs", "1 socket", "3 links that lead nowhere", "3 folders visited before"):
         assert words in said, said
     caplog.clear()
-    assert [path.name for path in predict.photos(strange)] == ["0.png", "1.png"]
+    assert [path.name for path in predict.find_images(strange)] == ["0.png", "1.png"]
     (said,) = [record.getMessage() for record in caplog.records]
     assert "2 FIFOs" in said
     assert "3 linked folders" in said

@@ -9,8 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import inside
 import pytest
 import torch
+from inside import branch_backward, doubles, moving, network, set_doubles
 from nets import make_net
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -57,7 +59,7 @@ def test_the_kernels_are_batch_norm_there_and_back(
     x = drawn.to(DEVICE, dtype).contiguous(memory_format=LAST).requires_grad_()
     affine = [tuple(torch.randn(2, shape[1], generator=rng).to(DEVICE).requires_grad_()) for _ in range(groups)]
     flat = [tensor for pair in affine for tensor in pair]
-    given = torch.randn(shape, generator=rng).to(DEVICE, dtype)  # not channels last: whoever comes after may say so
+    given = torch.randn(shape, generator=rng).to(DEVICE, dtype)  # not channels last: a later layer may be so
     exact = x.detach().double().requires_grad_()
     twins = [tensor.detach().double().requires_grad_() for tensor in flat]
     ours = _fused.Normed.apply(x, 1e-5, *flat)
@@ -107,12 +109,10 @@ def test_an_adapter_on_kernels_is_as_near_to_full_precision(counted: Counted, mo
         far += torch.stack([(answer - wanted).norm().cpu() for answer in (mine, theirs)])
     assert 0 < far[0] < 1.5 * far[1]
     assert counted.calls["normed"] > counted.calls["back"] > 0
-    moved = [
-        torch.cat([each.flatten() for each in adapter._state.moving.values()]) for adapter in (exact, layers, ours)
-    ]
+    moved = [torch.cat([each.flatten() for each in moving(adapter).values()]) for adapter in (exact, layers, ours)]
     assert (moved[2] - moved[0]).norm() < 1.5 * (moved[1] - moved[0]).norm()
-    assert ours._network.doubles, "both halves at once"
-    assert ours._acceleration.branch_backward.right, "the branch's lesson through its own half"
+    assert doubles(ours), "both halves at once"
+    assert branch_backward(ours).right, "the branch's loss through its own half"
 
 
 @pytest.mark.parametrize(
@@ -130,12 +130,11 @@ def both(
     """All heads of a net in half precision, with our kernels and with the layers' own."""
     batch = stream(DEVICE, 1)[0]
     adapter = poem.adapt(net.to(DEVICE), method, fast=False, precision="bf16", select=Everyone(), **settings)
-    network, state = adapter._network, adapter._state
+    inner, tensors = network(adapter), moving(adapter)
 
     def heads() -> Tensor:
-        with network.borrowed(DEVICE), torch.no_grad():
-            theta, zeta = state.moving["theta"], state.moving.get("branch")
-            return torch.cat(network.heads(batch, theta, zeta, FromBatch(), {}, mask)[0])
+        with inner.borrowed(DEVICE), torch.no_grad():
+            return torch.cat(inner.heads(batch, tensors["theta"], tensors.get("branch"), FromBatch(), {}, mask)[0])
 
     ours = heads()
     with monkeypatch.context() as patch:
@@ -283,13 +282,12 @@ def test_a_cut_pass_is_the_pass(kind: str, pieces: list[nn.Module]) -> None:
 
 
 def test_the_branch_enters_beyond_the_split(pieces: list[nn.Module]) -> None:
-    # Where its numbers touch what leads to the split, its lesson goes all the way back: twice the work.
+    # If its tensors entered before the split, backward of its loss would run through the whole network: twice the work.
     from poem.accelerate import compiled
 
     adapter = poem.adapt(make_net("bn", sharpness=10.0), "poem", fast=False, select=Everyone(), rounds=1, compile=True)
     adapter(stream("cpu", 1)[0])
-    passes = adapter._acceleration.compiled
-    assert passes is not None
+    passes = inside.compiled(adapter)
     seen = 0
     for whole, _ in passes.made.values():
         assert isinstance(whole, torch.fx.GraphModule)
@@ -306,29 +304,28 @@ def test_what_follows_from_the_images_alone_is_computed_once(pieces: list[nn.Mod
     adapter = poem.adapt(make_net("bn", sharpness=10.0), "poem", fast=False, select=Everyone(), rounds=1, compile=True)
     first, second = stream("cpu", 2)
     adapter(first)
-    passes = adapter._acceleration.compiled
-    assert passes is not None
+    passes = inside.compiled(adapter)
     assert len(passes.beginnings) == 1
     calls: list[int] = []
     pieces[0].register_forward_hook(lambda *_: calls.append(1))
     adapter(second)
-    assert len(calls) == 1, "two looks, one with gradients and one without"
+    assert len(calls) == 1, "two forward passes, one with gradients and one without"
     adapter(second)
     assert len(calls) == 2, "a batch that comes again may have been written to"
 
 
 @dataclass(frozen=True, repr=False)
 class FirstHalf(Select):
-    """Whoever comes first, whatever rounding says."""
+    """The first half of the samples, whatever rounding does."""
 
     def __call__(self, outputs: Outputs, among: Tensor, memory: Memory) -> Tensor:
         """Half of them."""
         return among & (torch.arange(len(among), device=among.device) < len(among) // 2)
 
 
-@pytest.mark.parametrize(("method", "doubles"), [("deyo+poem", None), ("poem", False), ("tent", None)])
+@pytest.mark.parametrize(("method", "checked"), [("deyo+poem", None), ("poem", False), ("tent", None)])
 def test_a_cut_pass_with_our_kernels_is_the_pass(
-    method: str, doubles: bool | None, pieces: list[nn.Module], fused: Any, monkeypatch: pytest.MonkeyPatch
+    method: str, checked: bool | None, pieces: list[nn.Module], fused: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # DeYO asks about other images of the same shape, some of them: its passes begin otherwise.
     monkeypatch.setattr(fused, "SMALL", 0)
@@ -338,14 +335,14 @@ def test_a_cut_pass_with_our_kernels_is_the_pass(
                    precision="bf16", compile=compile)
         for compile in (False, True)
     )  # fmt: skip
-    plain._network.doubles = cut._network.doubles = doubles
+    for adapter in (plain, cut):
+        set_doubles(adapter, checked)
     for batch in stream(DEVICE, 2, size=4):
         assert_near(cut(batch), plain(batch))
     assert plain.totals.taught == cut.totals.taught > 0
     code = "".join(str(getattr(piece, "code", "")) for piece in pieces)
     assert "poem.moments" in code
-    passes = cut._acceleration.compiled
-    assert passes is not None
+    passes = inside.compiled(cut)
     assert len(passes.beginnings) == (2 if "deyo" in method else 1), "and the kernels were tried before"
 
 
@@ -378,7 +375,7 @@ def test_a_pass_that_writes_in_place_is_cut_right(pieces: list[nn.Module]) -> No
             torch.testing.assert_close(cut(batch), plain(batch), atol=1e-5, rtol=0)
 
 
-def test_what_was_computed_is_kept_for_the_images_in_hand_and_as_long_as_it_stands() -> None:
+def test_a_computed_value_is_cached_for_the_current_images_until_it_is_written_to() -> None:
     early = PrefixCache([], [], lambda module: False)
     one, other, made = torch.rand(2), torch.rand(2), []
 

@@ -10,6 +10,7 @@ import pytest
 import tape
 import torch
 from compare import assert_same_answers
+from inside import cached_layers, without_prefix_cache
 from learners import RICH
 from nets import Wrapped, make_net
 from torch import Tensor, nn
@@ -33,22 +34,16 @@ class Tiles(Wrapped):
         return torch.cat([self.net.conv1(tile) for tile in x.chunk(4, dim=2)], dim=2)
 
 
-def without_cache(adapter: poem.Adapter) -> poem.Adapter:
-    """An adapter whose every layer runs at every pass."""
-    adapter._acceleration.prefix_cache._modules = []
-    return adapter
-
-
-@pytest.mark.parametrize("fast", [False, pytest.param("tape", id="recorded")])
+@pytest.mark.parametrize("fast", [False, pytest.param("tape", id="captured")])
 def test_a_stem_that_later_runs_on_tiles_gets_each_tile_s_output(fast: Any) -> None:
     answers = []
     for cached in (True, False):
-        with recording(fast):
+        with capturing(fast):
             adapter = poem.adapt(Tiles(), "poem", fast=bool(fast), **RICH)
             found = [adapter(batch) for batch in small_batches(3)]
             adapter.model.tiled = True  # type: ignore[assignment]
             if not cached:
-                without_cache(adapter)
+                without_prefix_cache(adapter)
             found += [adapter(batch) for batch in small_batches(3)]
             assert adapter.totals.updates > 3
         answers.append(found)
@@ -64,7 +59,7 @@ def test_a_layer_that_gets_another_input_at_the_second_pass_runs_again() -> None
             return super().stem(x * self.passes)
 
     adapters = [poem.adapt(Growing(), "poem", fast=False, **RICH) for _ in range(2)]
-    without_cache(adapters[1])
+    without_prefix_cache(adapters[1])
     assert_same_answers(*[[adapter(batch) for batch in small_batches(3)] for adapter in adapters])
     assert adapters[0].totals.updates > 0
 
@@ -89,7 +84,7 @@ def test_equal_inputs_of_an_upper_layer_are_computed_once(monkeypatch: pytest.Mo
 
 
 @contextmanager
-def recording(fast: Any) -> Iterator[None]:
+def capturing(fast: Any) -> Iterator[None]:
     """With the stand-in for CUDA graphs, or without."""
     if not fast:
         yield
@@ -100,7 +95,7 @@ def recording(fast: Any) -> Iterator[None]:
 
 
 class FromLayer3(parts.Parameters):
-    """The norm layers of the third stage alone."""
+    """The norm layers of the third stage only."""
 
     def __call__(self, model: nn.Module, facts: Any) -> list[str]:
         return [name for name, _ in model.named_parameters() if name.startswith("layer3") and "norm" in name]
@@ -162,7 +157,7 @@ def test_arguments_of_other_types_are_other_keys_of_the_cache() -> None:
             return out
 
     adapters = [poem.adapt(Twice(), "poem", fast=False, **RICH) for _ in range(2)]
-    without_cache(adapters[1])
+    without_prefix_cache(adapters[1])
     assert_same_answers(*[[adapter(batch) for batch in small_batches(3)] for adapter in adapters])
     assert adapters[0].totals.updates > 0
 
@@ -205,7 +200,7 @@ def _counted(call: Any, name: str, ran: list[str]) -> Any:
 
 
 class InPlace(nn.Module):
-    """Writes into what its first layer said."""
+    """Writes into the output of its first layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -218,15 +213,15 @@ class InPlace(nn.Module):
         return logits
 
 
-def test_a_layer_whose_answer_is_written_into_is_asked_again() -> None:
+def test_a_layer_whose_output_is_written_to_runs_again() -> None:
     adapters = [poem.adapt(InPlace(), "poem", lr=0.02, threshold=0.6, fast=False) for _ in range(2)]
-    adapters[1]._acceleration.prefix_cache._modules = []  # never
+    without_prefix_cache(adapters[1])
     batches = stream("cpu", 4)
     assert_same_answers(*[[adapter(batch) for batch in batches] for adapter in adapters])
     assert adapters[0].totals.updates > 0
 
 
-def test_a_layer_that_runs_twice_is_asked_twice() -> None:
+def test_a_layer_that_is_called_twice_runs_twice() -> None:
     class Twice(InPlace):
         def forward(self, x: Tensor) -> Tensor:
             net: Any = self.net
@@ -235,12 +230,12 @@ def test_a_layer_that_runs_twice_is_asked_twice() -> None:
             return logits
 
     adapters = [poem.adapt(Twice(), "poem", lr=0.02, threshold=0.6, fast=False) for _ in range(2)]
-    adapters[1]._acceleration.prefix_cache._modules = []
+    without_prefix_cache(adapters[1])
     assert_same_answers(*[[adapter(batch) for batch in stream("cpu", 3)] for adapter in adapters])
     assert adapters[0].totals.updates > 0
 
 
-def test_a_forward_that_the_user_set_is_left_alone() -> None:
+def test_a_forward_that_the_user_set_stays() -> None:
     net: Any = make_net("gn", sharpness=6.0)
     adapter = poem.adapt(net, "poem", lr=0.02, threshold=0.6, fast=False)
     first, second = stream("cpu", 2)
@@ -250,17 +245,16 @@ def test_a_forward_that_the_user_set_is_left_alone() -> None:
     assert net.conv1.forward is mine
 
 
-def test_averages_over_the_stream_see_every_look() -> None:
+def test_running_averages_see_every_forward_pass() -> None:
     adapters = [poem.adapt(make_net("bn", sharpness=10.0), "poem", lr=0.02, statistics=RunningMean(0.3)) for _ in "ab"]
-    adapters[1]._acceleration.prefix_cache._modules = []
+    without_prefix_cache(adapters[1])
     assert_same_answers(*[[adapter(batch) for batch in stream("cpu", 3)] for adapter in adapters])
 
 
-def test_the_higher_a_recipe_begins_the_more_is_kept() -> None:
+def test_the_higher_the_first_adapted_layer_the_more_is_cached() -> None:
     net = make_net("bn", sharpness=10.0)
     adapter = poem.adapt(net, "poem", lr=0.02, parameters=FromLayer3(), select=Everyone())
     adapter(stream("cpu", 1)[0])
-    kept = set(adapter._acceleration.prefix_cache._modules or [])
-    names = {name for name, module in adapter._network.twin.root.named_modules() if module in kept}
+    names = cached_layers(adapter)
     assert {"layer1", "layer2"} <= names
     assert not any(name.startswith(("layer4", "fc")) for name in names)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from compare import assert_same_answers
+from inside import network, weight_casts
 from nets import make_net
 from torch import Tensor, nn
 from toys import stream
@@ -22,8 +23,7 @@ def test_half_precision_casts_frozen_weights_once_and_follows_them() -> None:
     adapter = poem.adapt(net, "poem", lr=0.02, precision="bf16", fast=False)
     batches = stream("cpu", 2)
     adapter(batches[0])
-    casts = adapter._acceleration.weight_casts
-    assert casts is not None
+    casts = weight_casts(adapter)
     copies = {id(swap[2]) for swap in casts.swaps}
     assert {name for _, name, _ in casts.swaps} == {"weight", "bias"}  # of the head; norm layers keep single precision
     assert all(swap[2].dtype == torch.bfloat16 for swap in casts.swaps)
@@ -52,7 +52,7 @@ def test_half_precision_casts_frozen_weights_once_and_follows_them() -> None:
     ],
     ids=["another weight", "another way to read it"],
 )
-def test_copies_of_weights_follow_what_stands_in_the_layer(change: Any) -> None:
+def test_cast_weights_follow_the_layers_own(change: Any) -> None:
     net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
                         nn.Linear(8, 8), nn.Linear(8, 5)).eval()  # fmt: skip
     adapter = poem.adapt(net, "bn", precision="bf16", fast=False)
@@ -64,11 +64,10 @@ def test_copies_of_weights_follow_what_stands_in_the_layer(change: Any) -> None:
     assert not torch.equal(adapter(batch), before)
 
 
-def test_unloading_lets_go_of_copied_weights() -> None:
+def test_unloading_releases_the_cast_weights() -> None:
     adapter = poem.adapt(make_net("bn"), "tent", precision="bf16")
     adapter(stream("cpu", 1)[0])
-    casts = adapter._acceleration.weight_casts
-    assert casts is not None
+    casts = weight_casts(adapter)
     assert casts.swaps
     adapter.unload()
     assert not any((casts.swaps, casts._own, casts._copies))
@@ -76,6 +75,5 @@ def test_unloading_lets_go_of_copied_weights() -> None:
 
 def test_weights_that_move_are_not_cast() -> None:
     adapter = poem.adapt(make_net("ln"), "memo", precision="bf16", mean=(0, 0, 0), std=(1, 1, 1))
-    assert adapter._acceleration.weight_casts is not None
-    adapter._network.autocast.note("cpu")
-    assert adapter._acceleration.weight_casts.swaps == []  # everything moves
+    network(adapter).autocast.note("cpu")
+    assert weight_casts(adapter).swaps == []  # everything moves

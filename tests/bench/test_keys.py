@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from inside import importance
 from nets import ConvNet, make_net
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
@@ -83,7 +84,7 @@ class Case:
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.autocast):
             adapter = poem.adapt(self.net, "eata", source_data=self.data, **self.settings)
         adapter.unload()
-        return adapter._state.prepared["minimise.second.importance"]
+        return importance(adapter)
 
 
 def by_loader(case: Case) -> None:

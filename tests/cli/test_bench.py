@@ -18,6 +18,7 @@ from stand_ins import cell, report
 
 from poem import adapt, methods, zoo
 from poem import recipe as recipe_of
+from poem._util.progress import duration
 from poem.bench.analysis.choose_lr import read
 from poem.bench.cell import Cell, with_field
 from poem.bench.estimate import Rates, images, passes
@@ -25,8 +26,8 @@ from poem.bench.result import Report
 from poem.bench.runners import Begun, Ended, Inline, Moved, Workers
 from poem.bench.store import Store
 from poem.bench.sweep import CannotWriteError, Planned
-from poem.cli import _grid
-from poem.cli._bar import Bar, duration
+from poem.cli import _sweep
+from poem.cli._sweep_progress import SweepProgress
 from poem.cli.main import main
 from poem.recipes.text import written
 from poem.streams import EXTRA
@@ -191,11 +192,11 @@ def test_a_gpu_is_worked_on_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPa
         "address": None,
         "retries": 2,
     }
-    monkeypatch.setattr(_grid, "_devices", list)
-    made = _grid.engine(argparse.Namespace(device=["cuda:0"], **flags), [cell(), cell("tent")])
+    monkeypatch.setattr(_sweep, "_devices", list)
+    made = _sweep.make_engine(argparse.Namespace(device=["cuda:0"], **flags), [cell(), cell("tent")])
     assert isinstance(made, Workers)
     assert (made.count, made.devices) == (1, ("cuda:0",))
-    assert isinstance(_grid.engine(argparse.Namespace(device=["cpu"], **flags), [cell()]), Inline)
+    assert isinstance(_sweep.make_engine(argparse.Namespace(device=["cpu"], **flags), [cell()]), Inline)
 
 
 @pytest.mark.parametrize("error", [CannotWriteError("no room"), ChildProcessError("workers do not start")])
@@ -280,17 +281,17 @@ def test_all_is_the_paper(capsys: pytest.CaptureFixture[str]) -> None:
     assert "results in poem-results" in said
 
 
-def test_the_bar_counts_cells_images_and_failures() -> None:
-    bar, first, second = Bar(), cell(), cell("tent")
-    bar(Planned((first, second), ()))
-    bar(Begun(first))
-    bar(Moved(first, 32, 64))
-    assert str(bar).startswith("0/2 cells, 32/128 images, ")
-    assert " left: digits-ln source" in str(bar)
-    bar(Ended(first, None, "it raised"))
-    bar(Begun(second))
-    assert str(bar).startswith("1/2 cells, 64/128 images, ")
-    assert ", 1 failed: digits-ln tent" in str(bar)
+def test_progress_of_a_sweep_counts_cells_images_and_failures() -> None:
+    progress, first, second = SweepProgress(), cell(), cell("tent")
+    progress(Planned((first, second), ()))
+    progress(Begun(first))
+    progress(Moved(first, 32, 64))
+    assert str(progress).startswith("0/2 cells, 32/128 images, ")
+    assert " left: digits-ln source" in str(progress)
+    progress(Ended(first, None, "it raised"))
+    progress(Begun(second))
+    assert str(progress).startswith("1/2 cells, 64/128 images, ")
+    assert ", 1 failed: digits-ln tent" in str(progress)
 
 
 def test_work_is_estimated_from_the_order_and_from_cells_alike() -> None:
@@ -334,15 +335,15 @@ def test_memo_is_named_where_most_of_the_time_goes_to_it(tmp_path: Path, capsys:
 
 def test_the_time_left_is_by_work_and_unsaid_at_first() -> None:
     cheap, dear = cell(), cell("memo")
-    bar = Bar()
-    bar(Planned((cheap, dear), ()))
-    bar(Begun(cheap))
-    bar(Moved(cheap, 32, 64))
-    assert " left" not in str(bar), "half of the cheap cell is next to nothing"
-    bar(Ended(cheap, report(cheap), ""))
-    bar(Moved(dear, 32, 64))
-    bar.began -= 50
-    left = re.search(r"about (\d+) s left", str(bar))
+    progress = SweepProgress()
+    progress(Planned((cheap, dear), ()))
+    progress(Begun(cheap))
+    progress(Moved(cheap, 32, 64))
+    assert " left" not in str(progress), "half of the cheap cell is next to nothing"
+    progress(Ended(cheap, report(cheap), ""))
+    progress(Moved(dear, 32, 64))
+    progress.began -= 50
+    left = re.search(r"about (\d+) s left", str(progress))
     assert left is not None
     assert 47 <= int(left[1]) <= 51, "half of the work is done, though three images of four have passed"
 
@@ -411,7 +412,7 @@ def test_what_is_there_is_not_missing(bare: Path, tmp_path: Path, capsys: pytest
     assert "no snow/5 in" in said
     assert "fog/5" not in said
     assert poem(*words, "--engine", "ray", "--address", "auto") == 0
-    assert "not looked for, each node of a cluster has its own" in capsys.readouterr().out
+    assert "not checked, each node of a cluster has its own" in capsys.readouterr().out
 
 
 def test_finished_cells_need_nothing(bare: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,7 +22,9 @@ from poem.streams import CORRUPTIONS, corrupt
 
 image = pytest.importorskip("PIL.Image")
 
-RUN = "import sys; from poem.cli import corrupt as c; import argparse; p = argparse.ArgumentParser(); c.options(p); "
+RUN = (
+    "import sys; from poem.cli import corrupt as c; import argparse; p = argparse.ArgumentParser(); c.add_options(p); "
+)
 RUN += "sys.exit(c.run(p.parse_args()))"
 
 
@@ -37,7 +39,7 @@ def tree(root: Path, count: int = 6, size: int = 32) -> Path:
 
 def run(*words: Any) -> int:
     parser = argparse.ArgumentParser()
-    command.options(parser)
+    command.add_options(parser)
     return command.run(parser.parse_args([str(word) for word in words]))
 
 

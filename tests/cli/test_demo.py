@@ -15,14 +15,14 @@ from PIL import Image
 from torch import nn
 
 from poem import zoo
+from poem._util.log_level import errors_only
 from poem._util.malloc import keep_freed_memory
 from poem.bench.cell import Cell
 from poem.bench.result import Report
 from poem.bench.suites import Suite, load
-from poem.cli._quiet import quiet
 from poem.cli.main import main
 from poem.recipes.text import written
-from poem.report.demo import table, text
+from poem.report.demo import demo_rows, demo_text
 from poem.zoo.train_data import digits
 
 
@@ -43,7 +43,7 @@ def suite() -> Suite:
 
 def test_gains_are_over_the_model_unadapted(suite: Suite) -> None:
     value = {"source": 50.0, "tent": 60.0}
-    found = table(suite, [report(cell, value.get(cell.method, 40.0)) for cell in suite.cells])
+    found = demo_rows(suite, [report(cell, value.get(cell.method, 40.0)) for cell in suite.cells])
     assert len(found) == 8 * 3
     assert found["Tent", "batch norm"].gain == pytest.approx(10)
     assert found["POEM", "layer norm"].gain == pytest.approx(-10)
@@ -52,7 +52,7 @@ def test_gains_are_over_the_model_unadapted(suite: Suite) -> None:
 
 def test_the_text_fits_a_terminal_and_says_who_loses_and_where(suite: Suite) -> None:
     reports = [report(cell, 30.0 if cell.method == "poem" else 50.0, low=75.0) for cell in suite.cells]
-    said = text(suite, table(suite, reports))
+    said = demo_text(suite, demo_rows(suite, reports))
     assert max(map(len, said.splitlines())) <= 100
     flat = " ".join(said.split())
     assert "adapting loses with 1 of 6 methods; POEM most, -20.0, in impulse noise from 50.0 to 30.0." in flat
@@ -64,11 +64,11 @@ def test_the_shift_where_most_was_lost_is_named_and_chance_is_called_so(suite: S
         lost = {("poem", "fog", "digits-gn"): 28.0, ("sar", "fog", "digits-gn"): 2.0, ("tent", "fog", "digits-ln"): 1.0}
         return 70.0 - lost.get((cell.method, cell.corruptions[0], cell.base), 0.0)
 
-    found = table(suite, [report(cell, top1(cell)) for cell in suite.cells])
+    found = demo_rows(suite, [report(cell, top1(cell)) for cell in suite.cells])
     assert found["POEM", "group norm"].shifts["fog"] == (70.0, 42.0)
     plain, poem = 70.0 * 30.0 / 100, 42.0 * 58.0 / 100  # variances of a shift of 100 images, in squared points
     assert found["POEM", "group norm"].error == pytest.approx((7 * plain + poem) ** 0.5 / 4)
-    flat = " ".join(text(suite, found).split())
+    flat = " ".join(demo_text(suite, found).split())
     assert "On digits-gn adapting loses with 1 of 6 methods; POEM most, -7.0, in fog from 70.0 to 42.0; 1 more" in flat
     assert "1 more loses less than one standard error." in flat
     assert "On digits-ln no loss is beyond chance: Tent loses most, -0.2, and one standard error is 3.2." in flat
@@ -77,7 +77,7 @@ def test_the_shift_where_most_was_lost_is_named_and_chance_is_called_so(suite: S
 
 def test_a_failed_cell_is_shown_as_failed(suite: Suite) -> None:
     reports = [report(cell, 50.0) for cell in suite.cells if cell.method != "sar"]
-    assert text(suite, table(suite, reports)).count("failed") == 3
+    assert demo_text(suite, demo_rows(suite, reports)).count("failed") == 3
 
 
 def test_the_command_prints_writes_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -215,7 +215,7 @@ def test_the_help_has_every_default(capsys: pytest.CaptureFixture[str]) -> None:
 def test_hints_are_kept_back_and_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
     log = logging.getLogger("poem")
     monkeypatch.setattr(log, "level", logging.INFO)
-    with quiet():
+    with errors_only():
         assert log.level == logging.ERROR
     assert log.level == logging.INFO
 

@@ -81,9 +81,9 @@ def nothing_done(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.fail("the work has begun")
 
     for module, name in (
-        (zoo, "load"), (predict, "photos"), (predict, "answers"), (benchmark, "measure"), (sweep, "sweep"),
+        (zoo, "load"), (predict, "find_images"), (predict, "answers"), (benchmark, "measure"), (sweep, "sweep"),
         (verifying, "verify"), (train, "train"), (train_data, "digits"), (choice, "choose"), (_folder, "list_source"),
-        (demo, "table"), (store.Store, "reports"),
+        (demo, "demo_rows"), (store.Store, "reports"),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, begun)
 

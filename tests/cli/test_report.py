@@ -11,7 +11,7 @@ from fixture_reports import cell, kept, report
 
 from poem.bench.store import Store
 from poem.cli.main import main
-from poem.report.contents import about
+from poem.report.select_suites import select_suites
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("jinja2")
@@ -23,7 +23,7 @@ def test_report_finds_the_suites_by_itself(tmp_path: Path, capsys: pytest.Captur
     fig = load("fig6b", "tiny", limit=64)
     folder = kept(tmp_path, *(report(each, 60.0 + at / 10) for at, each in enumerate(fig.cells[:8])))
     (folder / "cells" / "stray.json").write_text("{", encoding="utf-8")
-    assert [each.name for each in about(fig.cells[:1], names=["fig6b"])] == ["fig6b"]
+    assert [each.name for each in select_suites(fig.cells[:1], names=["fig6b"])] == ["fig6b"]
     assert main(["report", str(folder), "--out", str(tmp_path / "out")]) == 0
     out = capsys.readouterr().out
     assert "report.html" in out
@@ -39,7 +39,7 @@ def test_report_shows_whole_suites_and_not_parts_of_others(tmp_path: Path, capsy
 
     made = load("table11", "tiny", limit=128)
     folder = kept(tmp_path, *(report(each) for each in made.cells))
-    assert len(about(made.cells[:1])) >= 1, "a part of one, where none is whole"
+    assert len(select_suites(made.cells[:1])) >= 1, "a part of one, where none is whole"
     assert main(["report", str(folder)]) == 0
     titles = re.findall(r"^## (.*)$", (folder / "report.md").read_text(encoding="utf-8"), re.M)
     assert titles == ["Contents", made.title]
@@ -58,7 +58,7 @@ def test_report_shows_a_folder_as_it_was_asked_for(tmp_path: Path) -> None:
 
     def shown_suites() -> list[tuple[str, str, tuple[str, ...]]]:
         there = [each.cell for each in store.reports()]
-        return [(each.name, each.scale, each.altered) for each in about(there, requests=store.asked())]
+        return [(each.name, each.scale, each.altered) for each in select_suites(there, requests=store.asked())]
 
     def measured(name: str, scale: str, **settings: Any) -> None:
         store.ask([name], scale, {"seeds": None, "changes": {}, **settings})
@@ -76,7 +76,7 @@ def test_report_shows_a_folder_as_it_was_asked_for(tmp_path: Path) -> None:
     store.ask(["table2"], "tiny", {})
     assert len(shown_suites()) == 2, "nothing of it is there"
     there = [each.cell for each in store.reports()]
-    (cut,) = about(there, scale="tiny", asked={"limit": 64, "methods": ["sar"]}, requests=store.asked())
+    (cut,) = select_suites(there, scale="tiny", settings={"limit": 64, "methods": ["sar"]}, requests=store.asked())
     assert cut.altered == ("methods sar", "limit 64"), "flags come first"
 
 

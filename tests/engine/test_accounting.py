@@ -86,15 +86,15 @@ def test_tent_passes_each_image_once_ahead_and_once_back() -> None:
     assert counts(adapter) == costs(3, 3, rounds=1, updates=1, taught=3, selected=3)
 
 
-def test_eata_counts_back_only_those_who_teach() -> None:
+def test_eata_counts_backward_passes_of_selected_samples_only() -> None:
     adapter = dial("eata", lr=0.1)
     adapter(spots(3, 4, 0))
     assert counts(adapter) == costs(3, 2, computed=(3, 3), rounds=1, updates=1, taught=2, selected=2)
-    adapter(spots(3, -6, 0))  # the first is what has been taught already, the second is new
+    adapter(spots(3, -6, 0))  # the first is redundant by now, the second is new
     assert adapter.last.selected.tolist() == [False, True, False]
     assert counts(adapter) == costs(
         3, 1, computed=(4, 1), rounds=1, updates=1, taught=1, selected=1
-    )  # once more, alone
+    )  # once more, one row of it
     adapter(spots(3, 4))
     assert counts(adapter) == costs(2)
     assert adapter.last.skipped == "nothing selected"
@@ -113,14 +113,14 @@ def test_eata_counts_the_importance_of_weights_apart() -> None:
     assert dial("eata").preparation == {"forwards": 0, "backwards": 0}
 
 
-def test_sar_needs_its_second_pass_for_the_reliable_and_teaches_those_who_stay_so() -> None:
-    adapter = dial("sar", step=SAM(0.3))  # climbing takes 0.3 off: 2.6 becomes 2.3
+def test_sar_needs_its_second_pass_for_selected_samples_and_updates_with_those_still_selected() -> None:
+    adapter = dial("sar", step=SAM(0.3))  # the perturbation takes 0.3 off: 2.6 becomes 2.3
     adapter(spots(2.6, 4, 4, 0))
     assert counts(adapter) == costs(4 + 3, 3 + 2, computed=(8, 8), rounds=1, updates=1, taught=2, selected=3)
     assert adapter.last.skipped is None
 
 
-def test_sar_skips_where_nobody_passes_the_second_filter() -> None:
+def test_sar_skips_where_no_sample_passes_the_second_filter() -> None:
     adapter = dial("sar", step=SAM(0.3))
     before = adapter.state_dict()["tensors"]
     adapter(spots(2.5, 0))
@@ -141,7 +141,7 @@ def test_deyo_needs_its_second_pass_for_the_sure() -> None:
     adapter = dial("deyo", lr=0.1, select=EntropyBelow(0.5) & PLPDAbove(0.2, Occlusion()))
     adapter(torch.cat([spots(3, 2.3, 0), plains(3)]))
     assert adapter.last.selected.tolist() == [True, True, False, False]
-    # The default weights destroy by patches, which is a pass of its own over those who teach.
+    # The default weights destroy by patches, which is a pass of its own over the selected samples.
     assert counts(adapter) == costs(4 + 3 + 2, 2, computed=(12, 4), rounds=1, updates=1, taught=2, selected=2)
 
 
@@ -166,24 +166,24 @@ def test_memo_takes_65_passes_ahead_and_64_back_per_image() -> None:
     assert (adapter.last.forwards, adapter.last.backwards) == (2 * 65, 2 * 64)
 
 
-def test_cotta_asks_student_source_and_teacher() -> None:
+def test_cotta_forwards_student_source_and_teacher() -> None:
     adapter = dial("cotta", teacher=MeanTeacher(unsure=0.5, copies=4, augment=same), std=(1 / 3, 1 / 3))
     adapter(spots(3, 3, 0) / 3)
     assert counts(adapter) == costs(3 + 3 + 3, 3, rounds=1, updates=1, taught=3, selected=3)
 
 
-def test_cotta_asks_the_teacher_for_each_copy_where_the_source_is_unsure() -> None:
+def test_cotta_forwards_each_copy_through_the_teacher_where_the_source_is_unsure() -> None:
     adapter = dial("cotta", teacher=MeanTeacher(unsure=0.9, copies=4, augment=same), std=(1 / 3, 1 / 3))
     adapter(spots(3, 3, 0) / 3)
     assert counts(adapter) == costs(3 + 3 + 4 * 3, 3, rounds=1, updates=1, taught=3, selected=3)
 
 
-# One update: nobody is near the threshold. Two: the majority moves the shift up by 0.3, 2.3 enters and -2.6 leaves.
+# One update: no sample is near the threshold. Two: the majority moves the shift up by 0.3, 2.3 enters and -2.6 leaves.
 STILL, MOVING, NOBODY = (3.5, 3.5, 0), (3, 3, 3, 2.3, -2.6), (1, 0)
 
 
 @pytest.mark.parametrize("changes", [{}, {"branch": None}], ids=["branch", "no branch"])
-def test_poem_looks_again_after_each_update(changes: dict[str, Any]) -> None:
+def test_poem_forwards_again_after_each_update(changes: dict[str, Any]) -> None:
     adapter = dial("poem", **changes)
     adapter(spots(*MOVING))
     expected = costs(
@@ -204,7 +204,7 @@ def test_poem_looks_again_after_each_update(changes: dict[str, Any]) -> None:
     assert adapter.last.skipped == "nothing selected"
 
 
-def test_poem_with_one_update_looks_twice_and_still_sees_who_is_new() -> None:
+def test_poem_with_one_update_forwards_twice_and_still_counts_newly_reliable_samples() -> None:
     adapter = dial("poem", rounds=1)
     adapter(spots(*MOVING))
     expected = costs(
@@ -214,7 +214,7 @@ def test_poem_with_one_update_looks_twice_and_still_sees_who_is_new() -> None:
 
 
 def test_totals_are_the_sums_over_the_stream() -> None:
-    adapter = dial("poem", lr=0.0)  # nothing moves, so every set stands still
+    adapter = dial("poem", lr=0.0)  # nothing moves, so every set stays the same
     for batch in (STILL, NOBODY, MOVING):
         adapter(spots(*batch))
     totals = adapter.totals
@@ -241,11 +241,11 @@ def test_totals_agree_with_the_batches_of_a_stream_that_learns() -> None:
 def test_deyo_with_poem_spends_a_second_pass_per_look_that_chooses() -> None:
     select = EntropyBelow(0.5) & PLPDAbove(0.15, Occlusion())
     adapter = dial("deyo+poem", lr=0.5, select=select, weigh=Equal())
-    adapter(torch.cat([spots(3, 3, 0), plains(3)]))  # the set stands still after one update
+    adapter(torch.cat([spots(3, 3, 0), plains(3)]))  # the set is the same after one update
     assert counts(adapter) == costs(4 + 3 + 4 + 3, 2, computed=(16, 4), rounds=1, updates=1, taught=2, selected=2)
 
     adapter = dial("deyo+poem", lr=3.0, select=select, weigh=Equal())
-    adapter(spots(3, 3, 3, 1.95))  # the last one enters; the look after the last update does not choose
+    adapter(spots(3, 3, 3, 1.95))  # the last one enters; the pass after the last update selects nothing
     expected = costs(
         4 + 3 + 4 + 4 + 4, 3 + 4, computed=(20, 8), rounds=2, updates=2, taught=7, selected=3, newly_reliable=1
     )
@@ -318,14 +318,14 @@ def test_entropies_are_those_of_the_first_look_and_the_last() -> None:
     torch.testing.assert_close(adapter.last.first_logits.softmax(1)[:, 0], probability)
 
 
-def test_everyone_is_selected_where_nobody_chooses() -> None:
+def test_every_sample_is_selected_without_a_filter() -> None:
     adapter = dial("eta", select=Everyone() & NotRedundant(1.01))
     adapter(spots(*NOBODY))
     assert counts(adapter)["selected"] == 2
 
 
 def test_what_was_found_image_by_image_is_put_together() -> None:
-    """The batch learnt if one image did, its loss is the last update's, and its rows stand in order."""
+    """The batch made an update if one image did, its loss is the last update's, and its rows are in order."""
     parts = [BatchRecord(), BatchRecord(), BatchRecord()]
     for at, part in enumerate(parts):
         part.selected, part.first_logits = torch.tensor([at == 1]), torch.full((1, 2), float(at))

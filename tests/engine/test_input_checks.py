@@ -121,7 +121,7 @@ def test_a_model_with_nothing_to_adapt_says_what_to_try() -> None:
         ("threshhold", "Did you mean threshold?"),
     ],
 )
-def test_a_misspelt_argument_is_told_the_nearest(word: str, said: str) -> None:
+def test_the_error_for_a_misspelt_argument_names_the_nearest(word: str, said: str) -> None:
     changes: dict[str, Any] = {word: 1}
     with pytest.raises(TypeError, match=re.escape(said)):
         poem.adapt(make_net("bn"), "tent", **changes)
@@ -171,7 +171,7 @@ def test_logits_inside_an_output_are_found(method: str, put: Callable[[Tensor], 
     assert adapter.totals.taught > 0
 
 
-def test_a_tuple_needs_to_be_told_where_the_logits_are() -> None:
+def test_a_model_that_returns_a_tuple_needs_logits() -> None:
     net = Packed(sharp(), lambda out: (out, None))
     with pytest.raises(TypeError, match=r"a tensor, .logits or \['logits'\]\), got tuple; pass logits=lambda out"):
         learner(net=net)(batch())
@@ -462,7 +462,7 @@ def test_bytes_are_refused_where_the_normalisation_is_ours() -> None:
     adapter(toys.images(4, 0))
 
 
-def test_a_preset_for_a_recipe_is_told_to_do_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_preset_for_a_recipe_logs_that_it_does_nothing(caplog: pytest.LogCaptureFixture) -> None:
     poem.adapt(make_net("bn"), poem.recipe("tent"), preset="cifar")
     assert "a recipe is taken as it is" in caplog.text
 
@@ -541,13 +541,13 @@ def test_a_lazy_layer_is_refused_by_name() -> None:
         poem.adapt(net, "tent")
 
 
-def test_a_loader_of_dictionaries_is_told_what_is_expected() -> None:
+def test_the_error_for_a_loader_of_dictionaries_says_what_is_expected() -> None:
     adapter = poem.adapt(make_net("bn"), "tent")
     with pytest.raises(TypeError, match="expected batches of images"):
         list(adapter.stream([{"image": images(4, 0)}]))
 
 
-def test_other_batch_sizes_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_other_batch_sizes_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     adapter = poem.adapt(make_net("bn"), "tent")
     with caplog.at_level(logging.WARNING, logger="poem"):
         for size in (4, 3, 4, 3, 5, 4):

@@ -26,7 +26,7 @@ from poem.parts import RunningMean
 )
 @pytest.mark.parametrize("kind", ["bn", "gn", "ln"])
 def test_a_loss_that_is_not_finite_is_skipped(kind: str, method: str, changes: dict[str, Any], reason: str) -> None:
-    """The images are sound but the network is not, for one batch: said in `last.skipped`, and nothing moves."""
+    """The images are finite but for one batch the outputs are not: `last.skipped` says so, and nothing moves."""
     net, broken = sharp(kind), {"now": False}
     net.register_forward_hook(lambda _, __, out: out * torch.nan if broken["now"] else out)
     adapter = learner(kind, method, net, **changes)
@@ -43,7 +43,7 @@ def test_a_loss_that_is_not_finite_is_skipped(kind: str, method: str, changes: d
     assert adapter.last.updates > 0
 
 
-def test_one_overflowing_image_leaves_running_statistics_alone() -> None:
+def test_one_overflowing_image_does_not_change_running_statistics() -> None:
     adapter = learner(method="tent-filtered", statistics=RunningMean(0.1))
     adapter(batch())
     before = snapshot(adapter)[1]

@@ -1,4 +1,4 @@
-"""Answers that are NaN or infinite are counted, count as wrong, and are said: in reports, tables, pages, commands."""
+"""Answers that are NaN or infinite count as wrong, and are reported in results, tables, pages and commands."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from poem.bench.store import Store
 from poem.bench.sweep import sweep
 from poem.cli.main import main
 from poem.engine.accounting import BatchRecord, FirstLast
-from poem.report.sections import page
+from poem.report.sections import build_page
 from poem.streams import datasets
 from poem.streams.datasets import Tensors
 from poem.zoo import nets
@@ -147,7 +147,7 @@ def test_a_finite_report_says_nothing_of_it(sick: Cell, monkeypatch: pytest.Monk
     assert {"ece", "nll", "aurc"} <= set(report.metrics)
 
 
-def test_a_label_without_any_probability_is_said_too(sick: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_label_without_any_probability_is_reported_too(sick: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
     class Certain(Sick):
         def forward(self, x: Tensor) -> Tensor:
             return torch.full((len(x), 10), -math.inf, device=x.device).index_fill(1, torch.tensor([1]), 0.0)
@@ -188,9 +188,9 @@ def test_a_table_has_a_column_for_it_where_there_are_any(caplog: pytest.LogCaptu
 
 def test_a_page_warns_of_rows_with_such_answers() -> None:
     suite, reports = table({"Tent": {"Fog": [40.0, 41.0]}, "SAR": {"Fog": [39.0]}})
-    assert page([suite], reports, {}).sections[0].warnings == ()
+    assert build_page([suite], reports, {}).sections[0].warnings == ()
     reports[1] = replace(reports[1], nonfinite=7)
-    (warning,) = page([suite], reports, {}).sections[0].warnings
+    (warning,) = build_page([suite], reports, {}).sections[0].warnings
     assert "Tent" in warning
     assert "7 of 500 answers were not finite" in warning
     assert "count as wrong" in warning

@@ -12,6 +12,7 @@ import pytest
 import torch
 from by_hand import adapted, assert_same, differs, eight_views, stream
 from compare import assert_same_answers
+from inside import fail_checks
 from learners import LOOSE, RICH, UNIT, batch, begun, learner, snapshot
 from nets import Wrapped, make_net
 from torch import Tensor, nn
@@ -84,17 +85,17 @@ def test_reset_forgets_what_the_forward_kept_on_its_modules() -> None:
     assert net.passes == 0, "the user's module was never run"
 
 
-def test_reset_forgets_what_was_tried_on_a_batch() -> None:
-    """A proof that failed on one batch is not the verdict on the next stream."""
+def test_reset_makes_the_checks_of_the_first_batch_again() -> None:
+    """A check that failed on one batch is made again in the next stream."""
     adapter = poem.adapt(make_net("bn", sharpness=10.0), "poem", **RICH)
     adapter(images(8, 0))
-    adapter._network.doubles = adapter._acceleration.independent = adapter._acceleration.branch_backward.right = False
+    fail_checks(adapter)
     adapter.reset()
     fresh = poem.adapt(make_net("bn", sharpness=10.0), "poem", **RICH)
     for each in small_batches(2):
         assert_same_answers([adapter(each)], [fresh(each)])
         assert adapter.last.forwards_computed == fresh.last.forwards_computed
-        assert adapter._network.doubles is True
+        assert adapter.last.notes == []
 
 
 @pytest.mark.parametrize("how", ["in place", "through data", "another tensor"])
@@ -247,7 +248,7 @@ def test_pickling_is_refused_and_names_save() -> None:
     ],
     ids=["eta", "eata", "poem", "roid+poem"],
 )
-def test_a_deep_copy_goes_on_alone_on_a_copied_model(kind: str, method: str, changes: dict[str, Any]) -> None:
+def test_a_deep_copy_adapts_a_copy_of_the_model(kind: str, method: str, changes: dict[str, Any]) -> None:
     adapter = begun(method, kind, **changes)
     twin = copy.deepcopy(adapter)
     assert twin.model is not adapter.model

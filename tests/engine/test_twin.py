@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from compare import assert_same_answers, fingerprint
+from inside import network
 from learners import RICH
 from nets import Wrapped, make_net
 from test_contract import Case
@@ -337,7 +338,7 @@ def test_forward_hooks_know_the_user_s_modules_and_see_every_pass() -> None:
 def test_a_hook_that_an_interrupt_left_behind_does_nothing() -> None:
     net = make_net("bn")
     adapter = poem.adapt(net, "tent")
-    watched = adapter._network.twin.watched()
+    watched = network(adapter).twin.watched()
     watched.__enter__()  # and never left
     with pytest.raises(ValueError, match="expected"):
         adapter(torch.zeros(0, 3, 16, 16))

@@ -44,7 +44,7 @@ def test_layers_are_found_by_what_they_are(
         assert numbers(model, facts.beyond(facts.split())) == branch
 
 
-def test_everything_means_every_parameter_and_cotta_leaves_tokens_alone() -> None:
+def test_everything_means_every_parameter_and_cotta_leaves_out_tokens() -> None:
     model = make_net("ln")
     facts, names = anatomy(model), [name for name, _ in model.named_parameters()]
     assert Everything()(model, facts) == names

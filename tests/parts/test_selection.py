@@ -1,4 +1,4 @@
-"""Who teaches and how much each counts: masks stay inside what was asked, and asking leaves no trace."""
+"""Selected samples and their weights: masks stay inside the samples given, and a call has no side effect."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ quick = settings(max_examples=30, deadline=None)
 
 @dataclass
 class Model:
-    """Answers with a fixed linear map of the pixels, and notes what it was asked."""
+    """Answers with a fixed linear map of the pixels, and records the calls."""
 
     classes: int
     spread: float = 1.0
@@ -143,7 +143,7 @@ def assert_same(one: Memory, other: Memory) -> None:
 @pytest.mark.parametrize("select", SELECTS, ids=repr)
 @quick
 @batches
-def test_nobody_outside_those_in_question_is_selected(
+def test_only_samples_that_are_still_eligible_are_selected(
     select: Select, seed: int, rows: int, classes: int, spread: float
 ) -> None:
     for memory in (begun(select, random_look(seed, rows, classes, spread)), warmed(select, seed, classes)):
@@ -264,11 +264,11 @@ def test_nats_and_percent_are_no_fractions_of_ln_c(value: float) -> None:
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0, 2.0, 9.0, 10])
-def test_a_fraction_that_keeps_nobody_or_everybody_is_one(value: float) -> None:
+def test_a_fraction_that_keeps_no_sample_or_every_sample_is_allowed(value: float) -> None:
     assert EntropyBelow(value, first=value).margin == value
 
 
-def test_the_first_fraction_holds_in_the_first_round_alone() -> None:
+def test_the_first_fraction_holds_in_the_first_round_only() -> None:
     logits = torch.tensor([[2.2, 0.0]], dtype=torch.float64)  # entropy 0.465 ln 2
     one = torch.ones(1, dtype=torch.bool)
     select = EntropyBelow(0.4, first=0.5)
@@ -290,7 +290,7 @@ def test_a_broken_sample_is_never_selected(select: Select, broken: float) -> Non
 
 
 @pytest.mark.parametrize("broken", [math.nan, math.inf])
-def test_a_broken_sample_keeps_nobody_else_from_teaching(broken: float) -> None:
+def test_a_sample_that_is_not_finite_does_not_deselect_others(broken: float) -> None:
     outputs = random_look(3, 6, 5, 3.0)
     logits = outputs.logits.clone()
     logits[2, 1] = broken
@@ -306,14 +306,14 @@ def test_a_broken_sample_keeps_nobody_else_from_teaching(broken: float) -> None:
 # Redundancy -----------------------------------------------------------------------------------------------------------
 
 
-def test_before_anybody_has_taught_nobody_is_redundant() -> None:
+def test_before_the_first_update_no_sample_is_redundant() -> None:
     select, outputs = NotRedundant(1e-6), random_look(0, 6, 5, 3.0)
     among = some(6, 0)
     assert bool(among.any())
     assert torch.equal(select(outputs, among, select.start(outputs)), among)
 
 
-def test_the_average_begins_with_the_mean_of_those_who_taught() -> None:
+def test_the_average_begins_with_the_mean_of_the_selected_samples() -> None:
     select, outputs = NotRedundant(0.3), random_look(0, 6, 5, 3.0)
     mask = torch.tensor([True, False, True, False, False, False])
     memory = remembered(select, outputs, mask, select.start(outputs))
@@ -329,7 +329,7 @@ def test_the_average_then_moves_by_a_tenth() -> None:
     torch.testing.assert_close(new, 0.9 * memory["mean"] + 0.1 * outputs.probs[mask].mean(0))
 
 
-def test_nobody_teaching_leaves_the_average_as_it_is() -> None:
+def test_without_selected_samples_the_average_stays() -> None:
     select, outputs, nobody = NotRedundant(0.3), random_look(0, 6, 5, 3.0), torch.zeros(6, dtype=torch.bool)
     start = select.start(outputs)
     assert_same({**start, **remembered(select, outputs, nobody, start)}, start)
@@ -469,7 +469,7 @@ def test_the_diverse_are_those_not_below_the_mean(seed: int, rows: int, classes:
 
 
 @pytest.mark.parametrize("rows", [1, 4])
-def test_where_all_are_equally_diverse_nobody_is_left_out(rows: int) -> None:
+def test_where_all_are_equally_diverse_every_sample_is_selected(rows: int) -> None:
     outputs = look_of(torch.tensor([[3.0, 1.0, 0.0]], dtype=torch.float64).expand(rows, 3))
     everyone, select, weigh = torch.ones(rows, dtype=torch.bool), Diverse(), ByDiversityAndCertainty()
     assert torch.equal(select(outputs, everyone, select.start(outputs)), everyone)
@@ -477,7 +477,7 @@ def test_where_all_are_equally_diverse_nobody_is_left_out(rows: int) -> None:
     torch.testing.assert_close(weights, torch.full_like(weights, math.exp(3)))
 
 
-def test_the_prior_begins_uniform_and_takes_in_those_who_do_not_teach() -> None:
+def test_the_prior_begins_uniform_and_averages_unselected_samples_too() -> None:
     outputs, nobody = random_look(0, 6, 5, 3.0), torch.zeros(6, dtype=torch.bool)
     for part in (Diverse(), ByDiversityAndCertainty()):
         start = part.start(outputs)

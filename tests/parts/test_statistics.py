@@ -7,6 +7,7 @@ import math
 
 import torch
 from by_hand import Bright, adapted, assert_same, entropy, net, stream, with_batch_statistics
+from inside import network
 from learners import batch, learner
 from torch import Tensor, nn
 
@@ -49,7 +50,7 @@ def test_a_pass_over_some_samples_has_the_statistics_of_those_alone() -> None:
     look, everyone = select.seen[0]
     destroyed = Occlusion()(look)
     reference = with_batch_statistics(net("bn"))
-    with adapter._network.borrowed("cpu"):
+    with network(adapter).borrowed("cpu"):
         asked, whole = look.forward(destroyed, among=mask), look.forward(destroyed, among=everyone)
     with torch.no_grad():
         torch.testing.assert_close(asked[mask], reference(destroyed[mask]), rtol=1e-9, atol=1e-9)
@@ -115,8 +116,8 @@ def test_one_image_on_a_single_pixel_falls_back_to_source_statistics() -> None:
 
 def test_a_masked_pass_that_keeps_one_image_equals_the_pass_over_it() -> None:
     images, kept = batch(4), torch.tensor([False, True, False, False])
-    network = learner(net=one_pixel())._network
-    with torch.no_grad(), network.borrowed("cpu"):
-        (masked,), _ = network.heads(images, None, None, FromBatch(), {}, kept)
-        (alone,), _ = network.heads(images[kept], None, None, FromBatch(), {})
+    inner = network(learner(net=one_pixel()))
+    with torch.no_grad(), inner.borrowed("cpu"):
+        (masked,), _ = inner.heads(images, None, None, FromBatch(), {}, kept)
+        (alone,), _ = inner.heads(images[kept], None, None, FromBatch(), {})
     torch.testing.assert_close(masked[kept], alone)

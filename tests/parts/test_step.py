@@ -23,7 +23,7 @@ from poem.recipes.text import parse
 
 
 def test_an_empty_mean_is_nan_with_zero_gradient_and_momentum_coasts_on() -> None:
-    """Why a step must be skipped where nobody teaches: torch would not complain, and move the weights."""
+    """Why a step must be skipped where nothing is selected: torch would not complain, and move the weights."""
     weight = nn.Parameter(torch.ones(3))
     optimiser = torch.optim.SGD([weight], lr=0.1, momentum=0.9)
     weight.square().sum().backward()
@@ -39,7 +39,7 @@ def test_an_empty_mean_is_nan_with_zero_gradient_and_momentum_coasts_on() -> Non
     assert not torch.equal(weight.detach(), before)
 
 
-def test_a_sharpness_aware_step_does_not_coast_unless_it_is_told_to() -> None:
+def test_a_sharpness_aware_step_coasts_only_with_momentum_coast() -> None:
     assert poem.recipe("sar").step == SAM(0.05) == SAM(0.05, momentum_coast=False)
     assert repr(SAM(0.05)) == "SAM(0.05)"
     assert parse("SAM(0.05, momentum_coast=True)") == SAM(0.05, momentum_coast=True) != SAM(0.05)
@@ -49,7 +49,7 @@ def test_a_sharpness_aware_step_does_not_coast_unless_it_is_told_to() -> None:
 
 @pytest.mark.parametrize("kind", NETS)
 @pytest.mark.parametrize("method", ["sar", "sar+poem"])
-def test_a_batch_of_nobody_coasts_by_the_momentum_alone(method: str, kind: str) -> None:
+def test_with_momentum_coast_a_batch_without_selection_moves_by_the_momentum(method: str, kind: str) -> None:
     """The momentum fades by 0.9 and moves the recipe's own group; all else, the branch too, stays where it was."""
     first, second, _ = stream()
     step = SAM(0.05, momentum_coast=True)
@@ -77,8 +77,8 @@ def test_a_batch_of_nobody_coasts_by_the_momentum_alone(method: str, kind: str) 
 
 
 @pytest.mark.parametrize("kind", NETS)
-def test_coasting_is_part_of_learning(kind: str) -> None:
-    """Where somebody teaches in every batch it changes nothing; frozen it does nothing; a reset forgets it."""
+def test_momentum_coast_acts_only_in_batches_without_selection(kind: str) -> None:
+    """Where every batch has selected samples it changes nothing; frozen it does nothing; a reset clears it."""
     first, second, third = stream()
     plain, coasting = (adapted(kind, "sar", select=Bright(), step=SAM(0.05, momentum_coast=c)) for c in (False, True))
     for batch in (first, second, third):
@@ -98,7 +98,7 @@ def test_coasting_is_part_of_learning(kind: str) -> None:
     assert_same(tensors(coasting), tensors(fresh))
 
 
-def test_coasting_on_a_broken_network_leaves_finite_weights() -> None:
+def test_momentum_coast_on_a_broken_network_leaves_finite_weights() -> None:
     model, broken = net("gn"), {"now": False}
     model.register_forward_hook(lambda _, __, out: out * torch.nan if broken["now"] else out)
     settings: dict[str, Any] = {"lr": LR["gn"], "step": SAM(0.05, momentum_coast=True), "threshold": 0.8}
@@ -113,7 +113,7 @@ def test_coasting_on_a_broken_network_leaves_finite_weights() -> None:
 @pytest.mark.parametrize("kind", NETS)
 @pytest.mark.parametrize("method", ["tent", "eta", "eata", "sar", "poem", "tent*", "sar+poem"])
 @pytest.mark.parametrize("step", [SGD(), Adam()], ids=repr)
-def test_where_nobody_teaches_nothing_moves_not_even_by_momentum(method: str, kind: str, step: Any) -> None:
+def test_where_nothing_is_selected_nothing_moves_not_even_by_momentum(method: str, kind: str, step: Any) -> None:
     first, second, _ = stream()
     chosen = SAM(base=step) if method.startswith("sar") else step
     adapter = adapted(kind, method, select=Bright(), step=chosen)

@@ -102,14 +102,14 @@ def log_probs(logits: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("kind", NETS)
-def test_poem_that_trusts_the_source_alone_and_looks_once_is_filtered_tent(kind: str) -> None:
+def test_poem_with_alpha_one_and_one_update_is_filtered_tent(kind: str) -> None:
     mine = adapted(kind, "poem", alpha=1.0, rounds=1)
     filtered = adapted(kind, "tent-filtered", parameters=SHALLOW, readout="last")
     assert_alike(mine, filtered, log_probs)
 
 
 @pytest.mark.parametrize("kind", NETS)
-def test_poem_that_looks_once_without_a_branch_is_filtered_tent(kind: str) -> None:
+def test_poem_with_one_update_and_no_branch_is_filtered_tent(kind: str) -> None:
     mine = adapted(kind, "poem", branch=None, rounds=1)
     assert_alike(mine, adapted(kind, "tent-filtered", parameters=SHALLOW, readout="last"))
 
@@ -127,7 +127,7 @@ def test_poem_without_a_branch_is_tent_with_exploration_on_the_shallow_layers(ki
 
 
 @pytest.mark.parametrize("kind", NETS)
-def test_poem_that_trusts_the_source_alone_explores_as_without_a_branch(kind: str) -> None:
+def test_poem_with_alpha_one_explores_as_without_a_branch(kind: str) -> None:
     assert_alike(adapted(kind, "poem", alpha=1.0), adapted(kind, "poem", branch=None), log_probs)
 
 
@@ -153,7 +153,7 @@ def test_eata_without_source_data_is_eta(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", NETS)
-def test_deyo_that_drops_nobody_and_weighs_by_entropy_is_eta_with_two_margins(kind: str) -> None:
+def test_deyo_without_plpd_filter_and_weight_is_eta_with_two_margins(kind: str) -> None:
     mine = adapted(kind, "deyo", select=EntropyBelow(0.5) & PLPDAbove(-2.0), weigh=ByEntropy(0.4))
     other = adapted(kind, "eta", parameters=SHALLOW, select=EntropyBelow(0.5), weigh=ByEntropy(0.4))
     assert_alike(mine, other)
@@ -161,12 +161,12 @@ def test_deyo_that_drops_nobody_and_weighs_by_entropy_is_eta_with_two_margins(ki
 
 
 @pytest.mark.parametrize("kind", NETS)
-def test_a_margin_beyond_ln_c_filters_nobody(kind: str) -> None:
+def test_a_margin_beyond_ln_c_selects_every_sample(kind: str) -> None:
     assert_alike(adapted(kind, "tent-filtered", threshold=1.01), adapted(kind, "tent"))
 
 
 @pytest.mark.parametrize("kind", NETS)
-def test_a_climb_of_no_height_is_plain_descent_on_the_same_samples(kind: str) -> None:
+def test_a_perturbation_of_radius_zero_is_plain_descent_on_the_same_samples(kind: str) -> None:
     mine = adapted(kind, "sar", step=SAM(0.0), recover=Never())
     assert_alike(mine, adapted(kind, "tent-filtered", parameters=SHALLOW))
     assert_alike(adapted(kind, "tent", step=SAM(0.0, Adam())), adapted(kind, "tent", step=Adam()))
@@ -205,7 +205,7 @@ def test_all_the_way_back_leaves_the_source(recover: Any) -> None:
 
 @pytest.mark.parametrize("kind", NETS)
 @pytest.mark.parametrize("method", ["tent", "eta", "sar", "deyo", "tent*", "tent+poem-i"])
-def test_without_a_learning_rate_every_method_answers_with_batch_statistics_alone(method: str, kind: str) -> None:
+def test_without_a_learning_rate_every_method_answers_as_bn(method: str, kind: str) -> None:
     changes = {"select": EntropyBelow(0.5) & PLPDAbove(-0.5)} if method == "deyo" else {}
     mine, plain = adapted(kind, method, lr=0.0, **changes), adapted(kind, "bn")
     for batch in stream():
@@ -265,7 +265,7 @@ def test_a_copy_that_is_not_changed_agrees_as_far_as_its_entropy() -> None:
 
 @pytest.mark.parametrize("kind", NETS)
 @pytest.mark.parametrize("method", ["tent", "tent-filtered", "poem"])
-def test_a_small_step_lowers_the_entropy_of_those_who_taught(method: str, kind: str) -> None:
+def test_a_small_step_lowers_the_entropy_of_the_selected_samples(method: str, kind: str) -> None:
     for batch in stream():
         adapter = adapted(kind, method, lr=LR[kind] / 100, readout="last", explore=Repeat(1))
         adapter(batch)
@@ -364,7 +364,7 @@ def test_tent_is_torchs_optimiser_on_the_mean_entropy(
 @pytest.mark.parametrize("statistics", [FromBatch(), Mixed(0.3), RunningMean(0.3)], ids=repr)
 @given(bits=st.integers(1, 2**8 - 2))
 @settings(max_examples=12, deadline=None)
-def test_a_masked_pass_is_the_pass_over_the_kept_alone(statistics: Statistics, bits: int) -> None:
+def test_a_masked_pass_equals_the_pass_over_the_kept_samples(statistics: Statistics, bits: int) -> None:
     """Values and gradients, for any set of two or more; one value per channel has no variance."""
     mask = torch.tensor([bool(bits >> i & 1) for i in range(8)])
     if int(mask.sum()) < 2:
@@ -391,7 +391,7 @@ def test_a_masked_pass_is_the_pass_over_the_kept_alone(statistics: Statistics, b
     with network.borrowed("cpu"):
         (whole,), _ = network.heads(x, network.theta.source(), None, statistics, memory)
     if not bool(mask.all()):
-        assert (whole[mask] - alone).abs().max() > 1e-6, "a mask that changes nothing proves nothing"
+        assert (whole[mask] - alone).abs().max() > 1e-6, "a mask that changes nothing shows nothing"
 
 
 class Tail(nn.Module):

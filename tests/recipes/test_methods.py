@@ -70,7 +70,7 @@ class NotingAnchor(FisherAnchor):
         return "NotingAnchor()"
 
 
-def test_the_anchor_alone_never_moves_anything() -> None:
+def test_the_anchor_without_selected_samples_moves_nothing() -> None:
     first, second, third = stream()
     adapter = adapted("gn", "eata", select=Bright(), minimise=Entropy() + FisherAnchor(50.0), source_data=[third])
     adapter(first)
@@ -147,7 +147,7 @@ def test_eata_weighs_by_the_distance_to_its_margin_and_anchors_by_a_plain_sum_of
 # SAR ------------------------------------------------------------------------------------------------------------------
 
 
-def test_sar_climbs_by_one_norm_filters_again_and_steps_from_where_it_stood() -> None:
+def test_sar_perturbs_by_one_norm_filters_again_and_steps_from_the_unperturbed_weights() -> None:
     (batch, *_) = stream()
     radius = 0.4
     adapter, hand = adapted("gn", "sar", step=SAM(radius)), ByHand(net("gn"), top=False)
@@ -169,7 +169,7 @@ def test_sar_climbs_by_one_norm_filters_again_and_steps_from_where_it_stood() ->
     hand.assert_equals(adapter)
 
 
-def test_the_second_filter_of_sar_chooses_among_the_first_and_nobody_else() -> None:
+def test_the_second_filter_of_sar_selects_among_the_first() -> None:
     select = Bright()
     batch = stream()[0] - 0.45
     adapter = adapted("gn", "sar", select=select)
@@ -181,7 +181,7 @@ def test_the_second_filter_of_sar_chooses_among_the_first_and_nobody_else() -> N
 
 
 @pytest.mark.parametrize("step", [SAM(0.05), SAM(0.05, Adam())], ids=repr)
-def test_the_way_back_of_sar_clears_the_inner_optimiser_and_the_loss_average(step: SAM) -> None:
+def test_the_reset_of_sar_clears_the_inner_optimiser_and_the_loss_average(step: SAM) -> None:
     batches = stream()
     adapter = adapted("gn", "sar", step=step, recover=LossAverageBelow(0.62))
     fresh = tensors(adapted("gn", "sar", step=step))
@@ -238,7 +238,7 @@ def test_deyo_selects_by_one_margin_and_weighs_by_another_without_a_gradient_thr
     drop = (probs.gather(1, label) - hand(covered).detach().softmax(1).gather(1, label))[:, 0]
     chosen = (h.detach() < 0.5 * math.log(10)) & (drop > -0.02)
     between = chosen & (h.detach() > E0)
-    assert bool(between.any()), "nobody lies between the margins"
+    assert bool(between.any()), "no sample lies between the margins"
     weights = (E0 - h.detach()).exp() + drop.exp()
     loss = (weights * h)[chosen].sum() / int(chosen.sum())
     adapter(batch)
@@ -321,7 +321,7 @@ def test_the_teacher_of_cotta_averages_logits_not_probabilities() -> None:
     assert (answer.softmax(1) - logits.softmax(2).mean(0)).abs().max() > 1e-3
 
 
-def test_the_teacher_of_cotta_follows_parameters_and_leaves_buffers_alone() -> None:
+def test_the_teacher_of_cotta_averages_parameters_and_no_buffers() -> None:
     model = net("bn")
     before = copy.deepcopy(model.state_dict())
     teacher = MeanTeacher(momentum=0.9, unsure=0.0)
@@ -403,12 +403,12 @@ def test_memo_cuts_the_logits_before_it_averages_the_views() -> None:
 # RDumb ----------------------------------------------------------------------------------------------------------------
 
 
-def test_rdumb_counts_calls_whether_or_not_they_taught() -> None:
+def test_rdumb_counts_calls_with_and_without_updates() -> None:
     adapter = adapted("gn", "rdumb", select=Bright(), recover=EveryCalls(3))
     resets = []
     for index, batch in enumerate(stream(72)):
         before = moved(adapter)
-        adapter(batch - 2 if index in (1, 2) else batch)  # two calls teach nothing and count all the same
+        adapter(batch - 2 if index in (1, 2) else batch)  # two calls make no update and count all the same
         resets.append(adapter.last.reset)
         assert differs(moved(adapter), before) == (index not in (1, 2))
     assert resets == [False, False, False, True, False, False]

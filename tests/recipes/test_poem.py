@@ -1,4 +1,4 @@
-"""POEM by hand: two heads, two losses, a branch that learns alone, and sets that are compared as sets."""
+"""POEM by hand: two heads, two losses, a branch with a loss of its own, and sets that are compared as sets."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Nil(Objective):
 
 
 @pytest.mark.parametrize("kind", NETS)
-def test_the_entropy_moves_the_shallow_layers_alone_and_the_cross_entropy_the_branch_alone(kind: str) -> None:
+def test_the_entropy_moves_the_shallow_layers_only_and_the_cross_entropy_the_branch_only(kind: str) -> None:
     batches = stream()
     both = adapted(kind, "poem", rounds=1)
     only_theta = adapted(kind, "poem", rounds=1, branch=AdaptBranch(teach=Nil()))
@@ -103,8 +103,8 @@ def test_poem_by_hand_on_both_heads() -> None:
             torch.testing.assert_close(moved(adapter)[f"branch.layer4.{name}"], p.detach(), rtol=1e-9, atol=1e-11)
 
 
-def test_the_weights_of_a_base_do_not_reach_the_branch() -> None:
-    """Whoever is selected counts the same for the cross-entropy, however much for the entropy."""
+def test_the_weights_of_a_host_do_not_reach_the_branch() -> None:
+    """Selected samples count the same for the cross-entropy, whatever their weight for the entropy."""
     (batch, *_) = stream()
     equal, weighed = (adapted("gn", "tent+poem", rounds=1, weigh=weigh) for weigh in (Equal(), ByEntropy(0.4)))
     equal(batch), weighed(batch)
@@ -153,8 +153,8 @@ def test_poem_leaves_the_source_head_as_it_came(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["gn", "ln"])
-def test_a_single_image_teaches_poem_at_most_once(kind: str) -> None:
-    """The set is the image or nobody, so it stands still or is empty after one update."""
+def test_a_single_image_makes_at_most_one_update_of_poem(kind: str) -> None:
+    """The set is the image or empty, so after one update it is the same or empty."""
     adapter = adapted(kind, "poem", lr=LR[kind] / 10)
     for image in torch.split(images(12, seed=1).double(), 1):
         adapter(image)

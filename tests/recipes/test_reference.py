@@ -35,7 +35,7 @@ from poem.parts import (
 
 pytestmark = pytest.mark.usefixtures("as_asked")
 NETS = ("bn", "gn", "ln")
-# Under these, selections of random images are neither empty nor full, sets change between looks, and resets fire.
+# Under these, selections of random images are neither empty nor full, sets change within a batch, and resets happen.
 LR = {"bn": 0.05, "gn": 0.02, "ln": 0.002}
 SHARPNESS = {"bn": 10.0, "gn": 6.0, "ln": 9.0}
 PLPD = {"bn": 0.2, "gn": 0.1, "ln": 0.0}
@@ -45,7 +45,7 @@ COAST = {
     "bn": (1.5, 0.5),
     "gn": (0.05, 0.65),
     "ln": (2.0, 0.41),
-}  # radius and loss floor: somebody is lost on the climb
+}  # radius and loss floor: some sample is no longer selected after the perturbation
 OFFICIAL_FLOOR = {"bn": 1.6, "gn": 1.7, "ln": 1.5}
 
 
@@ -165,8 +165,8 @@ def test_lame_agrees_with_the_reference_on_small_batches(kind: str, size: int) -
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 @pytest.mark.parametrize("kind", NETS)
-def test_sar_that_coasts_agrees_with_the_reference_on_single_images(kind: str, optimizer: str) -> None:
-    """The reference skips nothing: where nobody teaches it differentiates the mean over nobody and steps."""
+def test_sar_with_momentum_coast_agrees_with_the_reference_on_single_images(kind: str, optimizer: str) -> None:
+    """The reference skips nothing: without selected samples it differentiates the mean over none and steps."""
     net = make_net(kind, sharpness=SHARPNESS[kind]).double()
     batches, (rho, floor) = list(images(40, seed=1).split(1)), COAST[kind]
     lr = LR[kind] / 10 if optimizer == "adam" else LR[kind]

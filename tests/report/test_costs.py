@@ -8,8 +8,8 @@ import pytest
 from fixture_reports import costs, curves, report, shown, table
 
 from poem.bench.analysis.aggregate import Grid
-from poem.report.costs import efficiency, ledger, other_computations, passes, side_by_side
-from poem.report.words import NOTHING, TIMES
+from poem.report.costs import efficiency, ledger, other_computations, passes, timing_note
+from poem.report.formatting import MISSING, TIMES
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("jinja2")
@@ -18,7 +18,7 @@ pytest.importorskip("jinja2")
 @pytest.mark.parametrize(
     ("needed", "text"),
     [
-        (0, NOTHING),
+        (0, MISSING),
         (500, "500"),
         (190, "190"),
         (686, "500 + 186"),
@@ -33,7 +33,7 @@ def test_passes_are_written_as_in_the_paper(needed: int, text: str) -> None:
 def test_the_efficiency_table_reads_the_ledger_and_the_recipe() -> None:
     rows = {row[0]: row[1:] for row in efficiency(Grid(*costs())).rows}
     no = times = TIMES
-    assert rows["No Adapt."][:5] == (no, no, "500", NOTHING, "none")
+    assert rows["No Adapt."][:5] == (no, no, "500", MISSING, "none")
     assert rows["MEMO"][:4] == (no, no, f"500 {times} 65", f"500 {times} 64"), (
         "it starts over at each image: not online"
     )
@@ -59,18 +59,18 @@ def test_the_efficiency_table_is_of_one_run_however_many_seeds_there_are() -> No
 
 def test_memory_is_a_rows_own_only_on_a_gpu() -> None:
     made, reports = table({"Tent": {"Fog": [40.0]}, "SAR": {"Fog": [41.0]}})
-    head = ledger(Grid(made, reports)).head
+    head = ledger(Grid(made, reports)).header
     assert not [name for name in head if "memory" in name], "a process's peak says nothing of one method"
     found = ledger(Grid(made, [reports[0], replace(reports[1], host={"device": "NVIDIA H200"})]))
-    assert found.head[-1] == "peak memory of the GPU"
-    assert [row[-1] for row in found.rows] == [NOTHING, "256 MiB"]
+    assert found.header[-1] == "peak memory of the GPU"
+    assert [row[-1] for row in found.rows] == [MISSING, "256 MiB"]
 
 
 def test_sections_with_times_say_what_ran_beside_them() -> None:
     made, reports = costs()
     alone = [replace(each, host={**each.host, "processes": 1}) for each in reports]
     shared = [replace(each, host={**each.host, "processes": 2}) for each in reports]
-    assert side_by_side(alone) == "Times are from cells run one after the other."
+    assert timing_note(alone) == "Times are from cells run one after the other."
     assert "Times are from cells run side by side, here in up to 2 processes; run with --workers 1" in shown(
         made, shared
     )

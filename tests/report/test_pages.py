@@ -21,13 +21,13 @@ from poem.bench.suites import Claim, Placed, Suite
 from poem.recipes.text import written as written_recipe
 from poem.report import build
 from poem.report.figures import figures
-from poem.report.html import html
-from poem.report.markdown import escaped, markdown
-from poem.report.plots import looks
+from poem.report.formatting import MISSING, signed
+from poem.report.html import render_html
+from poem.report.markdown import escape, render_markdown
+from poem.report.plots import series_styles
 from poem.report.protocol import cards
-from poem.report.sections import Page, page
-from poem.report.tables import comparable, numbers
-from poem.report.words import NOTHING, signed
+from poem.report.sections import Page, build_page
+from poem.report.tables import comparable_with_paper, result_table
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("jinja2")
@@ -38,13 +38,13 @@ TOP1 = metric("top1")
 def whole() -> Page:
     """One suite of every kind."""
     suites, reports = everything()
-    return page(suites, reports, {})
+    return build_page(suites, reports, {})
 
 
 @pytest.fixture(scope="module")
 def written(whole: Page) -> str:
     """The same as HTML."""
-    return html(whole)
+    return render_html(whole)
 
 
 # --- tables
@@ -52,7 +52,7 @@ def written(whole: Page) -> str:
 
 def bold(made: Suite, reports: list[Report], key: str = "top1") -> list[tuple[str, str]]:
     """Row and column of every bold number."""
-    found = numbers(Grid(made, reports))
+    found = result_table(Grid(made, reports))
     return [
         (row.name, column)
         for block in found.blocks
@@ -75,7 +75,7 @@ def test_the_best_of_a_column_is_bold_and_ties_share_it() -> None:
     assert bold(made, reports) == [("Tent", "Snow"), ("SAR", "Fog"), ("SAR", "Snow")]
     assert "**41.0**" in shown(made, reports)
     words = "bold: the best of a block&#39;s column, where not all are equal"
-    assert words in html(page([made], reports, {}))
+    assert words in render_html(build_page([made], reports, {}))
     assert words.replace("&#39;", "'") in shown(made, reports)
 
 
@@ -83,7 +83,7 @@ def test_the_lowest_calibration_error_is_bold() -> None:
     made, reports = table({"Tent": {"Fog": [40.0]}, "SAR": {"Fog": [60.0]}}, average=False)
     reports = [replace(each, metrics={"top1": each.metrics["top1"], "ece": each.metrics["top1"]}) for each in reports]
     assert bold(made, reports, "ece") == [("Tent", "Fog")]
-    assert [each.key for each in numbers(Grid(made, reports)).metrics] == ["top1", "ece"], "others have no number"
+    assert [each.key for each in result_table(Grid(made, reports)).metrics] == ["top1", "ece"], "others have no number"
 
 
 def test_a_block_says_which_network_it_is_of() -> None:
@@ -92,7 +92,7 @@ def test_a_block_says_which_network_it_is_of() -> None:
     assert "| digits-bn (in place of the paper's ResNet-50-BN) |" in text
     assert "Measured on digits-test with digits-bn, 500 images of each shift" in text
     head = "<span>digits-bn <small>in place of the paper&#39;s ResNet-50-BN</small></span>"
-    assert head in html(page([made], reports, {}))
+    assert head in render_html(build_page([made], reports, {}))
     assert {panel.title for figure in figures(Grid(*curves())) for panel in figure.panels} == {
         "digits-bn (for ResNet-50-BN)"
     }
@@ -109,9 +109,9 @@ def test_columns_called_after_the_papers_networks_say_what_they_are_of() -> None
 
 def test_the_page_says_what_a_window_is_and_what_is_counted() -> None:
     made, reports = table({"Tent": {"Fog": [40.0]}, "SAR": {"Fog": [41.0]}})
-    whole = page([made], reports, {})
-    for text in (markdown(whole), html(whole)):
-        assert "A window is 1,000 images that arrived one after the other." in text
+    whole = build_page([made], reports, {})
+    for text in (render_markdown(whole), render_html(whole)):
+        assert "A window is 1,000 consecutive images of the stream." in text
         assert "asks for, as the paper counts; computed: what went through the network" in text
 
 
@@ -144,13 +144,13 @@ def test_where_rows_are_networks_a_method_is_compared_with_its_own_variants() ->
     made = suite(placed, list(columns), average=False)
     best = [("BN", "Tent + POEM-I"), ("BN", "SAR"), ("GN", "Tent + POEM-I"), ("GN", "SAR + POEM-I")]
     assert bold(made, reports) == best
-    found = numbers(Grid(made, reports))
+    found = result_table(Grid(made, reports))
     assert found.families == (("Tent", 2), ("SAR", 2))
-    assert found.heads == ("alone", "+ POEM-I", "alone", "+ POEM-I")
+    assert found.column_headers == ("alone", "+ POEM-I", "alone", "+ POEM-I")
 
 
 def test_fifteen_corruptions_stand_below_their_families() -> None:
-    found = numbers(Grid(*wide(seeds=1)))
+    found = result_table(Grid(*wide(seeds=1)))
     assert found.families == (("Noise", 3), ("Blur", 4), ("Weather", 4), ("Digital", 4), ("", 1))
     assert found.columns[-1] == AVERAGE
 
@@ -164,7 +164,7 @@ def test_at_full_scale_the_difference_to_the_paper_is_shown() -> None:
     assert "(41.5, \u22121.5)" in text
     assert "not comparable" not in text
     assert "| SAR | 39.0 |" in text, "the paper has no number for it"
-    assert f"{NOTHING} (41.5) |" in shown(made, reports[1:]), "ours is not there, so there is no difference"
+    assert f"{MISSING} (41.5) |" in shown(made, reports[1:]), "ours is not there, so there is no difference"
 
 
 @pytest.mark.parametrize("limit", [None, 256])
@@ -201,7 +201,7 @@ def test_flags_that_change_cells_are_no_longer_compared() -> None:
     from poem.bench.suites import load
 
     plain = load("table1", "full", seeds=[5])
-    assert comparable(Grid(plain, []))
+    assert comparable_with_paper(Grid(plain, []))
     for name, value in (
         ("severity", 3),
         ("batch_size", 1),
@@ -209,7 +209,7 @@ def test_flags_that_change_cells_are_no_longer_compared() -> None:
         ("precision", "bf16"),
         ("dataset.partial", True),
     ):
-        assert not comparable(Grid(load("table1", "full", changes={name: value}), [])), name
+        assert not comparable_with_paper(Grid(load("table1", "full", changes={name: value}), [])), name
 
 
 def test_a_difference_that_rounds_to_nothing_has_no_sign() -> None:
@@ -222,29 +222,29 @@ def test_a_difference_that_rounds_to_nothing_has_no_sign() -> None:
 def test_missing_cells_are_dashes_and_counted() -> None:
     made, reports = table({"Tent": {"Fog": [40.0], "Snow": [50.0]}})
     text = shown(made, reports[:1])
-    assert f"| Tent | 40.0 | {NOTHING} | {NOTHING} |" in text
+    assert f"| Tent | 40.0 | {MISSING} | {MISSING} |" in text
     assert "1 of 2 cells are there" in text
 
 
 def test_a_suite_without_a_cell_says_so() -> None:
     made, _ = table({"Tent": {"Fog": [40.0], "Snow": [50.0]}})
-    whole = page([made], [], {})
-    assert "No cell of this suite is there yet; it asks for 2." in markdown(whole)
-    assert "No cell of this suite is there yet; it asks for 2." in html(whole)
+    whole = build_page([made], [], {})
+    assert "No cell of this suite is there yet; it asks for 2." in render_markdown(whole)
+    assert "No cell of this suite is there yet; it asks for 2." in render_html(whole)
 
 
 @pytest.mark.parametrize("kind", ["lines", "bars", "efficiency", "transitions", "groups", "gradients", "range"])
 def test_a_figure_without_results_says_so_and_draws_nothing(kind: str) -> None:
     made, _ = table({"Tent": {"1": [40.0]}}, kind=kind)
-    whole = page([made], [], {})
+    whole = build_page([made], [], {})
     assert whole.sections[0].figures == ()
-    assert "No cell of this suite is there yet" in html(whole)
+    assert "No cell of this suite is there yet" in render_html(whole)
 
 
 def test_a_figure_whose_cells_met_nobody_says_so() -> None:
     made, (one,) = probes("range")
     nobody = replace(one, probes={"range": {"newly": {"n": 0}, "all": {"n": 0}, "others": {"n": 0}}})
-    (section,) = page([made], [nobody], {}).sections
+    (section,) = build_page([made], [nobody], {}).sections
     assert section.figures == ()
     assert section.coverage.endswith("so there is nothing to draw.")
 
@@ -256,7 +256,7 @@ def test_failures_are_shown_with_their_last_line() -> None:
     assert "1 cell failed" in text
     assert "RuntimeError: &lt;no memory&gt;" in text
     assert "line 3" not in text
-    assert "RuntimeError: &lt;no memory&gt;" in html(page([made], reports[:1], {failed.cell.key: failed}))
+    assert "RuntimeError: &lt;no memory&gt;" in render_html(build_page([made], reports[:1], {failed.cell.key: failed}))
 
 
 def test_claims_say_whether_they_hold() -> None:
@@ -308,12 +308,12 @@ def test_the_card_says_what_each_row_learns_with() -> None:
         for row, (method, fields) in rows.items()
     ]
     text = shown(suite(placed, ["Fog"]), [report(each.cell) for each in placed])
-    assert f"| No Adapt. | {NOTHING} | {NOTHING} |" in text
+    assert f"| No Adapt. | {MISSING} | {MISSING} |" in text
     assert (
         "| Tent | its own: 0.00025 (convolutional) or 0.001 (transformer) at batch 64, less for smaller batches |"
         in text
     )
-    assert f"| POEM (Algorithm 1) | 0.02 | {NOTHING} |" in text
+    assert f"| POEM (Algorithm 1) | 0.02 | {MISSING} |" in text
     assert re.search(r"\| Fixed \| its own: .* \| threshold = 0.6 \|", text)
     assert "held-out" not in text
 
@@ -326,7 +326,7 @@ def test_rates_and_changes_are_read_back_from_the_recipe_that_ran(tmp_path: Path
     kept = Store(tmp_path)
     kept.save(replace(report(cell("tent"), recipe=ran), cell=asked))
     (back,) = kept.reports()
-    (settings,) = [card for card in cards(Loose(made, [back])) if card.head[1] == "learning rate"]
+    (settings,) = [card for card in cards(Loose(made, [back])) if card.header[1] == "learning rate"]
     assert [row[1:] for row in settings.rows] == [("0.005", "select = EntropyBelow(0.7)")]
 
 
@@ -351,13 +351,13 @@ def test_rates_from_the_held_out_corruptions_are_called_so() -> None:
 
 def test_two_files_of_weights_in_one_block_are_told_loudly() -> None:
     made, reports = table({"Tent": {"Fog": [40.0, 41.0]}, "SAR": {"Fog": [39.0]}})
-    assert page([made], reports, {}).sections[0].warnings == ()
+    assert build_page([made], reports, {}).sections[0].warnings == ()
     other = replace(reports[2], base={**reports[2].base, "sha256": "cd" * 32})
-    whole = page([made], [*reports[:2], other], {})
+    whole = build_page([made], [*reports[:2], other], {})
     (warning,) = whole.sections[0].warnings
     assert "mixes 2 files of weights for digits-bn: sha256 abababababababab (2 cells), cdcdcdcdcdcdcdcd (1" in warning
-    assert f"> **{escaped(warning)}**" in markdown(whole)
-    assert f'<p class="warning">{warning}</p>' in html(whole)
+    assert f"> **{escape(warning)}**" in render_markdown(whole)
+    assert f'<p class="warning">{warning}</p>' in render_html(whole)
 
 
 def test_two_sources_of_frost_in_one_block_are_told_loudly() -> None:
@@ -369,10 +369,10 @@ def test_two_sources_of_frost_in_one_block_are_told_loudly() -> None:
         return [replace(one, card={**one.card, "provenance": f"made: x; {source}"}) for one, source in pairs]
 
     same = frosted("frost textures: generated", "frost textures: generated")
-    assert page([made], same, {}).sections[0].warnings == ()
+    assert build_page([made], same, {}).sections[0].warnings == ()
     for first, second in (("generated", "imagecorruptions"), ("generated", "generated-2")):
         mixed = frosted(f"frost textures: {first}", f"frost {second}")
-        (warning,) = page([made], mixed, {}).sections[0].warnings
+        (warning,) = build_page([made], mixed, {}).sections[0].warnings
         assert f"mixes 2 sources of frost on digits-test: {first} (1 cell), {second} (1 cell)" in warning
 
 
@@ -417,7 +417,7 @@ def test_areas_of_gradients_are_drawn_in_units_of_the_largest_entropy() -> None:
     }
     one.probes["gradients"]["areas"] = areas
     (figure,) = figures(Grid(made, [one]))
-    low, high, name = figure.panels[0].marks[1]
+    low, high, name = figure.panels[0].spans[1]
     assert (low, high) == pytest.approx((0.4, 0.6))
     assert name == "zone"
     assert [row[2] for row in figure.data[0].rows] == ["area 3", "zone", "area 2", "area 1"]
@@ -425,14 +425,14 @@ def test_areas_of_gradients_are_drawn_in_units_of_the_largest_entropy() -> None:
 
 def test_methods_keep_their_colour_and_variants_share_it() -> None:
     first, second = (
-        looks(["Tent", "EATA", "POEM (Algorithm 1)"]),
-        looks(["POEM (Algorithm 1)", "POEM (its code)", "Mine", "Tent"]),
+        series_styles(["Tent", "EATA", "POEM (Algorithm 1)"]),
+        series_styles(["POEM (Algorithm 1)", "POEM (its code)", "Mine", "Tent"]),
     )
     assert first["Tent"].colour == second["Tent"].colour
     assert first["POEM (Algorithm 1)"] == second["POEM (Algorithm 1)"]
     assert second["POEM (its code)"].colour == second["POEM (Algorithm 1)"].colour
     assert second["POEM (its code)"].dash != second["POEM (Algorithm 1)"].dash
-    assert len({look.colour for look in second.values()}) == 3
+    assert len({style.colour for style in second.values()}) == 3
 
 
 # --- HTML
@@ -507,10 +507,12 @@ def test_numbers_of_every_metric_are_in_the_page(written: str) -> None:
 def test_names_cannot_break_the_page() -> None:
     strange = "<script>alert(1)</script>|`*_"
     made, reports = table({strange: {"Fog": [40.0]}, "Tent": {"Fog": [1.0]}}, title=strange)
-    whole = page([made], reports, {})
-    assert "<script>alert" not in html(whole)
-    assert html(page([replace(made, name="</script><b>")], reports, {})).count("</script>") == 2, "those of the page"
-    text = markdown(whole)
+    whole = build_page([made], reports, {})
+    assert "<script>alert" not in render_html(whole)
+    assert render_html(build_page([replace(made, name="</script><b>")], reports, {})).count("</script>") == 2, (
+        "those of the page"
+    )
+    text = render_markdown(whole)
     assert "<script>" not in text
     row = next(line for line in text.splitlines() if "40.0" in line)
     assert len(re.split(r"(?<!\\)\|", row)) - 2 == 4, "the pipe in the name opens no column"
@@ -520,7 +522,7 @@ def test_names_cannot_break_the_page() -> None:
 
 
 def test_markdown_tables_parse(whole: Page) -> None:
-    lines = markdown(whole).splitlines()
+    lines = render_markdown(whole).splitlines()
     tables = 0
     for at, line in enumerate(lines):
         if re.fullmatch(r"\|( -+:? \|)+", line):
@@ -532,7 +534,7 @@ def test_markdown_tables_parse(whole: Page) -> None:
                 widths.add(len(re.split(r"(?<!\\)\|", row)))
             assert len(widths) == 1, lines[at - 1]
     assert tables > 20
-    assert escaped("a|b*c") == "a\\|b\\*c"
+    assert escape("a|b*c") == "a\\|b\\*c"
 
 
 def test_build_writes_both_pages(tmp_path: Path) -> None:
@@ -548,5 +550,5 @@ def test_build_writes_both_pages(tmp_path: Path) -> None:
 def test_only_pages_with_the_papers_numbers_have_a_box_for_them(written: str) -> None:
     assert 'id="paper"' in written
     made, reports = table({"Tent": {"Fog": [40.0]}})
-    assert 'id="paper"' not in html(page([replace(made, numbers={})], reports, {}))
+    assert 'id="paper"' not in render_html(build_page([replace(made, numbers={})], reports, {}))
     assert 'class="said"' not in written, "the demo alone says what its numbers show"

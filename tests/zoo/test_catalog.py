@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from poem import zoo
 from poem.cli import verify as command
+from poem.cli._option_checks import rgb_argument
 from poem.streams.datasets import Tensors
 from poem.zoo import nets
 from poem.zoo.diagnosis import diagnose, folder_agreement, folder_numbers, sample_indices
@@ -495,7 +496,7 @@ class Bright(nn.Module):
 
 def ask(*words: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    command.options(parser)
+    command.add_options(parser)
     return parser.parse_args(list(words))
 
 
@@ -533,9 +534,9 @@ def test_the_command_lists_bases_and_needs_a_data_set(capsys: pytest.CaptureFixt
     with pytest.raises(ValueError, match="expected a std above 0"):
         command.run(ask("digits-bn", "digits-test", "--mean", "0", "--std", "0"))
     with pytest.raises(argparse.ArgumentTypeError, match="expected one number or three"):
-        command.triple("1,2")
-    assert command.triple("0.5") == (0.5, 0.5, 0.5)
-    assert command.triple("1,2,3") == (1.0, 2.0, 3.0)
+        rgb_argument("1,2")
+    assert rgb_argument("0.5") == (0.5, 0.5, 0.5)
+    assert rgb_argument("1,2,3") == (1.0, 2.0, 3.0)
 
 
 def test_spellings_of_data_set_names_are_normalised(tmp_path: Path) -> None:

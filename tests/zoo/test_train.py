@@ -313,7 +313,7 @@ def test_train_source_digits_writes_weights_and_a_record(tmp_path: Path) -> None
     from poem.cli import train_source
 
     parser = argparse.ArgumentParser()
-    train_source.options(parser)
+    train_source.add_options(parser)
     words = ["digits", "--out", str(tmp_path), "--nets", "digits-bn", "--epochs", "6"]
     assert train_source.run(parser.parse_args(words)) == 0
     record = json.loads((tmp_path / "digits.json").read_text())["digits-bn"]
@@ -336,6 +336,6 @@ def test_train_source_says_what_to_type(words: list[str], said: str, monkeypatch
 
     monkeypatch.delenv("POEM_DATA", raising=False)
     parser = argparse.ArgumentParser()
-    train_source.options(parser)
+    train_source.add_options(parser)
     with pytest.raises(ValueError, match=said):
         train_source.run(parser.parse_args(words))

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from poem._util.limits import MANY, SEEDS
+from poem._util.limits import MAX_PROCESSES, SEED_RANGE
 from poem.bench.cell import NESTED, Cell
 
 _WORDS = ("base", "data", "method", "scenario", "preset", "precision")
@@ -41,10 +41,10 @@ def read_cell(values: Any) -> Cell:
         elif name in NESTED:
             _expect(isinstance(value, Mapping) or _are_pairs(value), name, "fields and values", value)
     threads, seed = values.get("threads", 1), values.get("seed", 0)
-    if not 1 <= threads <= MANY:
-        raise ValueError(f"expected threads from 1 to {MANY}, got {threads}")
-    if not SEEDS[0] <= seed <= SEEDS[1]:
-        raise ValueError(f"expected seed from {SEEDS[0]} to {SEEDS[1]}, got {seed}")
+    if not 1 <= threads <= MAX_PROCESSES:
+        raise ValueError(f"expected threads from 1 to {MAX_PROCESSES}, got {threads}")
+    if not SEED_RANGE[0] <= seed <= SEED_RANGE[1]:
+        raise ValueError(f"expected seed from {SEED_RANGE[0]} to {SEED_RANGE[1]}, got {seed}")
     return Cell.from_dict(values)
 
 

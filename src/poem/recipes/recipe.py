@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from poem._util.nearest import nearest_names
@@ -80,14 +81,12 @@ class Recipe(Checked):
         if self.readout.which == "teacher" and self.teacher is None:
             raise ValueError("readout 'teacher' needs a teacher; add teacher=MeanTeacher() to the recipe")
 
-    @property
-    def places(self) -> Iterator[tuple[str, Part]]:
+    @cached_property
+    def places(self) -> tuple[tuple[str, Part], ...]:
         """Every part of the recipe, parts inside parts too, with the names of the fields that lead to it."""
-        for item in dataclasses.fields(self):
-            value = getattr(self, item.name)
-            if isinstance(value, Part):
-                for place, part in value.places:
-                    yield f"{item.name}.{place}".rstrip("."), part
+        fields = ((item.name, getattr(self, item.name)) for item in dataclasses.fields(self))
+        own = [(name, part) for name, part in fields if isinstance(part, Part)]
+        return tuple((f"{name}.{place}".rstrip("."), inner) for name, part in own for place, inner in part.places)
 
     def first_with(self, *needs: Need) -> Part | Augment | None:
         """The first choice that has one of these needs, or None; augmentations have the needs of images in [0, 1]."""
@@ -95,27 +94,27 @@ class Recipe(Checked):
             return self.views
         return next((part for _, part in self.places if part.needs & set(needs)), None)
 
-    @property
+    @cached_property
     def learns(self) -> bool:
         """Whether any tensor is adapted."""
         return not isinstance(self.parameters, Nothing)
 
-    @property
+    @cached_property
     def unit_range(self) -> bool:
         """Whether the method augments images and so needs them in [0, 1], with mean and std inside."""
         return self.first_with(Need.UNIT_RANGE) is not None
 
-    @property
+    @cached_property
     def uses_source_data(self) -> bool:
         """Whether a part prepares itself on source images."""
         return self.first_with(Need.SOURCE_DATA) is not None
 
-    @property
+    @cached_property
     def select_runs_network(self) -> bool:
         """Whether selecting takes forward passes of its own."""
         return any(part.further_passes for _, part in self.select.places)
 
-    @property
+    @cached_property
     def per_sample(self) -> bool:
         """Whether a selected sample's gradient depends on no other sample, so that others may be left out."""
         own = self.minimise.per_sample and (self.branch is None or self.branch.teach.per_sample)

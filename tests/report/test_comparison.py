@@ -56,7 +56,7 @@ def test_cells_of_the_same_words_are_paired_and_what_sets_them_apart_is_said(tmp
     assert pairs[cell("tent").label, "n", "lr"].fields == {"n": (64, 500), "lr": (0.1, 0.2)}, "the nearest go together"
     assert pairs[cell("poem").label, "recipe.readout"].fields["recipe.readout"][1] == "Readout('first')"
     said = str(found)
-    assert "0 cells in both: 0 identical, 0 different; 7 in both under the same words with other settings" in said
+    assert "0 cells in both: 0 identical, 0 different; 7 in both under the same label with other settings" in said
     assert "  other settings in 5 pairs: n 500 in A, 64 in B\n" in said
     assert f"    {cell('tent', 'fog').label}: top1 50 -> 40" in said
     assert "    2 more, of which --json has all" in said

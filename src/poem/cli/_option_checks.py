@@ -1,4 +1,4 @@
-"""Values of options, checked before a command begins: each error names the option, what it takes and what came."""
+"""Checks of option values before a command starts: each error names the option, what it takes and what came."""
 
 from __future__ import annotations
 
@@ -7,19 +7,16 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from poem._util.limits import MANY as MANY
-from poem._util.limits import SEEDS as SEEDS
 
-
-def named_path(text: str) -> Path:
-    """A path for argparse. An empty one, as of a shell variable that is not set, would be the folder one is in."""
+def path_argument(text: str) -> Path:
+    """Parse a path for argparse; an empty one, as of an unset shell variable, would mean the current folder."""
     if not text:
         raise argparse.ArgumentTypeError("expected a path, got ''")
     return Path(text)
 
 
-def triple(text: str) -> tuple[float, float, float]:
-    """Three numbers between commas, or one for all three channels, for argparse."""
+def rgb_argument(text: str) -> tuple[float, float, float]:
+    """Parse three numbers between commas, or one for all three channels, for argparse."""
     try:
         values = [float(word) for word in text.split(",")]
     except ValueError:
@@ -32,8 +29,8 @@ def triple(text: str) -> tuple[float, float, float]:
     return first, second, third
 
 
-def within(args: argparse.Namespace, low: int, high: int | None, *names: str) -> None:
-    """Refuse integers, or lists of them, outside a range; an option that was not given is not looked at."""
+def check_range(args: argparse.Namespace, low: int, high: int | None, *names: str) -> None:
+    """Raise if an option's integer, or one of its integers, is outside a range; options that are None pass."""
     for name in names:
         given = getattr(args, name)
         for value in given if isinstance(given, list) else [given]:
@@ -42,30 +39,30 @@ def within(args: argparse.Namespace, low: int, high: int | None, *names: str) ->
                 raise ValueError(f"expected --{name.replace('_', '-')} {meant}, got {value}")
 
 
-def finite(args: argparse.Namespace, *names: str) -> None:
-    """Refuse NaN, infinity and negative numbers."""
+def check_finite(args: argparse.Namespace, *names: str) -> None:
+    """Raise if an option's number is NaN, infinite or negative; options that are None pass."""
     for name in names:
         value = getattr(args, name)
         if value is not None and not 0 <= value < math.inf:
             raise ValueError(f"expected --{name.replace('_', '-')} as a finite number of at least 0, got {value:g}")
 
 
-def positive_std(std: Sequence[float] | None) -> None:
-    """Refuse what cannot be divided by."""
+def check_std(std: Sequence[float] | None) -> None:
+    """Raise if a std is not above 0, since pixels are divided by it."""
     if std is not None and min(std) <= 0:
         raise ValueError(f"expected a std above 0, got {min(std):g}; for no normalisation pass --mean 0 --std 1")
 
 
-def existing(args: argparse.Namespace, *names: str) -> None:
-    """Refuse a file or folder that is not there, where the command would otherwise look elsewhere without a word."""
+def check_exists(args: argparse.Namespace, *names: str) -> None:
+    """Raise if a file or folder is missing, where the command would otherwise silently use a default place."""
     for name in names:
         value = getattr(args, name)
         if value is not None and not Path(value).expanduser().exists():
             raise FileNotFoundError(f"expected --{name} as a file or folder that is there, got {value!r}")
 
 
-def device(*names: str, here: bool = True) -> list[str]:
-    """Devices as torch writes them.
+def check_devices(*names: str, here: bool = True) -> list[str]:
+    """Parse devices, raise if one cannot be used, and return them as torch writes them.
 
     Args:
         names: Such as cpu, cuda or cuda:1.

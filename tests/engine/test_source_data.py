@@ -6,13 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from inside import importance
 from nets import make_net
 from torch.utils.data import DataLoader, TensorDataset
 
 import poem
 from poem.engine import source_data
-
-IMPORTANCE = "minimise.second.importance"
 
 
 def images(seed: int) -> torch.Tensor:
@@ -26,7 +25,7 @@ def test_loaders_lists_and_tensors_agree() -> None:
         poem.adapt(net, "eata", source_data=source, batch_size=8)
         for source in (data, loader, list(data.split(8)), [(each, None) for each in data.split(8)])
     ]
-    values = [adapter._state.prepared[IMPORTANCE] for adapter in adapters]
+    values = [importance(adapter) for adapter in adapters]
     assert all(torch.equal(value, values[0]) for value in values)
     assert float(values[0].sum()) > 0
 
@@ -47,7 +46,7 @@ def test_no_more_images_are_used_than_importance_takes(monkeypatch: pytest.Monke
     assert sum(read) <= 16
     source_data.forget()
     cut = poem.adapt(net, "eata", source_data=list(images(0)[:10].split(4)))
-    assert torch.equal(found._state.prepared[IMPORTANCE], cut._state.prepared[IMPORTANCE])
+    assert torch.equal(importance(found), importance(cut))
 
 
 def test_empty_source_data_is_refused() -> None:

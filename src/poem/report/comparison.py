@@ -1,4 +1,4 @@
-"""Two folders of results side by side: which cells agree, which do not and by how much."""
+"""Comparison of two folders of results: which cells agree, which differ and by how much."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 from poem.bench.result import Report
 
-SHOWN, FEW = 10, 3
-"""Cells that one folder has alone, and pairs with the same other settings, as text; JSON has them all."""
+MAX_LABELS, MAX_PAIRS = 10, 3
+"""Cells of one folder only, and pairs with the same changed settings, that the text lists; JSON has them all."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """One cell that gave two results."""
+    """One cell whose results differ."""
 
     key: str
     label: str
@@ -26,99 +26,100 @@ class Difference:
 
     @property
     def largest(self) -> float:
-        """The largest gap between two metrics; endless where one of them is missing."""
-        gaps = [float("inf") if a is None or b is None else abs(a - b) for a, b in self.metrics.values()]
-        return max(gaps, default=0.0)
+        """The largest difference of a metric; infinite where one folder lacks the metric."""
+        return max((_gap(a, b) for a, b in self.metrics.values()), default=0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Namesakes:
-    """Two cells of the same words, base, method, shifts and seed, that are not the same cell."""
+    """Two cells with the same label (base, method, shifts and seed) and different settings."""
 
     label: str
     fields: dict[str, tuple[Any, Any]]
-    """What of cell and recipe is not the same, in A and in B."""
+    """Fields of cell and recipe that differ, in A and in B."""
     metrics: dict[str, tuple[float | None, float | None]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """What two folders have in common. Prints as text; `equal` is the short answer."""
+    """Result of `compare`; prints as text."""
 
     identical: int
     different: tuple[Difference, ...]
-    """Largest gap first."""
+    """Largest difference first."""
     namesakes: tuple[Namesakes, ...]
-    """Of what is left, pairs of the same words: run with another limit, another rate, another recipe."""
+    """Pairs of other cells with the same label: run with another limit, another rate, another recipe."""
     only_a: tuple[str, ...]
     only_b: tuple[str, ...]
     provenance: dict[str, tuple[list[str], list[str]]]
-    """Versions, commits and devices that are not the same in both; they do not count as a difference of results."""
+    """Versions, commits and devices that differ; they do not count as a difference of results."""
     broken: tuple[str, ...]
     edited: tuple[str, ...] = ()
-    """Results whose checksum is wrong, in words; they are compared all the same."""
+    """Messages about results whose checksum is wrong; they are compared all the same."""
     unchecked: int = 0
     """Results without a checksum, as of an older version."""
 
     @property
     def equal(self) -> bool:
-        """Whether both hold the same cells with the same results."""
+        """Whether both folders hold the same cells with the same results."""
         return not (self.different or self.namesakes or self.only_a or self.only_b)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """All fields and `equal` as plain values, for JSON."""
         return {"equal": self.equal, **asdict(self)}
 
     def __str__(self) -> str:
         lines = [
             f"{self.identical + len(self.different)} cells in both: {self.identical} identical, "
-            f"{len(self.different)} different; {len(self.namesakes)} in both under the same words with other settings; "
+            f"{len(self.different)} different; {len(self.namesakes)} in both under the same label with other settings; "
             f"{len(self.only_a)} only in A, {len(self.only_b)} only in B"
         ]
         for each in self.different:
-            gaps = sorted(each.metrics.items(), key=_gap, reverse=True)
-            said = ", ".join(f"{name} {_text(a)} -> {_text(b)}" for name, (a, b) in gaps[:4])
-            parts = f"also in {', '.join(each.parts)}" if said else f"only in {', '.join(each.parts)}"
-            lines.append(f"  {each.label} [{each.key}]: {'; '.join(filter(None, (said, parts if each.parts else '')))}")
-        lines += _by_fields(self.namesakes)
-        lines += [*_alone("A", self.only_a), *_alone("B", self.only_b)]
+            metrics = sorted(each.metrics.items(), key=lambda item: _gap(*item[1]), reverse=True)
+            shown = ", ".join(f"{name} {_text(a)} -> {_text(b)}" for name, (a, b) in metrics[:4])
+            parts = f"also in {', '.join(each.parts)}" if shown else f"only in {', '.join(each.parts)}"
+            lines.append(
+                f"  {each.label} [{each.key}]: {'; '.join(filter(None, (shown, parts if each.parts else '')))}"
+            )
+        lines += _namesake_lines(self.namesakes)
+        lines += [*_only_in("A", self.only_a), *_only_in("B", self.only_b)]
         for name, (a, b) in self.provenance.items():
             lines.append(f"  {name}: {', '.join(a) or 'none'} in A, {', '.join(b) or 'none'} in B")
-        lines += [f"  left out: {words}" for words in self.broken] + [f"  edited: {words}" for words in self.edited]
+        lines += [f"  left out: {reason}" for reason in self.broken] + [f"  edited: {reason}" for reason in self.edited]
         if self.unchecked:
             have = "result has" if self.unchecked == 1 else "results have"
             lines.append(f"  {self.unchecked} {have} no checksum, as of an older version")
         return "\n".join(lines)
 
 
-def _by_fields(pairs: Sequence[Namesakes]) -> list[str]:
-    """Pairs under what sets them apart, the first few of each with their accuracies."""
-    alike: dict[str, list[Namesakes]] = {}
+def _namesake_lines(pairs: Sequence[Namesakes]) -> list[str]:
+    """Pairs grouped by the settings that differ, the first few of each group with their accuracies."""
+    by_settings: dict[str, list[Namesakes]] = {}
     for each in pairs:
-        apart = ", ".join(f"{name} {_text(a)} in A, {_text(b)} in B" for name, (a, b) in each.fields.items())
-        alike.setdefault(apart, []).append(each)
+        settings = ", ".join(f"{name} {_text(a)} in A, {_text(b)} in B" for name, (a, b) in each.fields.items())
+        by_settings.setdefault(settings, []).append(each)
     lines = []
-    for apart, found in alike.items():
-        lines.append(f"  other settings in {len(found)} {'pair' if len(found) == 1 else 'pairs'}: {apart}")
-        for each in found[:FEW]:
+    for settings, found in by_settings.items():
+        lines.append(f"  other settings in {len(found)} {'pair' if len(found) == 1 else 'pairs'}: {settings}")
+        for each in found[:MAX_PAIRS]:
             top1 = each.metrics.get("top1")
-            same = "" if top1 is None else f": top1 {_text(top1[0])} -> {_text(top1[1])}"
-            lines.append(f"    {each.label}{same}")
-        lines += [f"    {len(found) - FEW} more, of which --json has all"] if len(found) > FEW else []
+            change = "" if top1 is None else f": top1 {_text(top1[0])} -> {_text(top1[1])}"
+            lines.append(f"    {each.label}{change}")
+        lines += [f"    {len(found) - MAX_PAIRS} more, of which --json has all"] if len(found) > MAX_PAIRS else []
     return lines
 
 
-def _alone(folder: str, labels: Sequence[str]) -> list[str]:
-    """The first cells that one folder has alone, and how many more there are."""
-    lines = [f"  only in {folder}: {label}" for label in labels[:SHOWN]]
-    rest = len(labels) - SHOWN
+def _only_in(folder: str, labels: Sequence[str]) -> list[str]:
+    """The first cells that only one folder has, and how many more there are."""
+    lines = [f"  only in {folder}: {label}" for label in labels[:MAX_LABELS]]
+    rest = len(labels) - MAX_LABELS
     return lines + ([f"  only in {folder}: {rest} more, of which --json has all"] if rest > 0 else [])
 
 
 def compare(a: Path, b: Path) -> Comparison:
     """Compare two folders that `poem bench` or `poem reproduce` wrote.
 
-    Results are the same where they are equal bit for bit, time, host and provenance apart.
+    Results are the same where they are equal bit for bit, except for time, host and provenance.
     """
     from poem.bench.store import Store
 
@@ -130,19 +131,19 @@ def compare(a: Path, b: Path) -> Comparison:
     shared = [key for key in first if key in second]
     different = [_difference(first[key], second[key]) for key in shared if not _same(first[key], second[key])]
     both = set(shared)
-    alone = [[report for key, report in found.items() if key not in both] for found in (first, second)]
-    pairs = _namesakes(*alone)
+    unshared = [[report for key, report in found.items() if key not in both] for found in (first, second)]
+    pairs = _pair_by_label(*unshared)
     paired = {report.key for pair in pairs for report in pair}
-    only_a, only_b = ([report.cell.label for report in reports if report.key not in paired] for reports in alone)
+    only_a, only_b = ([report.cell.label for report in reports if report.key not in paired] for reports in unshared)
     return Comparison(
         identical=len(shared) - len(different),
         different=tuple(sorted(different, key=lambda each: (-each.largest, each.label))),
-        namesakes=tuple(_apart(*pair) for pair in pairs),
+        namesakes=tuple(_namesakes(*pair) for pair in pairs),
         only_a=tuple(sorted(only_a)),
         only_b=tuple(sorted(only_b)),
         provenance=_provenance(first, second),
-        broken=tuple(words for store in stores for words in store.broken.values()),
-        edited=tuple(words for store in stores for words in store.edited.values()),
+        broken=tuple(reason for store in stores for reason in store.broken.values()),
+        edited=tuple(reason for store in stores for reason in store.edited.values()),
         unchecked=sum(len(store.unchecked) for store in stores),
     )
 
@@ -151,8 +152,8 @@ def _same(a: Report, b: Report) -> bool:
     return a.identity() == b.identity()
 
 
-def _namesakes(first: Sequence[Report], second: Sequence[Report]) -> list[tuple[Report, Report]]:
-    """Reports of the same words in pairs, each once; of several, those that have most in common."""
+def _pair_by_label(first: Sequence[Report], second: Sequence[Report]) -> list[tuple[Report, Report]]:
+    """Pair reports with the same label, each once; of several, those with the fewest different fields."""
     by_label: dict[str, list[Report]] = {}
     for report in second:
         by_label.setdefault(report.cell.label, []).append(report)
@@ -167,42 +168,37 @@ def _namesakes(first: Sequence[Report], second: Sequence[Report]) -> list[tuple[
 
 
 def _fields(a: Report, b: Report) -> dict[str, tuple[Any, Any]]:
-    """What of two cells is not the same; where all is, what of the recipes that their method's name stood for."""
-
-    def apart(left: Mapping[str, Any], right: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-        pairs = {name: (left.get(name), right.get(name)) for name in dict.fromkeys([*left, *right])}
-        return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
-
+    """Fields of two cells that differ; where none does, fields of the recipes that the method's name stood for."""
     recipes = ({f"recipe.{name}": text for name, text in each.recipe.items()} for each in (a, b))
-    return apart(a.cell.to_dict(), b.cell.to_dict()) or apart(*recipes)
+    return _differing(a.cell.to_dict(), b.cell.to_dict()) or _differing(*recipes)
 
 
-def _apart(a: Report, b: Report) -> Namesakes:
-    return Namesakes(label=a.cell.label, fields=_fields(a, b), metrics=_metrics(a, b))
-
-
-def _metrics(a: Report, b: Report) -> dict[str, tuple[float | None, float | None]]:
-    """Metrics that differ."""
-    pairs = {name: (a.metrics.get(name), b.metrics.get(name)) for name in dict.fromkeys([*a.metrics, *b.metrics])}
+def _differing(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Keys whose values are not the same in both mappings, with both values; a missing one is None."""
+    pairs = {name: (a.get(name), b.get(name)) for name in dict.fromkeys([*a, *b])}
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
+def _namesakes(a: Report, b: Report) -> Namesakes:
+    return Namesakes(label=a.cell.label, fields=_fields(a, b), metrics=_differing(a.metrics, b.metrics))
+
+
 def _difference(a: Report, b: Report) -> Difference:
-    left, right = a.identity(), b.identity()
+    first, second = a.identity(), b.identity()
     return Difference(
         key=a.key,
         label=a.cell.label,
-        metrics=_metrics(a, b),
-        parts=tuple(name for name in left if name != "metrics" and left[name] != right[name]),
+        metrics=_differing(a.metrics, b.metrics),
+        parts=tuple(name for name in first if name != "metrics" and first[name] != second[name]),
     )
 
 
 def _provenance(first: Mapping[str, Report], second: Mapping[str, Report]) -> dict[str, tuple[list[str], list[str]]]:
-    a, b = _origins(first.values()), _origins(second.values())
+    a, b = _provenance_values(first.values()), _provenance_values(second.values())
     return {name: (a.get(name, []), b.get(name, [])) for name in sorted(a | b) if a.get(name) != b.get(name)}
 
 
-def _origins(reports: Iterable[Report]) -> dict[str, list[str]]:
+def _provenance_values(reports: Iterable[Report]) -> dict[str, list[str]]:
     found: dict[str, set[str]] = {}
     for report in reports:
         for name, value in {**report.provenance, "device": report.host.get("device")}.items():
@@ -210,8 +206,7 @@ def _origins(reports: Iterable[Report]) -> dict[str, list[str]]:
     return {name: sorted(values) for name, values in found.items()}
 
 
-def _gap(item: tuple[str, tuple[float | None, float | None]]) -> float:
-    a, b = item[1]
+def _gap(a: float | None, b: float | None) -> float:
     return float("inf") if a is None or b is None else abs(a - b)
 
 

@@ -1,4 +1,4 @@
-"""What the words say is what the code does: README and docs run, tables agree, names exist, links lead somewhere."""
+"""README and docs agree with the code: blocks run, tables and numbers match, names exist, links have targets."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from nets import make_net
 
 import poem
 from poem.bench.suites import load
-from poem.cli.list import GROWN, named
+from poem.cli.list import SUFFIX_LINES, names_of
 from poem.cli.main import main
 from poem.parts import SGD, Everything, NormAffine, Nothing
 from poem.parts.objective import Total
@@ -29,7 +29,7 @@ from poem.parts.selection import Both
 from poem.parts.weighting import Sum
 from poem.recipes.methods import HOSTS, METHODS, SUFFIXES, describe
 from poem.recipes.text import parse
-from poem.report.demo import Found, sentences
+from poem.report.demo import DemoRow, sentences
 from poem.streams.shift import VERSIONS
 
 ROOT = Path(__file__).parent.parent
@@ -53,9 +53,9 @@ def test_python_blocks_of_a_page_run_one_after_the_other(
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_links_to_files_lead_somewhere(page: Path) -> None:
-    words = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
-    for target in re.findall(r"\]\(([^)#]+)", words):
+def test_links_to_files_have_targets(page: Path) -> None:
+    prose = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)#]+)", prose):
         if "://" not in target:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
@@ -69,19 +69,8 @@ def test_examples_run(example: Path, capsys: pytest.CaptureFixture[str]) -> None
 @pytest.mark.slow
 def test_the_pages_build_without_a_warning(tmp_path: Path) -> None:
     pytest.importorskip("sphinx")
-    words = [
-        sys.executable,
-        "-m",
-        "sphinx",
-        "-W",
-        "--keep-going",
-        "-q",
-        "-b",
-        "html",
-        str(ROOT / "docs"),
-        str(tmp_path),
-    ]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=600, check=False)
+    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", str(ROOT / "docs")]
+    done = subprocess.run([*command, str(tmp_path)], capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "index.html").is_file()
 
@@ -97,6 +86,18 @@ def test_the_notebook_runs_and_holds_no_output() -> None:
     assert "table" in names
 
 
+def test_the_first_block_of_the_readme_prints_the_accuracies_that_it_states() -> None:
+    readme = _read("README.md")
+    block = re.findall(r"```python\n(.*?)```", readme, flags=re.DOTALL)[0]
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(compile(block, "README.md", "exec", dont_inherit=True), {})
+    (stated,) = re.findall(r"It prints `source (\d+)%, poem (\d+)%`", readme)
+    ran = re.findall(r"source (\d+)%, poem (\d+)%", printed.getvalue())
+    assert len(ran) == 1
+    for number, expected in zip(ran[0], stated, strict=True):
+        assert abs(int(number) - int(expected)) <= 2, "another processor may round otherwise"
+
+
 def test_the_readme_shows_the_demo_s_numbers() -> None:
     held = json.loads((ROOT / "results" / "demo.json").read_text())
     readme = _read("README.md")
@@ -106,8 +107,8 @@ def test_the_readme_shows_the_demo_s_numbers() -> None:
 
 def test_the_readme_says_where_the_demo_loses() -> None:
     held = {(row["method"], row["network"]): row for row in json.loads(_read("results/demo.json"))["rows"]}
-    names = [item.name for item in fields(Found)]
-    found = {at: Found(**{name: row[name] for name in names}) for at, row in held.items()}
+    names = [item.name for item in fields(DemoRow)]
+    found = {at: DemoRow(**{name: row[name] for name in names}) for at, row in held.items()}
     readme = " ".join(_read("README.md").split())
     for sentence in sentences(load("demo"), found):
         assert sentence in readme
@@ -135,25 +136,25 @@ def test_the_suite_on_the_page_of_benchmarks_runs(
 
 NETWORKS = ("batch norm", "group norm", "layer norm")
 PLAIN_FIELDS = ("parameters", "statistics", "lr", "readout")
-"""Of a recipe, what the README's table says in words, or not at all."""
+"""Fields of a recipe that the README's table describes in prose, or not at all."""
 
 
 def method_rows() -> dict[str, tuple[str, str, str]]:
     """Paper, recipe and result of each method in the README's table."""
     table = _read("README.md").partition("| method | paper | recipe | BN/GN/ViT |\n")[2].partition("\n\n")[0]
     rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table.splitlines()[1:]]
-    return {name.strip("`"): (paper, words, result) for name, paper, words, result in rows}
+    return {name.strip("`"): (paper, recipe, result) for name, paper, recipe, result in rows}
 
 
 def leaves(part: Any) -> set[Any]:
-    """The parts that one is made of, where it is a sum or a chain."""
+    """The parts that a part combines, where it is a sum or a chain."""
     if isinstance(part, Both | Sum | Total):
         return leaves(part.first) | leaves(part.second)
     return {part}
 
 
 def choices(recipe: poem.Recipe) -> set[Any]:
-    """What a recipe chooses otherwise than Tent, but for plain gradient descent."""
+    """The parts of a recipe that differ from Tent's, except for plain gradient descent."""
     plain = poem.Recipe()
     found = {plain.readout.correct, recipe.readout.correct} - {plain.readout.correct}
     for item in fields(recipe):
@@ -169,18 +170,18 @@ def test_the_table_of_methods_has_every_base_in_order() -> None:
 
 
 @pytest.mark.parametrize("name", list(METHODS))
-def test_the_table_of_methods_says_the_recipe(name: str) -> None:
-    words, recipe = method_rows()[name][1], poem.recipe(name)
-    quoted = re.findall(r"`([^`]+)`", words)
-    said = {leaf for text in quoted if text not in METHODS for leaf in leaves(parse(text))}
-    above = {leaf for text in quoted if text in METHODS for leaf in choices(poem.recipe(text))}
-    assert said <= choices(recipe) | leaves(recipe.minimise), "what the table names is in the recipe"
-    assert choices(recipe) <= said | above, "what the recipe chooses is in the table"
-    moves = "nothing moves" if isinstance(recipe.parameters, Nothing) else ""
-    moves = "everything moves" if isinstance(recipe.parameters, Everything) else moves
-    assert [each for each in ("nothing moves", "everything moves") if each in words] == [moves] * bool(moves)
+def test_the_table_of_methods_has_the_parts_of_each_recipe(name: str) -> None:
+    stated, recipe = method_rows()[name][1], poem.recipe(name)
+    quoted = re.findall(r"`([^`]+)`", stated)
+    named = {leaf for text in quoted if text not in METHODS for leaf in leaves(parse(text))}
+    inherited = {leaf for text in quoted if text in METHODS for leaf in choices(poem.recipe(text))}
+    assert named <= choices(recipe) | leaves(recipe.minimise), "every part in the table is in the recipe"
+    assert choices(recipe) <= named | inherited, "every part of the recipe is in the table"
+    adapted = "no updates" if isinstance(recipe.parameters, Nothing) else ""
+    adapted = "all parameters" if isinstance(recipe.parameters, Everything) else adapted
+    assert [each for each in ("no updates", "all parameters") if each in stated] == [adapted] * bool(adapted)
     top = recipe.parameters == NormAffine("excluded")
-    assert ("without the top" in words or "`poem`" in words) == top
+    assert ("without the top" in stated or "`poem`" in stated) == top
 
 
 @pytest.mark.parametrize("name", list(METHODS))
@@ -214,9 +215,9 @@ def test_the_page_of_streams_shows_how_near_drawn_frost_is_to_the_photographs() 
     assert sorted(row["size"] for row in held["rows"]) == [32, 64, 224]
     assert max(abs(ratio - 1) for row in held["rows"] for ratio in row["change"]) <= 0.01
     assert "within 1 % of the photographs' at every severity" in page
-    for kind, words in (("drawn", "gets {} and {} % of 500"), ("photographs", "with the photographs {} and {} %")):
+    for kind, text in (("drawn", "gets {} and {} % of 500"), ("photographs", "with the photographs {} and {} %")):
         *first, last = held["accuracy"][kind]
-        assert words.format(", ".join(map(str, first)), last) in page
+        assert text.format(", ".join(map(str, first)), last) in page
 
 
 def _speed(name: str) -> list[dict[str, Any]]:
@@ -229,21 +230,21 @@ def test_the_page_of_speed_shows_measured_rows() -> None:
     for part in re.split(r"(?=`results/speed/h200_\w+\.json`\):)", page)[1:]:
         name = re.match(r"`results/speed/(\w+\.json)`", part)
         assert name is not None
-        heads: list[str] = []
+        header: list[str] = []
         for cells in re.findall(r"^\| (\w.*) \|$", part, re.M):
-            words = cells.split(" | ")
-            heads = words if words[0] == "network" else heads
-            if heads is words:
+            values = cells.split(" | ")
+            header = values if values[0] == "network" else header
+            if header is values:
                 continue
-            told = dict(zip(heads, words, strict=True))
+            stated = dict(zip(header, values, strict=True))
             (row,) = [
                 row for row in _speed(name[1])
-                if told["network"] == row["net"] and told["batch"] == str(row["batch"])
-                and told["method"] == row["method"] and told["mode"] == row["mode"]
-                and told.get("teach", f"{row['select']} %") == f"{row['select']} %"
+                if stated["network"] == row["net"] and stated["batch"] == str(row["batch"])
+                and stated["method"] == row["method"] and stated["mode"] == row["mode"]
+                and stated.get("teach", f"{row['select']} %") == f"{row['select']} %"
             ]  # fmt: skip
             ratio, share = row.get("ratio_to_source"), row.get("share_of_limit")
-            assert words[-5:] == [
+            assert values[-5:] == [
                 f"{row['images_per_s']:.0f}", f"{row['median_ms']:.2f}", "-" if ratio is None else f"{ratio:.2f}",
                 "-" if share is None else f"{share:.0%}", str(row["peak_allocated_mib"]),
             ]  # fmt: skip
@@ -262,7 +263,7 @@ def test_the_page_of_speed_sums_up_what_was_measured() -> None:
         ]
         return max(rows, key=lambda row: float(row["images_per_s"]))
 
-    told: dict[str, list[str]] = {}
+    stated: dict[str, list[str]] = {}
     for name, batch in (("h200_resnet50.json", 64), ("h200_resnet50.json", 1), ("h200_vit_b16.json", 64)):
         ours = [best(name, batch, method, "bf16") for method in ("poem1", "poem2")]
         tent = best(name, batch, "tent", ours[0]["mode"])
@@ -277,8 +278,8 @@ def test_the_page_of_speed_sums_up_what_was_measured() -> None:
             ("times the one with separate forwards", " / ".join(f"{gain:.1f}" for gain in gains["plain-separate"])),
             ("peak memory over Tent's", f"{ours[0]['peak_allocated_mib'] / tent['peak_allocated_mib']:.2f}"),
         ):
-            told.setdefault(start, []).append(cell)
-    for start, cells in told.items():
+            stated.setdefault(start, []).append(cell)
+    for start, cells in stated.items():
         assert f"| {start} | {' | '.join(cells)} |" in page
 
 
@@ -296,9 +297,9 @@ def test_readme_and_changelog_claim_the_captured_path_in_half_precision() -> Non
 
 def test_no_page_offers_compile_on_cuda() -> None:
     rows = [cells.split(" | ") for cells in re.findall(r"^\| (\w.*) \|$", _read("docs/speed.md"), re.M)]
-    modes = [words for words in rows if len(words) > 4 and words[3].startswith("bf16-compiled")]
+    modes = [cells for cells in rows if len(cells) > 4 and cells[3].startswith("bf16-compiled")]
     assert modes
-    assert {words[2] for words in modes} == {"forward"}, "the network alone, which sets the limit"
+    assert {cells[2] for cells in modes} == {"forward"}, "the network alone, which sets the limit"
     for page in ("docs/speed.md", "docs/your-model.md", "CHANGELOG.md"):
         assert "not available on CUDA" in " ".join(_read(page).split()), page
     for page in ("README.md", "docs/speed.md"):
@@ -318,7 +319,7 @@ def test_the_readme_names_every_base_and_suffix() -> None:
     for base in METHODS:
         assert f"`{base}`" in readme, base
     for suffix in SUFFIXES:
-        assert f"BASE{suffix}" in readme, suffix
+        assert f"HOST{suffix}" in readme, suffix
 
 
 def test_every_base_has_a_page_that_prints_its_recipe() -> None:
@@ -346,20 +347,21 @@ def test_every_method_says_its_paper_code_and_differences() -> None:
 
 
 def differs(name: str) -> str:
-    """What a base says of its differences, in one line."""
+    """The section on differences of a base's description, in one line."""
     return " ".join(describe(name).partition("Differs:")[2].split())
 
 
 # Bases by what their reference code does and ours does not.
 TRAIN_MODE = (
-    "tent", "eta", "eata", "sar", "deyo", "cotta", "rdumb", "rotta", "come", "poem", "poem-official", "poem-official-v2",
+    "tent", "eta", "eata", "sar", "deyo", "cotta", "rdumb", "rotta", "come", "poem", "poem-official",
+    "poem-official-v2",
 )  # fmt: skip
 BATCH_NORM_ALONE = ("tent", "eta", "eata", "rdumb")
 ONE_RATE = ("eta", "eata", "rdumb")
 
 
 @pytest.mark.parametrize("name", list(METHODS))
-def test_a_base_says_where_its_code_runs_in_train_mode_moves_batch_norm_alone_or_has_one_rate(name: str) -> None:
+def test_a_description_says_if_the_reference_has_train_mode_batch_norm_only_or_one_rate(name: str) -> None:
     assert ("eval mode" in differs(name)) == (name in TRAIN_MODE)
     assert ("group and layer norms move too" in differs(name)) == (name in BATCH_NORM_ALONE)
     assert ("learning rate" in differs(name)) == (name in ONE_RATE)
@@ -367,21 +369,21 @@ def test_a_base_says_where_its_code_runs_in_train_mode_moves_batch_norm_alone_or
 
 @pytest.mark.parametrize("kind", ["bn", "gn", "ln"])
 @pytest.mark.parametrize("name", TRAIN_MODE)
-def test_dropout_is_off_while_learning(name: str, kind: str) -> None:
-    known: dict[str, Any] = {"mean": (0, 0, 0), "std": (1, 1, 1)}
+def test_dropout_is_off_during_updates(name: str, kind: str) -> None:
+    settings: dict[str, Any] = {"mean": (0, 0, 0), "std": (1, 1, 1)}
     answers = []
     for rate in (0.0, 0.9):
         net = make_net(kind, sharpness=6.0)
         last = net.get_submodule("fc" if kind != "ln" else "head")
         last.register_forward_pre_hook(lambda module, args, rate=rate: torch.dropout(args[0], rate, module.training))
-        adapter = poem.adapt(net.train(), name, lr=0.001, **known)
+        adapter = poem.adapt(net.train(), name, lr=0.001, **settings)
         answers.append([adapter(batch) for batch in toys.images(12, seed=1).split(6)])
     assert all(torch.equal(one, other) for one, other in zip(*answers, strict=True))
 
 
 @pytest.mark.parametrize("name", BATCH_NORM_ALONE)
 @pytest.mark.parametrize("kind", ["gn", "ln"])
-def test_group_and_layer_norms_may_move(name: str, kind: str) -> None:
+def test_group_and_layer_norms_are_adapted(name: str, kind: str) -> None:
     assert poem.adapt(make_net(kind), name).adapted
 
 
@@ -401,19 +403,19 @@ def test_every_public_name_resolves_and_is_described() -> None:
         _ = poem.nonsense
 
 
-def test_poem_list_names_every_method_and_the_parts_that_a_recipe_is_made_of() -> None:
-    assert list(named("methods")) == poem.methods()
-    assert set(GROWN) == set(SUFFIXES)
-    words = named("parts")
-    assert set(words) < set(poem.parts.__all__)
+def test_poem_list_has_every_method_and_the_parts_of_recipes() -> None:
+    assert list(names_of("methods")) == poem.methods()
+    assert set(SUFFIX_LINES) == set(SUFFIXES)
+    parts = names_of("parts")
+    assert set(parts) < set(poem.parts.__all__)
     for name in ("EntropyBelow", "SGD", "AugMix", "Jitter", "AdaptBranch", "Readout", "Uncorrected"):
-        assert name in words
+        assert name in parts
     for name in ("Batch", "Look", "Lesson", "Memory", "Part", "Select", "Objective", "Recovery", "Augment"):
-        assert name not in words, f"{name} is handed to parts, or what they are built on"
+        assert name not in parts, f"{name} is an argument of parts, or a base class"
     used = {type(leaf).__name__ for name in poem.methods() for leaf in choices(poem.recipe(name))}
-    assert used <= set(words)
+    assert used <= set(parts)
     for kind in ("methods", "parts", "corruptions", "bases", "data", "scenarios", "suites"):
-        for name, line in named(kind).items():
+        for name, line in names_of(kind).items():
             assert line, (kind, name)
             assert "\n" not in line
 

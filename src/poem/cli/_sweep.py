@@ -1,4 +1,4 @@
-"""What `poem bench` and `poem reproduce` share: options, the grid before it is run, and the run."""
+"""What `poem bench` and `poem reproduce` share: options, the printed plan, and the sweep with its exit code."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from poem.cli import _values
-from poem.cli._values import named_path
+from poem._util.limits import MAX_PROCESSES, SEED_RANGE, available_cores
+from poem.cli import _option_checks as checks
+from poem.cli._option_checks import path_argument
 
 if TYPE_CHECKING:
     from poem.bench.benchmark import Place
@@ -19,82 +20,92 @@ if TYPE_CHECKING:
     from poem.bench.suites import Suite
     from poem.bench.sweep import Outcome
 
-HERE = Path("poem-results")
-SCALE = "tiny"
-BROKEN_OFF = 3
+RESULTS = Path("poem-results")
+"""Folder of results by default, with one folder in it for each scale."""
+DEFAULT_SCALE = "tiny"
+ABORTED = 3
 """Exit code of a sweep that could not go on: no room for a result, or workers that do not start."""
 
 
-def options(parser: argparse.ArgumentParser) -> None:
-    """What both commands take."""
-    what = parser.add_argument_group("what to measure (flags > suite file > scale)")
-    what.add_argument("--scale", help="tiny, cifar10 or full; default: tiny")
+def add_suite_options(parser: argparse.ArgumentParser, title: str, default_scale: str) -> None:
+    """Add the options that change the cells of a suite; `suite_settings` reads them."""
+    what = parser.add_argument_group(title)
+    what.add_argument("--scale", help=f"tiny, cifar10 or full; default: {default_scale}")
     what.add_argument("--limit", type=int, metavar="N", help="at most N images of each domain")
-    what.add_argument("--methods", nargs="+", metavar="NAME", help="these rows alone, as 'tent' or '*poem*'")
+    what.add_argument("--methods", nargs="+", metavar="NAME", help="only these rows, as 'tent' or '*poem*'")
     what.add_argument("--seeds", nargs="+", type=int, metavar="N", help="instead of the suite's own")
-    what.add_argument("--corruptions", nargs="+", metavar="NAME", help="of the suite's these alone")
+    what.add_argument("--corruptions", nargs="+", metavar="NAME", help="only these of the suite's corruptions")
     what.add_argument(
-        "--set", action="append", default=[], metavar="FIELD=VALUE", help="of every cell; may be repeated"
+        "--set", action="append", default=[], metavar="FIELD=VALUE", help="a field of every cell; may be repeated"
     )
     what.add_argument(
-        "--chosen", type=named_path, metavar="FILE", help="learning rates by base and method, from poem choose"
+        "--chosen", type=path_argument, metavar="FILE", help="learning rates by base and method, from poem choose"
     )
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that both commands have."""
+    add_suite_options(parser, "what to measure (flags > suite file > scale)", DEFAULT_SCALE)
     where = parser.add_argument_group("where")
-    where.add_argument("--out", type=named_path, metavar="FOLDER", help=f"results; default: {HERE}/SCALE, here")
+    where.add_argument("-o", "--out", type=path_argument, metavar="FOLDER", help=f"results; default: {RESULTS}/SCALE")
     where.add_argument("--root", help="data; default: $POEM_DATA, on a cluster each node's own")
     where.add_argument("--weights", metavar="FOLDER", help="weight files; default: $POEM_DATA, then as downloaded")
     where.add_argument("--device", nargs="+", default=["cpu"], help="cpu, cuda for every GPU, or cuda:0 cuda:1 ...")
     how = parser.add_argument_group("how")
     how.add_argument(
-        "--engine", choices=["inline", "workers", "ray"], help="default: workers, where more than one helps"
+        "--engine", choices=["inline", "workers", "ray"], help="default: workers if more than one helps, else inline"
     )
     how.add_argument("--workers", type=int, metavar="N", help="processes; default: one per GPU, or cores / threads")
     how.add_argument("--loaders", type=int, default=0, metavar="N", help="loader processes of each; default: 0")
-    how.add_argument("--address", help="of a Ray cluster, or 'auto'; default: one on this machine alone")
-    how.add_argument("--gpus", type=float, metavar="N", help="of a Ray task, parts too; default: 1 on cuda, else 0")
-    how.add_argument("--retries", type=int, default=2, metavar="N", help="for a cell whose process died; default: 2")
-    how.add_argument("--keep-going", action="store_true", help="though weights or data of some cells are missing")
-    how.add_argument("--dry-run", action="store_true", help="print the grid and an estimate, run nothing")
+    how.add_argument("--address", help="of a Ray cluster, or 'auto'; default: Ray on this machine only")
+    how.add_argument(
+        "--gpus", type=float, metavar="N", help="GPUs of a Ray task, fractions too; default: 1 on cuda, else 0"
+    )
+    how.add_argument(
+        "--retries", type=int, default=2, metavar="N", help="further tries of a cell whose process died; default: 2"
+    )
+    how.add_argument("--keep-going", action="store_true", help="run although weights or data of some cells are missing")
+    how.add_argument("--dry-run", action="store_true", help="print the plan and an estimate of time, run nothing")
     how.add_argument("--json", action="store_true", help="print the cells as a JSON list, for poem bench FILE.json")
 
 
-def check(args: argparse.Namespace) -> None:
-    """Refuse values that make no sense, before suites are read."""
-    _values.within(args, 0, _values.MANY, "loaders")
-    _values.within(args, 0, None, "retries")
-    _values.within(args, *_values.SEEDS, "seeds")
-    _values.finite(args, "gpus")
-    if args.workers is not None and args.workers > _values.MANY:
-        _values.within(args, 1, _values.MANY, "workers")
-    _values.device(*args.device, here=args.engine != "ray")
+def check_options(args: argparse.Namespace) -> None:
+    """Raise for option values that make no sense, before suites are read."""
+    checks.check_range(args, 0, MAX_PROCESSES, "loaders")
+    checks.check_range(args, 0, None, "retries")
+    checks.check_range(args, *SEED_RANGE, "seeds")
+    checks.check_finite(args, "gpus")
+    if args.workers is not None and args.workers > MAX_PROCESSES:
+        checks.check_range(args, 1, MAX_PROCESSES, "workers")
+    checks.check_devices(*args.device, here=args.engine != "ray")
     if args.engine != "ray":
-        _values.existing(args, "weights")
+        checks.check_exists(args, "weights")
 
 
-def scale(args: argparse.Namespace) -> str:
-    """The scale asked for, or the smallest."""
-    return args.scale or SCALE
+def scale_of(args: argparse.Namespace) -> str:
+    """The scale given by `--scale`, or the smallest."""
+    return args.scale or DEFAULT_SCALE
 
 
-def asked(args: argparse.Namespace) -> dict[str, Any]:
-    """What flags say of cells, as `poem.bench.suites.load` takes it."""
+def suite_settings(args: argparse.Namespace) -> dict[str, Any]:
+    """The keyword arguments of `poem.bench.suites.load` that the options give."""
     from poem.bench.analysis.choose_lr import read
-    from poem.cli._fields import pairs
+    from poem.cli._cell_input import parse_assignments
 
     return {
         "limit": args.limit, "methods": args.methods, "seeds": args.seeds, "corruptions": args.corruptions,
-        "changes": pairs(args.set), "chosen": None if args.chosen is None else read(args.chosen),
+        "changes": parse_assignments(args.set), "chosen": None if args.chosen is None else read(args.chosen),
     }  # fmt: skip
 
 
-def suites(args: argparse.Namespace, names: Sequence[str]) -> list[Suite]:
-    """The suites asked for, with every flag laid over them."""
+def load_suites(args: argparse.Namespace, names: Sequence[str]) -> list[Suite]:
+    """Load suites by name with the options applied; one that the options leave no cell of is left out."""
     from poem.bench.suites import NothingLeftError, load
 
-    found, settings = [], asked(args)
+    found, settings = [], suite_settings(args)
     for name in names:
         try:
-            found.append(load(name, scale(args), **settings))
+            found.append(load(name, scale_of(args), **settings))
         except NothingLeftError as error:
             if len(names) == 1:
                 raise
@@ -104,30 +115,26 @@ def suites(args: argparse.Namespace, names: Sequence[str]) -> list[Suite]:
     return found
 
 
-def cells(found: Sequence[Suite]) -> list[Cell]:
-    """Every cell of some suites once, however many places it fills."""
-    return list({placed.cell.key: placed.cell for suite in found for placed in suite.placed}.values())
+def unique_cells(suites: Sequence[Suite]) -> list[Cell]:
+    """Every cell of some suites once, though several tables may show it."""
+    return list({placed.cell.key: placed.cell for suite in suites for placed in suite.placed}.values())
 
 
-def listed(path: Path, args: argparse.Namespace) -> list[Cell]:
-    """Cells from a file that `--json` wrote, with the flags laid over them; needs no suite files."""
+def read_cells(path: Path, args: argparse.Namespace) -> list[Cell]:
+    """Read cells from a JSON file that `--json` wrote, with the options applied; needs no suite files."""
     from fnmatch import fnmatchcase
 
-    from poem._util.files import read_json
     from poem.bench.cell_files import read_cell
-    from poem.cli._fields import pairs, with_fields
+    from poem.cli._cell_input import apply_assignments, parse_assignments, read_cell_json
 
     for flag in ("scale", "chosen"):
         if getattr(args, flag) is not None:
             raise ValueError(f"--{flag} shapes suites, and {path} holds cells; give it where you make the list")
-    try:
-        values = read_json(path)
-    except ValueError as error:
-        raise ValueError(f"expected a JSON list of cells in {path}: {error}") from error
+    values = read_cell_json(path, "a JSON list of cells")
     if not isinstance(values, list) or not all(isinstance(each, dict) for each in values):
         raise ValueError(f"expected a JSON list of cells in {path}; poem bench SUITE --json prints one")
-    changes = pairs(args.set)
-    found = [_limited(read_cell(with_fields(each, changes)), args.limit) for each in values]
+    assignments = parse_assignments(args.set)
+    found = [_limited(read_cell(apply_assignments(each, assignments)), args.limit) for each in values]
     kept = [
         cell
         for cell in found
@@ -141,7 +148,7 @@ def listed(path: Path, args: argparse.Namespace) -> list[Cell]:
 
 
 def _limited(cell: Cell, limit: int | None) -> Cell:
-    """At most so many images of each domain, in a stream of stated length, and of source data, as in suites."""
+    """The cell with at most `limit` images of each domain, stream and source data, as suites apply `--limit`."""
     from dataclasses import replace
 
     if limit is None:
@@ -150,20 +157,20 @@ def _limited(cell: Cell, limit: int | None) -> Cell:
     return replace(cell, n=limit, source_images=min(limit, cell.source_images), options=tuple(sorted(options.items())))
 
 
-def folder(args: argparse.Namespace, name: str) -> Path:
-    """Where results go."""
-    chosen: Path = args.out if args.out is not None else HERE / name
-    return chosen
+def results_folder(args: argparse.Namespace, name: str) -> Path:
+    """The folder given by `--out`, or `poem-results/NAME`."""
+    folder: Path = args.out if args.out is not None else RESULTS / name
+    return folder
 
 
-def engine(args: argparse.Namespace, todo: Sequence[Cell]) -> Engine:
-    """The engine that the flags name, or the one that suits this machine."""
+def make_engine(args: argparse.Namespace, todo: Sequence[Cell]) -> Engine:
+    """Build the engine given by `--engine`; by default workers, or inline where one process on a CPU is enough."""
     from poem.bench.runners import Inline, Ray, Workers
 
     devices = _devices(args.device) if args.engine != "ray" else args.device
-    count = workers(args, devices, todo)
-    place = _place(args, devices[0])
-    # An error may leave a GPU of no use to its process: a worker is replaced, this process would not be.
+    count = worker_count(args, devices, todo)
+    place = _make_place(args, devices[0])
+    # After a CUDA error a process cannot use its GPU any more: a worker is replaced, this process would not be.
     kind = args.engine or ("workers" if count > 1 or devices != ["cpu"] else "inline")
     if args.address is not None and kind != "ray":
         raise ValueError(f"--address names a Ray cluster, got --engine {kind}; add --engine ray")
@@ -174,81 +181,81 @@ def engine(args: argparse.Namespace, todo: Sequence[Cell]) -> Engine:
     return Inline(place=place)
 
 
-def workers(args: argparse.Namespace, devices: Sequence[str], todo: Sequence[Cell]) -> int:
-    """Processes at a time: as asked, one per GPU, or as many as the cores have room for."""
-    import os
-
+def worker_count(args: argparse.Namespace, devices: Sequence[str], todo: Sequence[Cell]) -> int:
+    """Number of worker processes: `--workers`, or one per GPU, or available cores / threads of a cell."""
     if args.workers is not None:
         if args.workers < 1:
             raise ValueError(f"expected --workers of at least 1, got {args.workers}; leave it out for one per core")
         return int(args.workers)
     if devices != ["cpu"]:
         return len(devices)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(cores // max((cell.threads for cell in todo), default=1), len(todo)))
+    return max(1, min(available_cores() // max((cell.threads for cell in todo), default=1), len(todo)))
 
 
 def _devices(names: Sequence[str]) -> list[str]:
     import torch
 
-    found = _values.device(*names)
+    found = checks.check_devices(*names)
     if found == ["cuda"]:
         return [f"cuda:{number}" for number in range(torch.cuda.device_count())]
     return found
 
 
-def run(args: argparse.Namespace, todo: Sequence[Cell], store: Store, names: Sequence[str] = ()) -> int:
-    """Sweep with a bar, then say what became of it; gives the exit code. Names of suites are kept for `poem report`."""
+def run_sweep(args: argparse.Namespace, todo: Sequence[Cell], store: Store, names: Sequence[str] = ()) -> int:
+    """Run the sweep with progress, print its outcome, and return the exit code.
+
+    Names of suites are recorded in the store, for `poem report`.
+    """
     from contextlib import suppress
 
     from poem._util.files import check_folder_writable
+    from poem._util.log_level import errors_only
     from poem.bench.sweep import CannotWriteError, sweep
-    from poem.cli._bar import Bar
-    from poem.cli._quiet import quiet
+    from poem.cli._sweep_progress import SweepProgress
 
     check_folder_writable(store.folder)
-    made = engine(args, todo)
+    engine = make_engine(args, todo)
     if not args.keep_going:
-        _look(args, todo, store)
+        _check_requirements(args, todo, store)
     print(f"{len(todo)} cells, results in {store.folder}", file=sys.stderr)
     if names:
-        with suppress(OSError), store.lock():  # what is wrong with the folder is for the sweep to say
-            store.ask(names, scale(args), asked(args))
+        with suppress(OSError), store.lock():  # a folder that cannot be written is reported by the sweep
+            store.ask(names, scale_of(args), suite_settings(args))
     try:
-        with quiet(not args.verbose), Bar() as bar:
-            outcome = sweep(todo, store, engine=made, watch=bar)
+        with errors_only(not args.verbose), SweepProgress() as progress:
+            outcome = sweep(todo, store, engine=engine, watch=progress)
     except (CannotWriteError, ChildProcessError) as error:
         print(f"poem {args.command}: {error}", file=sys.stderr)
-        return BROKEN_OFF
+        return ABORTED
     print(outcome)
-    _say(outcome, store)
+    _print_problems(outcome, store)
     return outcome.code
 
 
-def _look(args: argparse.Namespace, todo: Sequence[Cell], store: Store) -> None:
-    """Stop before the first cell where weights or data are missing, with all that is in one message."""
+def _check_requirements(args: argparse.Namespace, todo: Sequence[Cell], store: Store) -> None:
+    """Raise before the first cell if weights or data are missing, with everything missing in one message."""
     from poem.bench.requirements import look
 
-    if _elsewhere(args):
+    if _on_cluster(args):
         return
-    found = look([cell for cell in todo if store.finished(cell) is None], _place(args))
+    found = look([cell for cell in todo if store.finished(cell) is None], _make_place(args))
     if found.lacks:
         raise FileNotFoundError(f"{found}\nnothing was run; --keep-going runs the cells that lack nothing")
 
 
-def _elsewhere(args: argparse.Namespace) -> bool:
-    """Whether other machines do the work, each with weights and data of its own."""
+def _on_cluster(args: argparse.Namespace) -> bool:
+    """Whether other machines run the cells, each with its own weights and data."""
     return args.address is not None
 
 
-def _place(args: argparse.Namespace, device: str = "cpu") -> Place:
+def _make_place(args: argparse.Namespace, device: str = "cpu") -> Place:
     from poem.bench.benchmark import Place
 
     return Place(root=args.root, weights=args.weights, device=device, workers=args.loaders)
 
 
-def _say(outcome: Outcome, store: Store) -> None:
-    """What failed and why, what answered with NaN, what is no result, what is left."""
+def _print_problems(outcome: Outcome, store: Store) -> None:
+    """Print failed cells with reasons, cells with NaN answers, unreadable and edited results, and an interrupt."""
     if outcome.failed:
         why = store.failures()
         print(f"{len(outcome.failed)} cells failed; the same command tries them again:", file=sys.stderr)
@@ -263,45 +270,45 @@ def _say(outcome: Outcome, store: Store) -> None:
         if (report := store.finished(cell)) is not None:
             count = f"{report.nonfinite} of {report.card['total']}"
             print(f"{cell.label}: {count} answers were not finite (NaN or Inf) and count as wrong", file=sys.stderr)
-    for words in store.broken.values():
-        print(f"not a result, moved aside or left alone: {words}", file=sys.stderr)
-    for words in store.edited.values():
-        print(words, file=sys.stderr)
+    for reason in store.broken.values():
+        print(f"not a result, moved aside or left alone: {reason}", file=sys.stderr)
+    for message in store.edited.values():
+        print(message, file=sys.stderr)
     if outcome.interrupted:
         print("stopped; the same command goes on", file=sys.stderr)
 
 
-def show(args: argparse.Namespace, found: Sequence[Suite], todo: Sequence[Cell], store: Store) -> None:
-    """The grid, what of it is finished, and an estimate; or the cells as JSON."""
+def print_plan(args: argparse.Namespace, suites: Sequence[Suite], todo: Sequence[Cell], store: Store) -> None:
+    """Print the suites' sizes, how many cells are finished and an estimate of time; or the cells as JSON."""
     import json
 
+    from poem._util.progress import duration
     from poem.bench.estimate import Rates, images
     from poem.bench.requirements import look
-    from poem.cli._bar import duration
 
     if args.json:
         print(json.dumps([cell.to_dict() for cell in todo], indent=1))
         return
-    for suite in found:
+    for suite in suites:
         print(f"{suite.name}, scale {suite.scale}: {suite.title}")
         for group in dict.fromkeys(placed.group for placed in suite.placed):
-            print(f"  {_line([placed for placed in suite.placed if placed.group == group])}")
+            print(f"  {_group_summary([placed for placed in suite.placed if placed.group == group])}")
     left = [cell for cell in todo if store.finished(cell) is None]
     devices = args.device if args.engine == "ray" else _devices(args.device)
     rates = Rates.of(store.reports(), devices[0])
-    count = 1 if args.engine == "inline" else workers(args, devices, left)
+    count = 1 if args.engine == "inline" else worker_count(args, devices, left)
     several = f"{count} processes" if count > 1 else "1 process"
     print(f"{len(todo)} cells, {sum(map(images, todo))} images; results in {store.folder}")
     print(f"{len(todo) - len(left)} finished, {len(left)} to run, {sum(map(images, left))} images")
     most = f", {most}" if (most := rates.most(left)) else ""
     print(f"about {duration(rates.total(left) / count)} with {several}{most}, {rates}")
-    if left and _elsewhere(args):
-        print("weights and data: not looked for, each node of a cluster has its own")
+    if left and _on_cluster(args):
+        print("weights and data: not checked, each node of a cluster has its own")
     elif left:
-        print(look(left, _place(args), fetch=False))
+        print(look(left, _make_place(args), fetch=False))
 
 
-def _line(placed: Sequence[Any]) -> str:
+def _group_summary(placed: Sequence[Any]) -> str:
     bases = ", ".join(sorted({each.cell.base for each in placed}))
     rows, columns = ({getattr(each, name) for each in placed} for name in ("row", "column"))
     seeds, unique = {each.cell.seed for each in placed}, {each.cell.key for each in placed}

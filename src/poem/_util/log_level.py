@@ -1,4 +1,4 @@
-"""Hints of the library, kept back where a table or a report's notes say the same."""
+"""Warnings of the library, held back where a table or a report's notes say the same."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def quiet(wanted: bool = True) -> Iterator[None]:
-    """Errors alone are logged, until the block ends."""
+def errors_only(enabled: bool = True) -> Iterator[None]:
+    """Inside, the logger `poem` passes errors alone, if enabled; its level is restored at the end."""
     log = logging.getLogger("poem")
     before = log.level
-    if wanted:
+    if enabled:
         log.setLevel(logging.ERROR)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Signals that ask a process to end, as an exception that leaves time to keep what there is."""
+"""Signals that ask a process to end, raised as an exception so that there is time to save what is done."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 
-class Stopped(KeyboardInterrupt):
+class StopSignal(KeyboardInterrupt):
     """A signal asked the process to end."""
 
     def __init__(self, number: int) -> None:
@@ -19,21 +19,21 @@ class Stopped(KeyboardInterrupt):
 
 
 @contextmanager
-def stoppable() -> Iterator[None]:
-    """Inside, the first SIGINT, SIGTERM or SIGHUP raises `Stopped`; further ones are ignored until the block ends.
+def raise_stop_signals() -> Iterator[None]:
+    """Inside, the first SIGINT, SIGTERM or SIGHUP raises `StopSignal`; further ones are ignored until the block ends.
 
     Signals that are ignored, as SIGHUP under nohup, stay so; outside the main thread nothing changes.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    asked = [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
-    before = {number: signal.getsignal(number) for number in asked if signal.getsignal(number) is not signal.SIG_IGN}
+    numbers = [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
+    before = {number: signal.getsignal(number) for number in numbers if signal.getsignal(number) is not signal.SIG_IGN}
 
     def stop(number: int, frame: FrameType | None) -> None:
         for each in before:
             signal.signal(each, signal.SIG_IGN)
-        raise Stopped(number)
+        raise StopSignal(number)
 
     for number in before:
         signal.signal(number, stop)
