@@ -18,12 +18,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from poem.bench.benchmark import Place
 from poem.bench.cell import Cell
-from poem.bench.runners import Begun, Ended, Event, Workers
+from poem.bench.load_cell import Machine
+from poem.bench.runners import CellEnded, CellStarted, Event, Workers
 from poem.bench.store import Store
 from poem.bench.suites import load
-from poem.bench.sweep import Planned, sweep
+from poem.bench.sweep import SweepPlanned, sweep
 
 
 @dataclass
@@ -34,15 +34,15 @@ class Clock:
     away: list[tuple[int, float, float]] = field(default_factory=list)
     """Process, seconds between hand-out and result, seconds in adapter and data."""
 
-    def __call__(self, event: Planned | Event) -> None:
+    def __call__(self, event: SweepPlanned | Event) -> None:
         """Told after the result is on disk."""
-        if isinstance(event, Begun):
+        if isinstance(event, CellStarted):
             self.began[event.cell.key] = time.perf_counter()
-        elif isinstance(event, Ended):
-            if event.report is None:
+        elif isinstance(event, CellEnded):
+            if event.result is None:
                 raise SystemExit(f"{event.cell.label} failed:\n{event.error}")
-            spent, timing = time.perf_counter() - self.began[event.cell.key], event.report.timing
-            self.away.append((event.report.host["pid"], spent, timing["adapt_s"] + timing["data_s"]))
+            spent, timing = time.perf_counter() - self.began[event.cell.key], event.result.timing
+            self.away.append((event.result.host["pid"], spent, timing["adapt_s"] + timing["data_s"]))
 
     def figures(self) -> dict[str, float]:
         """Overhead in seconds and as a share of a cell, for first cells of a worker and for the others."""
@@ -67,11 +67,11 @@ def _overhead(name: str, pairs: list[tuple[float, float]]) -> dict[str, float]:
     }
 
 
-def speed(cells: list[Cell], place: Place, workers: int) -> dict[str, Any]:
+def speed(cells: list[Cell], machine: Machine, workers: int) -> dict[str, Any]:
     """One sweep from nothing."""
     clock = Clock()
     with tempfile.TemporaryDirectory() as folder:
-        outcome = sweep(cells, Store(folder), engine=Workers(place=place, count=workers), watch=clock)
+        outcome = sweep(cells, Store(folder), runner=Workers(machine=machine, count=workers), on_event=clock)
     return {
         "workers": workers, "cells": len(outcome.done), "seconds": round(outcome.seconds, 1),
         "cells_per_minute": round(60 * len(outcome.done) / outcome.seconds, 1), **clock.figures(),
@@ -100,10 +100,10 @@ def main() -> int:
         args.suite, args.scale, limit=args.limit, methods=methods, corruptions=corruptions, seeds=None if small else [0]
     )
     cells = [cell for cell in suite.cells if args.bases is None or cell.base in args.bases]
-    place = Place(root=args.root, weights=args.weights, device=args.device)
+    machine = Machine(root=args.root, weights=args.weights, device=args.device)
     rows = []
     for workers in args.workers:
-        rows.append(speed(cells, place, workers))
+        rows.append(speed(cells, machine, workers))
         print(json.dumps(rows[-1]), flush=True)
     if args.json:
         hidden = ("--json", "--root", "--weights")

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import poem
-from poem.bench.benchmark import Row
+from poem.bench.evaluate import Row
 from poem.bench.metrics import ECE, NLL, Accuracy
 from poem.engine.borrowed import lease
 from poem.parts import EntropyBelow, Look, Memory, Select

@@ -17,7 +17,7 @@ from torch import nn
 from poem import zoo
 from poem._util.malloc import keep_memory
 from poem.bench.cell import Cell
-from poem.bench.result import Report
+from poem.bench.result import CellResult
 from poem.bench.suites import Suite, load
 from poem.cli._quiet import quiet
 from poem.cli.main import main
@@ -26,11 +26,11 @@ from poem.report.demo import table, text
 from poem.zoo.train import digits
 
 
-def report(cell: Cell, top1: float, *, low: float | None = None) -> Report:
+def report(cell: Cell, top1: float, *, low: float | None = None) -> CellResult:
     """A result with this accuracy, and this share of right pseudo-labels."""
     taught = 0 if cell.method in ("source", "bn") else 100
     groups = {"low": {"n": 0.0} if low is None else {"n": 50.0, "accuracy": low}, "newly": {"n": 0.0}}
-    return Report(
+    return CellResult(
         cell=cell, recipe=written(cell.recipe()), base={}, card={}, metrics={"top1": top1}, domains={}, windows=[],
         groups=groups, ledger={"taught": taught, "images": 100},
     )  # fmt: skip

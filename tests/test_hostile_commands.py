@@ -324,7 +324,7 @@ def test_a_result_that_is_none_is_left_out_by_name(
             os.mkfifo(path)
         else:
             path.symlink_to(path)
-    found = list(store.reports())
+    found = list(store.results())
     assert [each.cell for each in found] == [good]
     assert path.name in store.broken[path]
     assert main(["compare", str(tmp_path / "a"), str(tmp_path / "a")]) == 0
@@ -345,10 +345,10 @@ def test_a_result_that_is_none_is_left_out_by_name(
 def test_what_was_asked_for_is_not_trusted(text: str, tmp_path: Path) -> None:
     store = Store(tmp_path)
     (tmp_path / "asked.json").write_text(text)
-    assert store.asked() == []
+    assert store.requests() == []
     assert "does not say what was asked for" in store.broken[tmp_path / "asked.json"]
-    store.ask(["demo"], "tiny", {})
-    assert [each.suite for each in store.asked()] == ["demo"]
+    store.save_request(["demo"], "tiny", {})
+    assert [each.suite for each in store.requests()] == ["demo"]
 
 
 def test_an_unforeseen_error_is_one_line_too(

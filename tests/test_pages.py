@@ -15,7 +15,7 @@ from fixture_reports import cell, costs, curves, everything, probes, report, sui
 
 import poem
 from poem.bench.analysis.aggregate import AVERAGE, Grid, metric, pooled
-from poem.bench.result import Report
+from poem.bench.result import CellResult
 from poem.bench.store import Failure, Store
 from poem.bench.suites import Claim, Placed, Suite
 from poem.cli.main import main
@@ -50,7 +50,7 @@ def written(whole: Page) -> str:
     return html(whole)
 
 
-def shown(made: Suite, reports: list[Report], failures: dict[str, Failure] | None = None) -> str:
+def shown(made: Suite, reports: list[CellResult], failures: dict[str, Failure] | None = None) -> str:
     """A suite's Markdown."""
     return markdown(page([made], reports, failures or {}))
 
@@ -122,7 +122,7 @@ def test_a_share_that_a_group_lacks_is_not_zero() -> None:
 # --- tables
 
 
-def bold(made: Suite, reports: list[Report], key: str = "top1") -> list[tuple[str, str]]:
+def bold(made: Suite, reports: list[CellResult], key: str = "top1") -> list[tuple[str, str]]:
     """Row and column of every bold number."""
     found = numbers(Grid(made, reports))
     return [
@@ -397,7 +397,7 @@ def test_rates_and_changes_are_read_back_from_the_recipe_that_ran(tmp_path: Path
     made = suite([Placed(group="G", row="Tent", column="Fog", cell=asked)], ["Fog"])
     kept = Store(tmp_path)
     kept.save(replace(report(cell("tent"), recipe=ran), cell=asked))
-    (back,) = kept.reports()
+    (back,) = kept.results()
     (settings,) = [card for card in cards(Loose(made, [back])) if card.head[1] == "learning rate"]
     assert [row[1:] for row in settings.rows] == [("0.005", "select = EntropyBelow(0.7)")]
 
@@ -405,7 +405,7 @@ def test_rates_and_changes_are_read_back_from_the_recipe_that_ran(tmp_path: Path
 class Loose(Grid):
     """A grid that takes a report for its cell though the recipe has changed since."""
 
-    def __init__(self, made: Suite, reports: list[Report]) -> None:
+    def __init__(self, made: Suite, reports: list[CellResult]) -> None:
         super().__init__(made, [])
         self.reports = {placed.cell.key: each for placed, each in zip(made.placed, reports, strict=True)}
 
@@ -436,7 +436,7 @@ def test_two_sources_of_frost_in_one_block_are_told_loudly() -> None:
     cells = [cell(method, "frost") for method in ("tent", "sar")]
     made = suite([Placed(group="", row=each.method, column="Frost", cell=each) for each in cells], ["Frost"])
 
-    def frosted(*sources: str) -> list[Report]:
+    def frosted(*sources: str) -> list[CellResult]:
         pairs = [(report(each), source) for each, source in zip(cells, sources, strict=True)]
         return [replace(one, card={**one.card, "provenance": f"made: x; {source}"}) for one, source in pairs]
 
@@ -694,7 +694,7 @@ def test_build_writes_both_pages(tmp_path: Path) -> None:
 # --- two folders
 
 
-def kept(folder: Path, *reports: Report) -> Path:
+def kept(folder: Path, *reports: CellResult) -> Path:
     """A folder with these results."""
     store = Store(folder)
     for each in reports:
@@ -810,11 +810,11 @@ def test_report_shows_a_folder_as_it_was_asked_for(tmp_path: Path) -> None:
     store = Store(tmp_path)
 
     def shown_suites() -> list[tuple[str, str, tuple[str, ...]]]:
-        there = [each.cell for each in store.reports()]
-        return [(each.name, each.scale, each.altered) for each in about(there, requests=store.asked())]
+        there = [each.cell for each in store.results()]
+        return [(each.name, each.scale, each.altered) for each in about(there, requests=store.requests())]
 
     def measured(name: str, scale: str, **settings: Any) -> None:
-        store.ask([name], scale, {"seeds": None, "changes": {}, **settings})
+        store.save_request([name], scale, {"seeds": None, "changes": {}, **settings})
         for each in load(name, scale, **settings).cells:
             store.save(report(each))
 
@@ -826,10 +826,10 @@ def test_report_shows_a_folder_as_it_was_asked_for(tmp_path: Path) -> None:
     assert shown_suites()[1][2] == ("methods sar", "limit 64"), "of two that are as full, the latest"
     measured("table3", "tiny")
     assert shown_suites()[1][2] == (), "most cells are of the suite as it is"
-    store.ask(["table2"], "tiny", {})
+    store.save_request(["table2"], "tiny", {})
     assert len(shown_suites()) == 2, "nothing of it is there"
-    there = [each.cell for each in store.reports()]
-    (cut,) = about(there, scale="tiny", asked={"limit": 64, "methods": ["sar"]}, requests=store.asked())
+    there = [each.cell for each in store.results()]
+    (cut,) = about(there, scale="tiny", asked={"limit": 64, "methods": ["sar"]}, requests=store.requests())
     assert cut.altered == ("methods sar", "limit 64"), "flags come first"
 
 

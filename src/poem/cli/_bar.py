@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from poem.bench.runners import Event
-    from poem.bench.sweep import Planned
+    from poem.bench.sweep import SweepPlanned
 
 _EVERY = 10.0  # seconds between two lines
 EARLY = 0.01  # the share of the work before which nobody can say how long it takes
@@ -50,27 +50,28 @@ class Bar:
         if self.rich is not None:
             self.rich.stop()
 
-    def __call__(self, event: Planned | Event) -> None:
+    def __call__(self, event: SweepPlanned | Event) -> None:
         """Take note, and show it."""
-        from poem.bench.estimate import images, work
-        from poem.bench.runners import Begun, Ended, Moved
+        from poem.bench.estimate import assumed_seconds, image_count
+        from poem.bench.runners import CellEnded, CellProgress, CellStarted
 
-        if isinstance(event, Begun):
+        if isinstance(event, CellStarted):
             self.label = event.cell.label
             self.running[event.cell.key] = (0, 0.0)
-        elif isinstance(event, Moved):
+        elif isinstance(event, CellProgress):
             self.label = event.cell.label
-            self.running[event.cell.key] = (event.images, work(event.cell) / max(images(event.cell), 1))
-        elif isinstance(event, Ended):
+            each = assumed_seconds(event.cell) / max(image_count(event.cell), 1)
+            self.running[event.cell.key] = (event.images, each)
+        elif isinstance(event, CellEnded):
             self.running.pop(event.cell.key, None)
             self.done += 1
-            self.failed += event.report is None
-            self.seen += images(event.cell)
-            self.worked += work(event.cell)
+            self.failed += event.result is None
+            self.seen += image_count(event.cell)
+            self.worked += assumed_seconds(event.cell)
         else:
             self.total, self.began = len(event.todo), time.monotonic()
-            self.expected = sum(images(cell) for cell in event.todo)
-            self.work = sum(map(work, event.todo))
+            self.expected = sum(map(image_count, event.todo))
+            self.work = sum(map(assumed_seconds, event.todo))
         self.show()
 
     def show(self) -> None:

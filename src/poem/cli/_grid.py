@@ -12,9 +12,9 @@ from poem.cli import _values
 from poem.cli._values import named_path
 
 if TYPE_CHECKING:
-    from poem.bench.benchmark import Place
     from poem.bench.cell import Cell
-    from poem.bench.runners import Engine
+    from poem.bench.load_cell import Machine
+    from poem.bench.runners import Runner
     from poem.bench.store import Store
     from poem.bench.suites import Suite
     from poem.bench.sweep import Outcome
@@ -88,7 +88,7 @@ def asked(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def suites(args: argparse.Namespace, names: Sequence[str]) -> list[Suite]:
-    """The suites asked for, with every flag laid over them."""
+    """The suites asked for, with every flag merged over them."""
     from poem.bench.suites import NothingLeftError, load
 
     found, settings = [], asked(args)
@@ -110,11 +110,11 @@ def cells(found: Sequence[Suite]) -> list[Cell]:
 
 
 def listed(path: Path, args: argparse.Namespace) -> list[Cell]:
-    """Cells from a file that `--json` wrote, with the flags laid over them; needs no suite files."""
+    """Cells from a file that `--json` wrote, with the flags merged over them; needs no suite files."""
     from fnmatch import fnmatchcase
 
     from poem._util.files import read_json
-    from poem.bench.cell_files import read_cell
+    from poem.bench.cell import read_cell
     from poem.cli._fields import pairs, with_fields
 
     for flag in ("scale", "chosen"):
@@ -156,22 +156,22 @@ def folder(args: argparse.Namespace, name: str) -> Path:
     return chosen
 
 
-def engine(args: argparse.Namespace, todo: Sequence[Cell]) -> Engine:
-    """The engine that the flags name, or the one that suits this machine."""
+def runner(args: argparse.Namespace, todo: Sequence[Cell]) -> Runner:
+    """The runner that --engine names, or the one that suits this machine."""
     from poem.bench.runners import Inline, Ray, Workers
 
     devices = _devices(args.device) if args.engine != "ray" else args.device
     count = workers(args, devices, todo)
-    place = _place(args, devices[0])
+    machine = _machine(args, devices[0])
     # An error may leave a GPU of no use to its process: a worker is replaced, this process would not be.
     kind = args.engine or ("workers" if count > 1 or devices != ["cpu"] else "inline")
     if args.address is not None and kind != "ray":
         raise ValueError(f"--address names a Ray cluster, got --engine {kind}; add --engine ray")
     if kind == "ray":
-        return Ray(place=place, address=args.address, cpus=args.workers, gpus=args.gpus, retries=args.retries)
+        return Ray(machine=machine, address=args.address, cpus=args.workers, gpus=args.gpus, retries=args.retries)
     if kind == "workers":
-        return Workers(place=place, count=count, devices=tuple(devices), retries=args.retries)
-    return Inline(place=place)
+        return Workers(machine=machine, count=count, devices=tuple(devices), retries=args.retries)
+    return Inline(machine=machine)
 
 
 def workers(args: argparse.Namespace, devices: Sequence[str], todo: Sequence[Cell]) -> int:
@@ -207,16 +207,16 @@ def run(args: argparse.Namespace, todo: Sequence[Cell], store: Store, names: Seq
     from poem.cli._quiet import quiet
 
     check_folder(store.folder)
-    made = engine(args, todo)
+    chosen = runner(args, todo)
     if not args.keep_going:
-        _look(args, todo, store)
+        _check_requirements(args, todo, store)
     print(f"{len(todo)} cells, results in {store.folder}", file=sys.stderr)
     if names:
         with suppress(OSError), store.lock():  # what is wrong with the folder is for the sweep to say
-            store.ask(names, scale(args), asked(args))
+            store.save_request(names, scale(args), asked(args))
     try:
         with quiet(not args.verbose), Bar() as bar:
-            outcome = sweep(todo, store, engine=made, watch=bar)
+            outcome = sweep(todo, store, runner=chosen, on_event=bar)
     except (CannotWriteError, ChildProcessError) as error:
         print(f"poem {args.command}: {error}", file=sys.stderr)
         return BROKEN_OFF
@@ -225,26 +225,36 @@ def run(args: argparse.Namespace, todo: Sequence[Cell], store: Store, names: Seq
     return outcome.code
 
 
-def _look(args: argparse.Namespace, todo: Sequence[Cell], store: Store) -> None:
-    """Stop before the first cell where weights or data are missing, with all that is in one message."""
-    from poem.bench.requirements import look
+def _check_requirements(args: argparse.Namespace, todo: Sequence[Cell], store: Store) -> None:
+    """Raise FileNotFoundError before the first cell where weights or data are missing; the message lists them all."""
+    from poem.bench.requirements import check_requirements
 
-    if _elsewhere(args):
+    if _on_cluster(args):
         return
-    found = look([cell for cell in todo if store.finished(cell) is None], _place(args))
-    if found.lacks:
+    found = check_requirements(_unfinished(args, todo, store), _machine(args))
+    if found.missing:
         raise FileNotFoundError(f"{found}\nnothing was run; --keep-going runs the cells that lack nothing")
 
 
-def _elsewhere(args: argparse.Namespace) -> bool:
-    """Whether other machines do the work, each with weights and data of its own."""
+def _on_cluster(args: argparse.Namespace) -> bool:
+    """Whether other machines run the cells, each with its own weights and data."""
     return args.address is not None
 
 
-def _place(args: argparse.Namespace, device: str = "cpu") -> Place:
-    from poem.bench.benchmark import Place
+def _unfinished(args: argparse.Namespace, todo: Sequence[Cell], store: Store) -> list[Cell]:
+    """The cells that have no result with the recipe and weights of today; any weights where a cluster has its own."""
+    from functools import partial
 
-    return Place(root=args.root, weights=args.weights, device=device, workers=args.loaders)
+    from poem.bench.load_cell import weights_sha256
+
+    weights = None if _on_cluster(args) else partial(weights_sha256, machine=_machine(args))
+    return [cell for cell in todo if store.finished(cell, weights) is None]
+
+
+def _machine(args: argparse.Namespace, device: str = "cpu") -> Machine:
+    from poem.bench.load_cell import Machine
+
+    return Machine(root=args.root, weights=args.weights, device=device, workers=args.loaders)
 
 
 def _say(outcome: Outcome, store: Store) -> None:
@@ -260,8 +270,8 @@ def _say(outcome: Outcome, store: Store) -> None:
             print(f"  {cells[0].label}{more}: {reason}", file=sys.stderr)
         print(f"their tracebacks: {store.cells}/*/*/*.failed.json", file=sys.stderr)
     for cell in outcome.nonfinite[:10]:
-        if (report := store.finished(cell)) is not None:
-            count = f"{report.nonfinite} of {report.card['total']}"
+        if (result := store.finished(cell)) is not None:
+            count = f"{result.nonfinite} of {result.card['total']}"
             print(f"{cell.label}: {count} answers were not finite (NaN or Inf) and count as wrong", file=sys.stderr)
     for words in store.broken.values():
         print(f"not a result, moved aside or left alone: {words}", file=sys.stderr)
@@ -275,8 +285,8 @@ def show(args: argparse.Namespace, found: Sequence[Suite], todo: Sequence[Cell],
     """The grid, what of it is finished, and an estimate; or the cells as JSON."""
     import json
 
-    from poem.bench.estimate import Rates, images
-    from poem.bench.requirements import look
+    from poem.bench.estimate import Rates, image_count
+    from poem.bench.requirements import check_requirements
     from poem.cli._bar import duration
 
     if args.json:
@@ -286,19 +296,19 @@ def show(args: argparse.Namespace, found: Sequence[Suite], todo: Sequence[Cell],
         print(f"{suite.name}, scale {suite.scale}: {suite.title}")
         for group in dict.fromkeys(placed.group for placed in suite.placed):
             print(f"  {_line([placed for placed in suite.placed if placed.group == group])}")
-    left = [cell for cell in todo if store.finished(cell) is None]
+    left = _unfinished(args, todo, store)
     devices = args.device if args.engine == "ray" else _devices(args.device)
-    rates = Rates.of(store.reports(), devices[0])
+    rates = Rates.of(store.results(), devices[0])
     count = 1 if args.engine == "inline" else workers(args, devices, left)
     several = f"{count} processes" if count > 1 else "1 process"
-    print(f"{len(todo)} cells, {sum(map(images, todo))} images; results in {store.folder}")
-    print(f"{len(todo) - len(left)} finished, {len(left)} to run, {sum(map(images, left))} images")
-    most = f", {most}" if (most := rates.most(left)) else ""
-    print(f"about {duration(rates.total(left) / count)} with {several}{most}, {rates}")
-    if left and _elsewhere(args):
+    print(f"{len(todo)} cells, {sum(map(image_count, todo))} images; results in {store.folder}")
+    print(f"{len(todo) - len(left)} finished, {len(left)} to run, {sum(map(image_count, left))} images")
+    slowest = f", {slowest}" if (slowest := rates.slowest(left)) else ""
+    print(f"about {duration(rates.seconds(left) / count)} with {several}{slowest}, {rates}")
+    if left and _on_cluster(args):
         print("weights and data: not looked for, each node of a cluster has its own")
     elif left:
-        print(look(left, _place(args), fetch=False))
+        print(check_requirements(left, _machine(args), download=False))
 
 
 def _line(placed: Sequence[Any]) -> str:

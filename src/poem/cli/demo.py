@@ -84,8 +84,8 @@ def _digits(args: argparse.Namespace) -> int:
     print(f"{count} digits per stream, batches of {size}, severity {args.severity}: {shifts}")
     print("A fresh adapter at each shift; the CIFAR preset, learning rate 0.005; one seed: no evidence.\n")
     with quiet(), Bar() as bar:  # some rows teach nobody on some shifts; the table shows it
-        outcome = sweep(suite.cells, store, engine=Workers(count=args.workers) if args.workers > 1 else Inline(),
-                        watch=bar)  # fmt: skip
+        outcome = sweep(suite.cells, store, runner=Workers(count=args.workers) if args.workers > 1 else Inline(),
+                        on_event=bar)  # fmt: skip
     if outcome.interrupted:
         print("stopped; the same command goes on")
         return outcome.code
@@ -97,15 +97,15 @@ def _digits(args: argparse.Namespace) -> int:
         raise ValueError(store.failures()[outcome.failed[0].key].reason)
     for cell in outcome.nonfinite:
         print(f"{cell.label}: some answers were not finite (NaN or Inf) and count as wrong", file=sys.stderr)
-    reports = list(store.reports())
-    found = table(suite, reports)
+    results = list(store.results())
+    found = table(suite, results)
     print(text(suite, found))
     if args.json is not None:
         rows = [{"method": row, "network": group, **asdict(each)} for (row, group), each in found.items()]
         about = {"command": "poem demo", "count": count, "severity": args.severity, "batch_size": size, "seed": 0}
         write_whole(args.json, json.dumps({**about, "rows": rows}, indent=1) + "\n")
     try:
-        _, page = build([suite], reports, args.out, failures=store.failures())
+        _, page = build([suite], results, args.out, failures=store.failures())
         print(f"\nThe same with plots: {page}")
     except ImportError as error:
         print(f"\nNo page was made: {error}")

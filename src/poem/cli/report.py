@@ -43,12 +43,12 @@ def run(args: argparse.Namespace) -> int:
     _values.within(args, *_values.SEEDS, "seeds")
     check_folder(args.out or args.results)
     store = Store(args.results)
-    reports, failures = list(store.reports()), store.failures()
-    if not reports and not failures:
+    results, failures = list(store.results()), store.failures()
+    if not results and not failures:
         raise ValueError(f"expected a folder of results, got {args.results}; poem reproduce table1 makes one")
-    there = [report.cell for report in reports] + [failure.cell for failure in failures.values()]
-    suites = about(there, names=args.suites, scale=args.scale, asked=_grid.asked(args), requests=store.asked())
-    for path in build(suites, reports, args.out or args.results, failures=failures):
+    there = [result.cell for result in results] + [failure.cell for failure in failures.values()]
+    suites = about(there, names=args.suites, scale=args.scale, asked=_grid.asked(args), requests=store.requests())
+    for path in build(suites, results, args.out or args.results, failures=failures):
         print(path)
     shown = {cell.key for suite in suites for cell in suite.cells}
     if rest := sum(cell.key not in shown for cell in there):
@@ -58,6 +58,6 @@ def run(args: argparse.Namespace) -> int:
         )
     for words in store.broken.values():
         print(f"left out: {words}")
-    for words in store.doubts():
+    for words in store.checksum_warnings():
         print(words)
     return 0

@@ -1,6 +1,6 @@
 """Results as pages: tables in the paper's layout, figures, claims and protocol, as Markdown and as one HTML file.
 
-build([load("table1", "tiny")], store.reports(), Path("results/tiny"))
+build([load("table1", "tiny")], store.results(), Path("results/tiny"))
 print(compare(Path("results/a"), Path("results/b")))
 """
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from poem._util.files import write_whole
-from poem.bench.result import Report
+from poem.bench.result import CellResult
 from poem.report.differences import Comparison, compare
 from poem.report.html import html
 from poem.report.markdown import markdown
@@ -25,7 +25,7 @@ __all__ = ["Comparison", "build", "compare"]
 
 
 def build(
-    suites: Sequence[Suite], reports: Iterable[Report], out: Path, *, failures: Mapping[str, Failure] | None = None
+    suites: Sequence[Suite], reports: Iterable[CellResult], out: Path, *, failures: Mapping[str, Failure] | None = None
 ) -> tuple[Path, Path]:
     """Write `report.md` and `report.html` into a folder and say where they are.
 

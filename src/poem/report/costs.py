@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from poem.bench.analysis.aggregate import Grid, timing
-from poem.bench.result import Report
+from poem.bench.result import CellResult
 from poem.report import words
 from poem.report.tables import Plain, comparable, grouped, learns, source_access, titled
 from poem.report.words import NOTHING, TIMES
@@ -120,7 +120,7 @@ LEDGER = {
 }
 
 
-def ledger_of(reports: Sequence[Report]) -> Counter[str]:
+def ledger_of(reports: Sequence[CellResult]) -> Counter[str]:
     """The ledgers of several cells, summed."""
     total = Counter[str]()
     for report in reports:
@@ -131,7 +131,7 @@ def ledger_of(reports: Sequence[Report]) -> Counter[str]:
 def ledger(grid: Grid) -> Plain:
     """Counts in images over all cells of a row, with time, and memory where a GPU counted it."""
     rows = []
-    counted = any(_peak(report) for report in grid.reports.values())
+    counted = any(_peak(report) for report in grid.results.values())
     for group in grid.groups:
         for row in grid.rows(group):
             reports = grid.at(group, row)
@@ -152,12 +152,12 @@ def ledger(grid: Grid) -> Plain:
     return grouped(Plain(caption=LEDGER_CAPTION, head=head, rows=tuple(rows)))
 
 
-def _peak(report: Report) -> float:
+def _peak(report: CellResult) -> float:
     """Bytes of a GPU at the most. On a CPU the number is the process's, whatever ran in it before: 0 here."""
     return 0.0 if report.host.get("device", "cpu") == "cpu" else report.timing.get("peak_bytes", 0.0)
 
 
-def side_by_side(reports: Sequence[Report]) -> str:
+def side_by_side(reports: Sequence[CellResult]) -> str:
     """What times are worth: whether other cells ran on the machine meanwhile."""
     counts = {report.host.get("processes") for report in reports}
     if counts == {1}:

@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from poem.bench.result import Report
+from poem.bench.result import CellResult, latest
 from poem.bench.suites import Suite
 from poem.recipes.methods import recipe
 
@@ -36,10 +36,10 @@ Table = Mapping[tuple[str, str], Found]
 """By row and group."""
 
 
-def table(suite: Suite, reports: Iterable[Report]) -> dict[tuple[str, str], Found]:
+def table(suite: Suite, reports: Iterable[CellResult]) -> dict[tuple[str, str], Found]:
     """Means over the shifts, with the gain over the model unadapted."""
-    by_key = {report.key: report for report in reports}
-    cells: dict[tuple[str, str], list[Report]] = {}
+    by_key = latest(reports, lambda report: report.cell_key)
+    cells: dict[tuple[str, str], list[CellResult]] = {}
     for placed in suite.placed:
         if placed.cell.key in by_key:
             cells.setdefault((placed.row, placed.group), []).append(by_key[placed.cell.key])
@@ -47,7 +47,7 @@ def table(suite: Suite, reports: Iterable[Report]) -> dict[tuple[str, str], Foun
     return {(row, group): _found(found, plain[group]) for (row, group), found in cells.items() if group in plain}
 
 
-def _found(reports: Sequence[Report], plain: Sequence[Report]) -> Found:
+def _found(reports: Sequence[CellResult], plain: Sequence[CellResult]) -> Found:
     """A row against the model unadapted."""
     own, before = ({each.cell.corruptions[0]: each.metrics["top1"] for each in found} for found in (reports, plain))
     mean = statistics.fmean(own.values())
@@ -63,7 +63,7 @@ def _variance(percent: float) -> float:
     return percent * (100 - percent)
 
 
-def _right(reports: Iterable[Report]) -> float | None:
+def _right(reports: Iterable[CellResult]) -> float | None:
     """Pseudo-labels of those who taught: the low-entropy and the newly reliable ones, or everyone's."""
     right, count = 0.0, 0.0
     for report in reports:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from poem.bench.result import Report
+from poem.bench.result import CellResult, latest
 
 SHOWN, FEW = 10, 3
 """Cells that one folder has alone, and pairs with the same other settings, as text; JSON has them all."""
@@ -124,9 +124,9 @@ def compare(a: Path, b: Path) -> Comparison:
 
     stores = [Store(folder) for folder in (a, b)]
     for store in stores:
-        if next(store.reports(), None) is None and not store.failures():
+        if next(store.results(), None) is None and not store.failures():
             raise ValueError(f"expected a folder of results, got {store.folder}; poem reproduce table1 makes one")
-    first, second = ({report.key: report for report in store.reports()} for store in stores)
+    first, second = (latest(store.results(), lambda report: report.key) for store in stores)
     shared = [key for key in first if key in second]
     different = [_difference(first[key], second[key]) for key in shared if not _same(first[key], second[key])]
     both = set(shared)
@@ -147,17 +147,17 @@ def compare(a: Path, b: Path) -> Comparison:
     )
 
 
-def _same(a: Report, b: Report) -> bool:
+def _same(a: CellResult, b: CellResult) -> bool:
     return a.identity() == b.identity()
 
 
-def _namesakes(first: Sequence[Report], second: Sequence[Report]) -> list[tuple[Report, Report]]:
+def _namesakes(first: Sequence[CellResult], second: Sequence[CellResult]) -> list[tuple[CellResult, CellResult]]:
     """Reports of the same words in pairs, each once; of several, those that have most in common."""
-    by_label: dict[str, list[Report]] = {}
+    by_label: dict[str, list[CellResult]] = {}
     for report in second:
         by_label.setdefault(report.cell.label, []).append(report)
     close = [(len(_fields(a, b)), at, a, b) for at, a in enumerate(first) for b in by_label.get(a.cell.label, [])]
-    found: dict[str, tuple[int, Report, Report]] = {}
+    found: dict[str, tuple[int, CellResult, CellResult]] = {}
     taken: set[str] = set()
     for _, at, a, b in sorted(close, key=lambda each: each[:2]):
         if a.key not in found and b.key not in taken:
@@ -166,28 +166,29 @@ def _namesakes(first: Sequence[Report], second: Sequence[Report]) -> list[tuple[
     return [(a, b) for _, a, b in sorted(found.values(), key=lambda each: each[0])]
 
 
-def _fields(a: Report, b: Report) -> dict[str, tuple[Any, Any]]:
-    """What of two cells is not the same; where all is, what of the recipes that their method's name stood for."""
+def _fields(a: CellResult, b: CellResult) -> dict[str, tuple[Any, Any]]:
+    """Fields of two cells that differ; where none does, those of their recipes, then the hash of their weights."""
 
     def apart(left: Mapping[str, Any], right: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
         pairs = {name: (left.get(name), right.get(name)) for name in dict.fromkeys([*left, *right])}
         return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
     recipes = ({f"recipe.{name}": text for name, text in each.recipe.items()} for each in (a, b))
-    return apart(a.cell.to_dict(), b.cell.to_dict()) or apart(*recipes)
+    weights = ({"weights_sha256": each.weights_sha256} for each in (a, b))
+    return apart(a.cell.to_dict(), b.cell.to_dict()) or apart(*recipes) or apart(*weights)
 
 
-def _apart(a: Report, b: Report) -> Namesakes:
+def _apart(a: CellResult, b: CellResult) -> Namesakes:
     return Namesakes(label=a.cell.label, fields=_fields(a, b), metrics=_metrics(a, b))
 
 
-def _metrics(a: Report, b: Report) -> dict[str, tuple[float | None, float | None]]:
+def _metrics(a: CellResult, b: CellResult) -> dict[str, tuple[float | None, float | None]]:
     """Metrics that differ."""
     pairs = {name: (a.metrics.get(name), b.metrics.get(name)) for name in dict.fromkeys([*a.metrics, *b.metrics])}
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
-def _difference(a: Report, b: Report) -> Difference:
+def _difference(a: CellResult, b: CellResult) -> Difference:
     left, right = a.identity(), b.identity()
     return Difference(
         key=a.key,
@@ -197,12 +198,14 @@ def _difference(a: Report, b: Report) -> Difference:
     )
 
 
-def _provenance(first: Mapping[str, Report], second: Mapping[str, Report]) -> dict[str, tuple[list[str], list[str]]]:
+def _provenance(
+    first: Mapping[str, CellResult], second: Mapping[str, CellResult]
+) -> dict[str, tuple[list[str], list[str]]]:
     a, b = _origins(first.values()), _origins(second.values())
     return {name: (a.get(name, []), b.get(name, [])) for name in sorted(a | b) if a.get(name) != b.get(name)}
 
 
-def _origins(reports: Iterable[Report]) -> dict[str, list[str]]:
+def _origins(reports: Iterable[CellResult]) -> dict[str, list[str]]:
     found: dict[str, set[str]] = {}
     for report in reports:
         for name, value in {**report.provenance, "device": report.host.get("device")}.items():

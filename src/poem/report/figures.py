@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from poem.bench.analysis.aggregate import Grid, Read, Value, metric, timing
-from poem.bench.result import Report
+from poem.bench.result import CellResult
 from poem.report import probed, words
 from poem.report.plots import Look, Panel, Series
 from poem.report.probed import Figure
@@ -151,13 +151,13 @@ def _windows(grid: Grid) -> Figure | None:
     head = ("group", "row", *(str(at + 1) for at in range(wide - 2)))
     data = grouped(Plain(caption="Accuracy (%) by window, mean over cells", head=head, rows=filled))
     legend = dict.fromkeys(each.name for panel in panels for each in panel.series)
-    sizes = sorted({report.cell.window for report in grid.reports.values()})
+    sizes = sorted({report.cell.window for report in grid.results.values()})
     size = " or ".join(map(words.count, sizes))
     return Figure(title="Accuracy over the stream", panels=tuple(panels), data=(data,), legend=tuple(legend),
                   note=f"A window is {size} images that arrived one after the other.")  # fmt: skip
 
 
-def _course(row: str, reports: Sequence[Report]) -> Series | None:
+def _course(row: str, reports: Sequence[CellResult]) -> Series | None:
     length = min((len(report.windows) for report in reports), default=0)
     if length < 3:
         return None

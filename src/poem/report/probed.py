@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from poem.bench.analysis.aggregate import Grid, pooled
-from poem.bench.result import Report
+from poem.bench.result import CellResult
 from poem.report import words
 from poem.report.plots import Look, Panel, Series
 from poem.report.tables import Plain, grouped, titled
@@ -33,7 +33,7 @@ class Figure:
     """Of series whose look says something else than their name."""
 
 
-def _blocks(grid: Grid) -> Iterator[tuple[str, str, list[Report]]]:
+def _blocks(grid: Grid) -> Iterator[tuple[str, str, list[CellResult]]]:
     """Group, row and the reports of every row that has some."""
     for group in grid.groups:
         for row in grid.rows(group):

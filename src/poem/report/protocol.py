@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from poem.bench.analysis.aggregate import Grid
-from poem.bench.result import Report
+from poem.bench.result import CellResult
 from poem.recipes.text import parse
 from poem.report import words
 from poem.report.tables import Plain, learns, titled
@@ -31,14 +31,14 @@ def cards(grid: Grid) -> tuple[Plain, ...]:
     return tuple(found)
 
 
-def _blocks(grid: Grid) -> Iterator[tuple[str, list[Report]]]:
+def _blocks(grid: Grid) -> Iterator[tuple[str, list[CellResult]]]:
     """Every block that has reports."""
     for group in grid.groups:
         if reports := [report for row in grid.rows(group) for report in grid.at(group, row)]:
             yield group, reports
 
 
-def _card(reports: Sequence[Report]) -> list[tuple[str, str]]:
+def _card(reports: Sequence[CellResult]) -> list[tuple[str, str]]:
     rows = []
     for field in dict.fromkeys(key for report in reports for key in report.card):
         values = dict.fromkeys(_text(report.card.get(field, "")) for report in reports)
@@ -71,7 +71,7 @@ def _settings(grid: Grid, group: str) -> Plain:
     return Plain(caption=caption, head=head, rows=tuple(rows))
 
 
-def _rate(report: Report) -> str:
+def _rate(report: CellResult) -> str:
     """The learning rate of the recipe that ran; "its own" where the cell states none."""
     if not learns(report):
         return NOTHING
@@ -85,7 +85,7 @@ def _rate(report: Report) -> str:
     return ran if stated else f"its own: {ran}"
 
 
-def _changes(report: Report) -> str:
+def _changes(report: CellResult) -> str:
     """What the cell changes, with the values of the recipe that ran; the learning rate has a column of its own."""
     changes = {name: report.recipe.get(name, value) for name, value in report.cell.changes if name != "lr"}
     return ", ".join(f"{name} = {value}" for name, value in changes.items()) or NOTHING
@@ -119,7 +119,7 @@ def not_finite(grid: Grid) -> Iterator[str]:
 
 def edited(grid: Grid) -> Iterator[str]:
     """A warning that names results whose checksum is wrong."""
-    labels = [report.cell.label for report in grid.reports.values() if report.intact is False]
+    labels = [report.cell.label for report in grid.results.values() if report.intact is False]
     if len(labels) == 1:
         yield f"1 result was edited after it was measured: {labels[0]}. Numbers that rest on it were not measured."
     elif labels:

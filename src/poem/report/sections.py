@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from poem.bench.analysis.aggregate import Grid
-from poem.bench.result import Report
+from poem.bench.result import CellResult
 from poem.report import costs, demo, protocol, tables, words
 from poem.report.figures import figures
 from poem.report.probed import Figure
@@ -92,11 +92,11 @@ class Page:
         return any(section.remark for section in self.sections)
 
 
-def page(suites: Sequence[Suite], reports: Iterable[Report], failures: Mapping[str, Failure]) -> Page:
+def page(suites: Sequence[Suite], reports: Iterable[CellResult], failures: Mapping[str, Failure]) -> Page:
     """The page of these suites, with whatever is there of them."""
     found = list(reports)
     grids = [Grid(suite, found) for suite in suites]
-    used = list({key: report for grid in grids for key, report in grid.reports.items()}.values())
+    used = list({key: report for grid in grids for key, report in grid.results.items()}.values())
     planned = len({placed.cell.key for suite in suites for placed in suite.placed})
     return Page(
         title="Test-time adaptation, measured",
@@ -117,7 +117,7 @@ def section(grid: Grid, failures: Mapping[str, Failure]) -> Section:
         title=suite.title,
         drawn=suite.kind not in ("table", "efficiency"),
         readout=suite.readout,
-        said=tuple(demo.sentences(suite, demo.table(suite, grid.reports.values()))) if suite.name == demo.NAME else (),
+        said=tuple(demo.sentences(suite, demo.table(suite, grid.results.values()))) if suite.name == demo.NAME else (),
         warnings=(*protocol.edited(grid), *protocol.not_finite(grid), *protocol.mixed(grid)),
         coverage=_coverage(grid, len(failed)) + ("" if drawn or numbers or not grid.present else NOTHING_DRAWN),
         brief=_brief(grid),
@@ -130,7 +130,7 @@ def section(grid: Grid, failures: Mapping[str, Failure]) -> Section:
         figures=drawn,
         claims=claims,
         smoke=suite.smoke,
-        notes=(*suite.notes, *_on_settings(grid, drawn), *_said_by_cells(list(grid.reports.values()))),
+        notes=(*suite.notes, *_on_settings(grid, drawn), *_said_by_cells(list(grid.results.values()))),
         cards=protocol.cards(grid),
         ledger=costs.ledger(grid),
         failures=tuple((failure.cell.label, failure.reason) for failure in failed.values()),
@@ -139,10 +139,10 @@ def section(grid: Grid, failures: Mapping[str, Failure]) -> Section:
 
 def verdicts(grid: Grid) -> tuple[Judged, ...]:
     """Each claim of a suite with what its check found."""
-    from poem.bench.analysis.claims import judged
+    from poem.bench.analysis.claims import check_claims
 
     states = {True: "holds", False: "does not hold", None: "cannot say"}
-    found = judged(grid.suite, grid.reports.values())
+    found = check_claims(grid.suite, grid.results.values())
     return tuple(Judged(text=claim.text, state=states[said.holds], why=said.words) for claim, said in found)
 
 
@@ -189,10 +189,10 @@ def _on_settings(grid: Grid, drawn: Sequence[Figure]) -> list[str]:
     """How rates were chosen, and what times are worth, where a section has either."""
     timed = grid.suite.kind == "efficiency" or any(figure.title == "Time" for figure in drawn)
     said = [protocol.CHOSEN] if protocol.is_chosen(grid) else []
-    return said + ([costs.side_by_side(list(grid.reports.values()))] if timed and grid.reports else [])
+    return said + ([costs.side_by_side(list(grid.results.values()))] if timed and grid.results else [])
 
 
-def _said_by_cells(reports: Sequence[Report]) -> list[str]:
+def _said_by_cells(reports: Sequence[CellResult]) -> list[str]:
     """What cells had to say of themselves, such as a fallback, each once."""
     found = Counter(note for report in reports for note in report.notes)
     return [f"{note} ({words.plural(times, 'cell')})" for note, times in found.items()]
@@ -200,7 +200,7 @@ def _said_by_cells(reports: Sequence[Report]) -> list[str]:
 
 def _stream(grid: Grid) -> str:
     """What was measured, as short as it can be said."""
-    reports = list(grid.reports.values())
+    reports = list(grid.results.values())
     if not reports:
         return ""
     cards = [report.card for report in reports]
@@ -238,7 +238,7 @@ def _remark(grid: Grid, numbers: Numbers | None) -> str:
     return f"Small, below ours: the paper's number, marked \u2020 for {tables.OTHER_DATA}; so no difference is shown."
 
 
-def _facts(suites: Sequence[Suite], reports: Sequence[Report], planned: int) -> list[tuple[str, str]]:
+def _facts(suites: Sequence[Suite], reports: Sequence[CellResult], planned: int) -> list[tuple[str, str]]:
     seeds = sorted({report.cell.seed for report in reports})
     provenance = [report.provenance for report in reports]
     commits = dict.fromkeys(_commit(each) for each in provenance)
@@ -263,7 +263,7 @@ def _facts(suites: Sequence[Suite], reports: Sequence[Report], planned: int) -> 
     return [(name, text) for name, text in facts if text]
 
 
-def _checksums(reports: Sequence[Report]) -> str:
+def _checksums(reports: Sequence[CellResult]) -> str:
     """How many results are as they were written; nothing to say of results that come from no file."""
     found = Counter(report.intact for report in reports)
     if not found[True] and not found[False]:
@@ -274,7 +274,7 @@ def _checksums(reports: Sequence[Report]) -> str:
     return ", ".join(parts)
 
 
-def _images(reports: Sequence[Report]) -> str:
+def _images(reports: Sequence[CellResult]) -> str:
     sizes = sorted({int(report.card["n"]) for report in reports if isinstance(report.card.get("n"), int)})
     if not sizes:
         return ""
@@ -283,7 +283,7 @@ def _images(reports: Sequence[Report]) -> str:
     return f"{each} of each shift; {words.count(answered)} answered in all"
 
 
-def _answered(report: Report) -> float:
+def _answered(report: CellResult) -> float:
     """Images that got an answer, those of missed batches too, which no ledger counts."""
     return sum(domain.get("n", 0) for domain in report.domains.values()) or report.ledger.get("images", 0)
 

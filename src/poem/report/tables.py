@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from poem.bench.analysis.aggregate import AVERAGE, Grid, Value, metric
-from poem.bench.estimate import size
-from poem.bench.result import Report
+from poem.bench.estimate import domain_size
+from poem.bench.result import CellResult
 from poem.report import words
 from poem.report.words import METRICS, NOTHING, Metric
 
@@ -218,7 +218,7 @@ def comparable(grid: Grid) -> bool:
     """Whether the paper's numbers are of the same: full scale, nothing set by flags, whole data, the base's weights."""
     suite = grid.suite
     own = all(placed.cell.n is None and placed.cell.weights is None for placed in suite.placed)
-    whole = all(report.card.get("n") == size(report.cell.data) for report in grid.reports.values())
+    whole = all(report.card.get("n") == domain_size(report.cell.data) for report in grid.results.values())
     return suite.scale == "full" and not suite.altered and own and whole
 
 
@@ -250,13 +250,13 @@ def _short(column: str, columns: list[str]) -> str:
     return "alone" if any(each.startswith(f"{column} + ") for each in columns) else column
 
 
-def source_access(reports: Sequence[Report]) -> str:
+def source_access(reports: Sequence[CellResult]) -> str:
     """What a row's methods saw of the source data: the cards' words up to the first comma, which says what for."""
     found = dict.fromkeys(str(report.card.get("source_access", "none")).partition(",")[0] for report in reports)
     return " or ".join(found) or NOTHING
 
 
-def learns(report: Report) -> bool:
+def learns(report: CellResult) -> bool:
     """Whether a report's method moves anything."""
     return not report.recipe.get("parameters", "").startswith("Nothing")
 

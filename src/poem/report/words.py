@@ -10,7 +10,7 @@ NOTHING, TIMES = "\u2013", "\u00d7"
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """One key of `Report.metrics`, as a reader meets it."""
+    """One key of `CellResult.metrics`, as a reader meets it."""
 
     key: str
     label: str
