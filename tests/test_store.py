@@ -17,6 +17,7 @@ from stand_ins import cell, report
 import poem._util.files
 from poem._util.files import write_whole
 from poem.bench.cell import Cell
+from poem.bench.result import latest
 from poem.bench.store import Store, safe_name
 from poem.parts import EntropyBelow
 from poem.recipes import methods as method
@@ -95,6 +96,25 @@ def test_a_result_of_another_recipe_stays_beside_the_new_one(tmp_path: Path, mon
     assert new != old
     assert store.save(before) == old
     assert sorted(each.metrics["top1"] for each in store.results()) == [50.0, 60.0]
+    assert store.broken == {}
+
+
+def test_a_result_of_an_older_version_does_not_count_as_finished_and_can_be_read(tmp_path: Path) -> None:
+    """Its key and its file's name lack the weights."""
+    store, mine = Store(tmp_path), cell("tent")
+    path = store.save(report(mine))
+    values = json.loads(path.read_text())
+    path.unlink()
+    values["key"] = mine.key
+    del values["checksum"]
+    store.path(mine, mine.key).write_text(json.dumps(values))
+    assert store.finished(mine) is None
+    assert list(store.results()) == [report(mine)]
+    assert [each.key for each in store.results()] == [report(mine).key], "so that it is compared with a new one"
+    store.save(replace(report(mine, 60.0), host={"started": "2025-01-01"}))
+    assert store.finished(mine) == replace(report(mine, 60.0), host={"started": "2025-01-01"})
+    found = latest(store.results(), lambda result: result.cell_key)
+    assert found[mine.key].metrics["top1"] == 60.0, "pages show the one measured last"
     assert store.broken == {}
 
 

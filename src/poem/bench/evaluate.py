@@ -43,7 +43,7 @@ class Table:
     rows: tuple[Row, ...]
 
     def __iter__(self) -> Any:
-        """Row by row."""
+        """Iterate over the rows."""
         return iter(self.rows)
 
     def __getitem__(self, method: str) -> Row:

@@ -217,6 +217,7 @@ def clear_caches() -> None:
     caches: tuple[Kept[Key, Any], ...] = (_MODELS, _OPENED, _SOURCES, _CORRUPTED)
     for cache in caches:
         cache.clear()
+    _random_sha256.cache_clear()
 
 
 @dataclass(frozen=True)

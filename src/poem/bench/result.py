@@ -27,7 +27,7 @@ ADDED = ("nonfinite",)
 
 @dataclass(frozen=True, kw_only=True)
 class CellResult:
-    """What was measured for one cell. Everything but `timing`, `host` and `provenance` depends on the cell alone."""
+    """What was measured for one cell. `timing`, `host` and `provenance` apart, it depends on cell and weights alone."""
 
     cell: Cell
     recipe: dict[str, str]

@@ -247,11 +247,11 @@ class Store:
 
     def checksum_warnings(self) -> list[str]:
         """Which results read so far were edited, and how many have no checksum, in sentences."""
-        said = list(self.edited.values())
+        warnings = list(self.edited.values())
         count = len(self.unchecked)
         if count:
-            said.append(f"{count} result{' has' if count == 1 else 's have'} no checksum, as of an older version")
-        return said
+            warnings.append(f"{count} result{' has' if count == 1 else 's have'} no checksum, as of an older version")
+        return warnings
 
     def _move_aside(self, path: Path) -> None:
         """Rename a file that is no result, so that nothing is lost."""

@@ -128,7 +128,7 @@ def cross_entropy_above_entropy(evidence: Evidence) -> ClaimResult:
 
 
 def poem_steadiest(evidence: Evidence) -> ClaimResult:
-    """POEM's best and worst threshold are nearer to each other than any other curve's."""
+    """POEM's accuracy varies less over the thresholds than any other curve's."""
     pairs = []
     for group in evidence.groups:
         spread = {}

@@ -73,9 +73,9 @@ class _SameSettings:
         before = self._seen.setdefault(of, fields)
         differ = [name for name in {**before, **fields} if before.get(name) != fields.get(name)]
         if differ:
-            said = "; ".join(f"{name} {before.get(name)} and {fields.get(name)}" for name in differ)
+            words = "; ".join(f"{name} {before.get(name)} and {fields.get(name)}" for name in differ)
             raise ValueError(
-                f"expected results that differ in what is chosen alone, got {said} ({result.cell.label}); "
+                f"expected results that differ in what is chosen alone, got {words} ({result.cell.label}); "
                 "keep each `poem bench holdout` in a folder of its own"
             )
 

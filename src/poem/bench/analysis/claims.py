@@ -141,8 +141,8 @@ def above(pairs: Iterable[Pair], margin: float = 0.0) -> ClaimResult:
     failing = [pair for pair in found if not pair.lead > margin]
     if not failing:
         return ClaimResult(True, "; ".join(map(str, found[:4])) + (" ..." if len(found) > 4 else ""))
-    said = "; ".join(map(str, failing[:4])) + (" ..." if len(failing) > 4 else "")
-    return ClaimResult(False, f"{len(failing)} of {len(found)} fail: {said}")
+    words = "; ".join(map(str, failing[:4])) + (" ..." if len(failing) > 4 else "")
+    return ClaimResult(False, f"{len(failing)} of {len(found)} fail: {words}")
 
 
 Check = Callable[[Evidence], ClaimResult]

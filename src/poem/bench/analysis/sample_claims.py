@@ -75,11 +75,11 @@ def newly_surer_than_high(evidence: Evidence) -> ClaimResult:
     )
 
 
-def _in_range(evidence: Evidence, other: str, words: str) -> ClaimResult:
+def _in_range(evidence: Evidence, other: str, name: str) -> ClaimResult:
     ranges = [result.probes["range"] for result in evidence.all() if "range" in result.probes]
     newly, rest = _group(ranges, "newly"), _group(ranges, other)
-    said = f"right: {newly['accuracy']:.1f} % of {newly['n']:.0f}, {words} {rest['accuracy']:.1f} % of {rest['n']:.0f}"
-    return ClaimResult(newly["accuracy"] > rest["accuracy"], said)
+    words = f"right: {newly['accuracy']:.1f} % of {newly['n']:.0f}, {name} {rest['accuracy']:.1f} % of {rest['n']:.0f}"
+    return ClaimResult(newly["accuracy"] > rest["accuracy"], words)
 
 
 def newly_above_range(evidence: Evidence) -> ClaimResult:

@@ -85,7 +85,7 @@ def _connected(runner: Ray) -> Iterator[Any]:
     try:
         ray = import_module("ray")
     except ImportError as error:
-        raise ImportError("the ray engine needs Ray; type: pip install 'poem-tta[ray]'") from error
+        raise ImportError("--engine ray needs Ray; type: pip install 'poem-tta[ray]'") from error
     if ray.is_initialized():
         yield ray
         return

@@ -13,7 +13,7 @@ from typing import Any
 
 from poem import zoo
 from poem.bench.analysis.choose_lr import rate_of
-from poem.bench.cell import Cell, merge_fields, with_field
+from poem.bench.cell import Cell, merge_fields, read_cell, with_field
 from poem.bench.suites.schema import CELL_FIELDS, ColumnBlock, Fields, GroupBlock, RowBlock, SuiteBlock, fill, scales
 from poem.recipes.methods import methods as method_names
 from poem.recipes.methods import recipe as recipe_of
@@ -210,7 +210,7 @@ def _valid(stated: Fields) -> Cell:
         plain = _recipe(stated["method"], stated.get("preset", "imagenet"))
         same = plain.changed({name: parse(value) for name, value in changes.items()}) == plain
         stated = {**stated, "changes": {} if same else changes}
-    cell = Cell.from_dict(stated)
+    cell = read_cell(stated)
     cell.order()
     return cell
 

@@ -17,9 +17,9 @@ CHECKOUT = Path(__file__).resolve().parents[4] / "benchmarks" / "suites"
 
 def folder() -> Path:
     """The folder with the suites: `benchmarks/suites` in a checkout, `poem/_suites` in an installed wheel."""
-    for place in (PACKAGED, CHECKOUT):
-        if (place / "scales.yaml").is_file():
-            return place
+    for path in (PACKAGED, CHECKOUT):
+        if (path / "scales.yaml").is_file():
+            return path
     raise FileNotFoundError(f"no suites in {PACKAGED} nor in {CHECKOUT}; install poem-tta anew")
 
 

@@ -50,7 +50,7 @@ class ColumnBlock(LabelledBlock):
 
 @dataclass(frozen=True, kw_only=True)
 class RowBlock(LabelledBlock):
-    """A row."""
+    """A row, such as that of one method."""
 
     only: list[str | float] | None = None
     """Labels of the columns that the row fills; None for all."""
