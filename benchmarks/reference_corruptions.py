@@ -15,8 +15,8 @@ after make_imagenet_c.py and make_cifar_c.py; frost at 32 pixels is fed textures
 Deterministic corruptions are kept as the exact levels on a lattice of pixels; random ones as mean, standard deviation
 and power spectrum (mean log10 power of the change of luma in rings of frequency), each with its spread over the draws.
 
-The section "frost" holds statistics of the five frost photographs, which may not be shipped: those that our textures are
-drawn from ("looks", the numbers of poem/streams/corruptions/frost.py) and those of crops at 224, 64 and 32 pixels
+The section "frost" holds statistics of the five frost photographs, which may not be shipped: those that our textures
+are drawn from ("looks", the numbers of poem/streams/corruptions/frost.py) and those of crops at 224, 64 and 32 pixels
 ("crops"). To make this section alone again, leaving the others as they are:
 
     /tmp/refenv/bin/python benchmarks/reference_corruptions.py tests/data/corruptions.json frost

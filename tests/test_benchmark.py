@@ -157,7 +157,7 @@ def hot(labels: Tensor) -> Tensor:
         lambda labels: tuple(labels), lambda labels: labels.to(torch.uint8),
     ],
 )  # fmt: skip
-def test_labels_whose_meaning_is_clear_are_taken(form: Callable[[Tensor], Any]) -> None:
+def test_labels_whose_meaning_is_clear_are_accepted(form: Callable[[Tensor], Any]) -> None:
     net = make_net("bn")
     plain = poem.evaluate(net, stream(), "tent")["tent"]
     formed = poem.evaluate(net, [(images, form(labels)) for images, labels in stream()], "tent")["tent"]

@@ -56,7 +56,7 @@ def test_a_number_is_a_mean_over_cells_then_over_seeds() -> None:
     assert verdict.words == "Cross-entropy 70.0, Entropy 60.5"
 
 
-def test_nothing_is_said_while_a_planned_seed_is_missing() -> None:
+def test_a_claim_is_undecided_while_a_planned_seed_is_missing() -> None:
     suite = suites.load("branch-loss", seeds=[0, 1])
     rows = {placed.cell.key: placed.row for placed in suite.placed}
     reports = [report(cell, 60.0 if rows[cell.key] == "Entropy" else 70.0) for cell in suite.cells]
@@ -67,7 +67,7 @@ def test_nothing_is_said_while_a_planned_seed_is_missing() -> None:
     assert (whole.state, partial.state) == ("holds", "cannot say")
 
 
-def test_a_claim_looks_at_the_numbers_of_the_page() -> None:
+def test_a_claim_is_checked_on_the_numbers_of_the_page() -> None:
     """Averages of rows too: by seed the mean over columns, then over seeds."""
     suite = suites.load("table1", seeds=[0, 1, 2])
     reports = [report(cell, 10 + len(cell.label) ** 1.7 % 60 + cell.seed / 3) for cell in suite.cells]
@@ -110,14 +110,14 @@ def test_seeds_leave_claims_to_their_checks_and_other_settings_do_not() -> None:
 
 
 @pytest.mark.parametrize("name", suites.all_names())
-def test_what_is_not_measured_yet_is_not_judged(name: str) -> None:
+def test_claims_on_missing_results_are_undecided(name: str) -> None:
     suite = suites.load(name)
     first = report(suite.cells[0])
     assert {verdict.holds for _, verdict in claims.check_claims(suite, [first])} == {None}
 
 
 @pytest.mark.parametrize("name", claims.checks())
-def test_without_numbers_no_check_says_yes_or_no(name: str) -> None:
+def test_every_check_is_undecided_without_numbers(name: str) -> None:
     verdict = check(name, Evidence({}, {}))
     assert verdict.holds is None
     assert verdict.words

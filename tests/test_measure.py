@@ -66,7 +66,7 @@ def add_base(patch: pytest.MonkeyPatch, name: str, *, classes: int = 10, side: i
 # Identity -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_cell_gives_the_same_report_whatever_ran_before(fresh: None) -> None:
+def test_a_cell_gives_the_same_result_whatever_ran_before(fresh: None) -> None:
     asked = cell(probes=("gradients",), n=32, batch_size=16)
     first = measure(asked)
     measure(cell("eata", corruptions=(FOG,), source_images=100))
@@ -78,7 +78,7 @@ def test_a_cell_gives_the_same_report_whatever_ran_before(fresh: None) -> None:
     assert {"timing", "host", "provenance"}.isdisjoint(first.identity())
 
 
-def test_importance_measured_through_another_mask_is_not_taken(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_importance_measured_through_another_mask_is_not_reused(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """EATA's anchor depends on which classes there are: masked after unmasked equals masked alone."""
     add_base(monkeypatch, "digits-twelve", classes=12)
     asked = cell(
@@ -129,7 +129,7 @@ def test_the_keys_of_cells_without_frost_are_those_of_before() -> None:
     assert plain.key == hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def test_a_report_is_plain_and_comes_back(tmp_path: Path) -> None:
+def test_a_result_round_trips_through_its_file(tmp_path: Path) -> None:
     report = measure(cell(probes=("gradients",), eta=1.0, n=32, batch_size=16))
     report.save(tmp_path / "cell.json")
     back = CellResult.load(tmp_path / "cell.json")
@@ -153,14 +153,14 @@ def test_images_made_once_are_the_images_made_on_the_fly(fresh: None, monkeypatc
     assert len(load_cell._CORRUPTED) == 0
 
 
-def test_threads_are_the_cells_and_are_put_back() -> None:
+def test_threads_are_the_cells_and_are_restored() -> None:
     before, seen = torch.get_num_threads(), []
     measure(cell("source", threads=2, n=32), on_progress=lambda done, total: seen.append(torch.get_num_threads()))
     assert seen == [2]
     assert torch.get_num_threads() == before
 
 
-def test_chance_outside_is_left_alone() -> None:
+def test_the_global_generator_is_not_advanced() -> None:
     torch.manual_seed(3)
     expected = torch.rand(1)
     torch.manual_seed(3)
@@ -186,7 +186,7 @@ def test_metrics_are_those_of_evaluate() -> None:
     assert (report.ledger["forwards"], report.ledger["backwards"]) == (row.forwards, row.backwards)
 
 
-def test_watch_counts_images() -> None:
+def test_progress_counts_images() -> None:
     seen: list[tuple[int, int]] = []
     report = measure(cell("source", n=70, corruptions=(NOISE, FOG)), on_progress=lambda *now: seen.append(now))
     assert seen == [(32, 140), (64, 140), (70, 140), (102, 140), (134, 140), (140, 140)]
@@ -291,7 +291,7 @@ def test_the_images_of_a_limit_are_the_same_for_every_seed_and_domain() -> None:
     assert measure(cell("source", n=5000, corruptions=("clean",), batch_size=500)).card["n"] == 1500
 
 
-def test_label_shift_works_on_a_part() -> None:
+def test_label_shift_works_on_a_subset() -> None:
     report = measure(cell("lame", scenario="label-shift", n=60, options={"length": 80}))
     assert report.ledger["images"] == report.card["total"] == 80
 
@@ -489,7 +489,7 @@ def test_entropies_are_means_over_the_batches_that_were_adapted_to() -> None:
     assert missed.metrics["entropy_before"] == pytest.approx(float(adapter.last.first_entropy.mean()), abs=1e-6)
 
 
-def test_what_an_adapter_notes_is_in_the_report() -> None:
+def test_what_an_adapter_notes_is_in_the_result() -> None:
     report = measure(cell("tent", batch_size=1, n=2))
     assert [note for note in report.notes if "one image at a time through batch norm" in note]
 

@@ -124,7 +124,7 @@ def test_a_cell_without_a_recipe_can_fail(tmp_path: Path) -> None:
     assert list(store.failures()) == [odd.key]
 
 
-def test_failures_stand_until_the_cell_succeeds(tmp_path: Path) -> None:
+def test_a_failure_is_kept_until_the_cell_succeeds(tmp_path: Path) -> None:
     store, mine = Store(tmp_path), cell()
     store.save_failure(mine, "Traceback ...\nValueError: too odd\n")
     assert store.finished(mine) is None
@@ -151,7 +151,7 @@ with Store(sys.argv[1]).lock():
 """
 
 
-def test_a_second_writer_is_told_who_the_first_is_and_a_killed_one_lets_go(tmp_path: Path) -> None:
+def test_a_second_writer_is_refused_and_a_killed_one_releases_the_lock(tmp_path: Path) -> None:
     pytest.importorskip("fcntl")
     store = Store(tmp_path)
     holder = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True)
@@ -206,7 +206,7 @@ def test_no_space_leaves_nothing_half_written(tmp_path: Path, monkeypatch: pytes
     assert [path.name for path in files] == [file_of(store, cell(seed=1)).name]
 
 
-def test_what_was_asked_for_is_kept_with_a_copy_of_ones_own_suite(tmp_path: Path) -> None:
+def test_suites_and_flags_of_sweeps_are_kept_with_copies_of_suite_files(tmp_path: Path) -> None:
     store, mine = Store(tmp_path / "out"), tmp_path / "my suite.yaml"
     assert store.requests() == []
     mine.write_text("name: mine")

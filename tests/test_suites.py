@@ -90,7 +90,7 @@ NUMBERS = {
 
 
 @pytest.mark.parametrize("name", NUMBERS)
-def test_every_number_of_a_table_is_found_from_its_places(name: str) -> None:
+def test_every_number_of_a_table_is_found_by_group_row_and_column(name: str) -> None:
     suite = suites.load(name, "full")
     rows = dict.fromkeys((placed.group, placed.row) for placed in suite.placed)
     columns = [*suite.columns, "Avg.", "#Forward", "#Backward", "GPU Time (s)", "FPS"]
@@ -137,7 +137,7 @@ def bases(name: str) -> dict[str, str]:
     return {placed.group: placed.cell.base for placed in suites.load(name, "full").placed}
 
 
-def test_each_table_stands_on_its_own_base() -> None:
+def test_each_table_uses_its_own_base() -> None:
     assert bases("table1") == {
         "ResNet-50-BN": "resnet50-bn",
         "ResNet-50-GN": "resnetv2-50d-gn",
@@ -253,7 +253,7 @@ def test_methods_are_patterns_and_source_stays() -> None:
     assert columns == ("SAR", "SAR + POEM-I", "SAR + POEM-II")
 
 
-def test_nothing_left_is_said_apart() -> None:
+def test_a_suite_without_cells_raises_an_error_of_its_own() -> None:
     with pytest.raises(suites.NothingLeftError, match="suite table11: no cell is left"):
         suites.load("table11", methods=["poem"])
     with pytest.raises(suites.NothingLeftError, match="suite table6"):
@@ -283,7 +283,7 @@ def test_a_base_can_be_set_by_role_or_name() -> None:
     }
 
 
-def test_chosen_rates_stand_above_the_file_and_below_flags() -> None:
+def test_chosen_rates_override_the_file_and_flags_override_them() -> None:
     chosen = {"digits-bn": {"tent": 0.02}}
     rates = {(cell.base, cell.method): cell.lr for cell in suites.load("table1", chosen=chosen).cells}
     assert rates["digits-bn", "tent"] == 0.02
@@ -333,7 +333,7 @@ def test_the_later_learning_rate_wins_however_it_is_spelled(stated: dict[str, An
     assert not any(word.startswith("changes") for word in flagged.altered)
 
 
-def test_a_rule_in_a_row_stands_above_the_scales_number(tmp_path: Path) -> None:
+def test_a_rule_in_a_row_overrides_the_scales_number(tmp_path: Path) -> None:
     row = {"label": "Tent", "method": "tent", "changes": {"lr": "Rule(convolutional=0.01)"}}
     (cell,) = suites.load(mine(tmp_path, rows=[row]), corruptions=["snow"]).cells
     assert cell.lr is None
@@ -392,7 +392,7 @@ def test_the_family_of_a_base_is_its_models() -> None:
         assert expand.family_of(name) == anatomy(model).family, name
 
 
-def test_a_scenario_that_is_set_is_laid_as_such() -> None:
+def test_a_scenario_set_by_a_flag_decides_which_corruptions_share_a_cell() -> None:
     (shifts,) = {cell.corruptions for cell in suites.load("fig1c", changes={"scenario": "mixed"}).cells}
     assert len(shifts) == 4
 
@@ -473,7 +473,7 @@ def test_a_version_makes_other_cells(tmp_path: Path) -> None:
     assert before.key == suites.load(mine(tmp_path, title="Other words")).placed[0].cell.key
 
 
-def test_what_a_scale_says_lies_over_the_rest(tmp_path: Path) -> None:
+def test_fields_at_a_scale_override_the_rest(tmp_path: Path) -> None:
     path = mine(tmp_path, cell={"options": {"length": 9}, "scenario": "label-shift"}, notes=["one"],
                 at={"cifar10": {"seeds": [5], "cell": {"n": 30}, "notes": ["two"]}})  # fmt: skip
     suite = suites.load(path, "cifar10")

@@ -1,4 +1,4 @@
-"""Sweeps: the same results whatever the engine, nothing run twice, nothing lost to a failure, a kill or Ctrl-C."""
+"""Sweeps: the same results whatever the runner, nothing run twice, nothing lost to a failure, a kill or Ctrl-C."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def files(store: Store) -> dict[str, tuple[bytes, int]]:
     return {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in store.cells.rglob("*-*.json")}
 
 
-def test_engines_agree_and_a_cell_that_raises_stops_nobody(tmp_path: Path) -> None:
+def test_runners_agree_and_a_cell_that_raises_does_not_stop_the_others(tmp_path: Path) -> None:
     alone, pool = Store(tmp_path / "alone"), Store(tmp_path / "pool")
-    for store, engine in ((alone, Inline()), (pool, Workers(count=2))):
-        outcome = sweep(REAL, store, runner=engine)
+    for store, runner in ((alone, Inline()), (pool, Workers(count=2))):
+        outcome = sweep(REAL, store, runner=runner)
         assert {each.key for each in outcome.done} == {each.key for each in REAL[:2]}
         assert outcome.failed == (REAL[2],)
         assert outcome.code == 1
@@ -51,15 +51,15 @@ def test_engines_agree_and_a_cell_that_raises_stops_nobody(tmp_path: Path) -> No
 
 
 def test_what_is_finished_is_not_run_again_and_what_failed_is(tmp_path: Path) -> None:
-    store, engine = Store(tmp_path), Inline(measure=stand_ins.PATH)
+    store, runner = Store(tmp_path), Inline(measure=stand_ins.PATH)
     cells = [cell(seed=0), cell(seed=1), cell("raises"), cell(seed=0)]
     events: list[SweepPlanned | Event] = []
-    first = sweep(cells, store, runner=engine, on_event=events.append)
+    first = sweep(cells, store, runner=runner, on_event=events.append)
     assert (len(first.done), len(first.failed), len(first.left)) == (2, 1, 0), "a cell that comes twice is run once"
     assert isinstance(events[0], SweepPlanned)
     assert [type(each) for each in events[1:4]] == [CellStarted, CellProgress, CellEnded]
     before = files(store)
-    second = sweep(cells, store, runner=engine)
+    second = sweep(cells, store, runner=runner)
     assert [len(each) for each in (second.done, second.skipped, second.failed)] == [0, 2, 1]
     after = files(store)
     assert all(after[name] == was for name, was in before.items() if "failed" not in name)
@@ -107,10 +107,10 @@ def test_on_a_cluster_results_of_any_weights_count(tmp_path: Path, monkeypatch: 
 
 
 def test_a_result_says_how_many_processes_shared_the_machine(tmp_path: Path) -> None:
-    engines: tuple[Runner, ...] = (Inline(measure=stand_ins.PATH), Workers(count=2, measure=stand_ins.PATH))
-    for count, engine in enumerate(engines, start=1):
+    runners: tuple[Runner, ...] = (Inline(measure=stand_ins.PATH), Workers(count=2, measure=stand_ins.PATH))
+    for count, runner in enumerate(runners, start=1):
         store = Store(tmp_path / str(count))
-        sweep([cell(seed=seed) for seed in range(3)], store, runner=engine)
+        sweep([cell(seed=seed) for seed in range(3)], store, runner=runner)
         assert [report.host["processes"] for report in store.results()] == [count] * 3
 
 
@@ -126,10 +126,10 @@ def test_cells_with_the_same_model_and_data_come_together() -> None:
 def test_a_killed_worker_costs_one_more_try(tmp_path: Path) -> None:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    engine = Workers(machine=Machine(root=str(scratch)), count=2, retries=1, measure=stand_ins.PATH)
+    runner = Workers(machine=Machine(root=str(scratch)), count=2, retries=1, measure=stand_ins.PATH)
     cells = [cell("kills-once"), cell("kills-always", n=65), *(cell(seed=seed) for seed in range(4))]
     store = Store(tmp_path / "out")
-    outcome = sweep(cells, store, runner=engine)
+    outcome = sweep(cells, store, runner=runner)
     assert (scratch / "killed").exists(), "it was killed"
     assert {each.key for each in outcome.done} == {each.key for each in cells if each.method != "kills-always"}
     assert [each.method for each in outcome.failed] == ["kills-always"]
@@ -155,10 +155,10 @@ from stand_ins import cell
 if __name__ == "__main__":
     scratch, out, kind = sys.argv[1:]
     machine = Machine(root=scratch)
-    engine = Inline(machine=machine, measure="stand_ins:measure")
+    runner = Inline(machine=machine, measure="stand_ins:measure")
     if kind == "workers":
-        engine = Workers(machine=machine, count=1, measure="stand_ins:measure")
-    outcome = sweep([cell(), cell("waits"), cell("waits", seed=1), cell(seed=2)], Store(out), runner=engine)
+        runner = Workers(machine=machine, count=1, measure="stand_ins:measure")
+    outcome = sweep([cell(), cell("waits"), cell("waits", seed=1), cell(seed=2)], Store(out), runner=runner)
     print(outcome)
     sys.exit(outcome.code)
 """
@@ -264,7 +264,7 @@ def test_no_space_stops_the_sweep_and_keeps_what_was_saved(disk: Path, kind: typ
     assert len(kept) == sum(1 for path in store.cells.rglob("*") if path.is_file()), "nothing half-written"
 
 
-def test_a_missing_ray_is_told_with_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_ray_names_the_extra_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ImportError, match=r"pip install 'poem-tta\[ray\]'"):
         sweep([cell()], Store(tmp_path), runner=Ray())
