@@ -99,7 +99,8 @@ def test_the_loop_knows_no_method_by_name() -> None:
     above = {
         "poem.recipes.methods",
         "poem.api",
-        "poem.bench.benchmark",
+        "poem.bench.evaluate",
+        "poem.bench.measure",
         "poem.cli",
         "poem.bench.metrics",
         "poem.bench.probes",

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import poem
-from poem.bench.benchmark import Row
+from poem.bench.evaluate import Row
 from poem.bench.metrics import ECE, NLL, Accuracy
 from poem.engine.model_lock import model_lock
 from poem.parts import EntropyBelow, Memory, Outputs, Select
@@ -157,7 +157,7 @@ def hot(labels: Tensor) -> Tensor:
         lambda labels: tuple(labels), lambda labels: labels.to(torch.uint8),
     ],
 )  # fmt: skip
-def test_labels_whose_meaning_is_clear_are_taken(form: Callable[[Tensor], Any]) -> None:
+def test_labels_whose_meaning_is_clear_are_accepted(form: Callable[[Tensor], Any]) -> None:
     net = make_net("bn")
     plain = poem.evaluate(net, stream(), "tent")["tent"]
     formed = poem.evaluate(net, [(images, form(labels)) for images, labels in stream()], "tent")["tent"]
