@@ -260,7 +260,7 @@ def test_an_idle_stream_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     adapter = poem.adapt(make_net("gn"), "poem")
     for _ in range(12):
         adapter(stream()[0][0])
-    assert caplog.text.count("taught nobody") == 1
+    assert caplog.text.count("selected no sample") == 1
     assert "threshold=" in caplog.text
     single_images = poem.adapt(make_net("bn"), "tent")
     single_images(torch.rand(1, 3, 16, 16))
