@@ -245,7 +245,7 @@ def test_a_field_of_the_wrong_kind_is_refused(changes: dict[str, Any], words: st
         (
             "poem",
             {"readout": "middle"},
-            "expected look to be 'first', 'before-last', 'last' or 'teacher', got 'middle'",
+            "expected which to be 'first', 'before-last', 'last' or 'teacher', got 'middle'",
         ),
         ("tent", {"readout": "teacher"}, r"needs a teacher; add teacher=MeanTeacher\(\)"),
         ("tent", {"preset": "mnist"}, "expected preset imagenet, cifar or cifar100, got 'mnist'"),

@@ -285,6 +285,9 @@ def state(new: Any, mine: dict[str, Any]) -> None:
             isinstance(value, bool) or not isinstance(value, int) or value < least
         ):
             raise ValueError(f"expected {key} to be an integer of at least {least}, got {value!r}")
+    image = new["image"]
+    if image is not None and not (isinstance(image, list) and all(type(each) is int and each > 0 for each in image)):
+        raise ValueError(f"expected image to be the shape of one image or None, got {image!r}")
     rng = new["rng"]
     if not isinstance(rng, Tensor) or rng.dtype != mine["rng"].dtype or rng.shape != mine["rng"].shape:
         raise ValueError("expected the random state of a torch.Generator in the state, got something else")

@@ -63,7 +63,7 @@ class State:
         self.calls = 0
         self.size: int | None = self._batch_size
         self.classes: int | None = None
-        self.image: tuple[int, ...] | None = None  # shape of one image
+        self.image: tuple[int, ...] | None = None  # shape of one image of the first batch
         self.start: Memory | None = None  # the parts' first memory; known with the number of classes
         self.lr_factors: dict[str, float] = {}  # of the tensors that parts bring
         self.restart()
@@ -95,7 +95,7 @@ class State:
                     "with %d classes %r selects almost no sample; try preset='cifar'", outputs.classes, recipe.select
                 )
         checks.classes(outputs.classes, self.classes)
-        self.classes, self.image = outputs.classes, tuple(outputs.batch.images.shape[1:])
+        self.classes, self.image = outputs.classes, self.image or tuple(outputs.batch.images.shape[1:])
 
     @property
     def trained(self) -> list[str]:
@@ -234,8 +234,9 @@ class State:
     def _blank(self, classes: int, image: Sequence[int]) -> Outputs:
         """Outputs of one blank image: all that a part's `start` may read the shapes of."""
         device, head = self.source["theta"].device, self._network.head
-        logits, images = torch.zeros(1, classes, device=device), torch.zeros(1, *image, device=device)
-        features = None if head is None else torch.zeros(1, head.in_features, device=device)
+        kind = torch.promote_types(self.source["theta"].dtype, torch.float32)  # as logits have
+        logits, images = (torch.zeros(1, *shape, device=device, dtype=kind) for shape in ((classes,), image))
+        features = None if head is None else torch.zeros(1, head.in_features, device=device, dtype=kind)
         batch = Batch(images, torch.Generator(), self.size or 1)
         return Outputs(logits, (logits,), batch, images=images, features=features)
 
