@@ -257,7 +257,7 @@ class OtherAnchor(FisherAnchor):
 def key(part: Part | None = None, statistics: Statistics | None = None, **changed: Any) -> dict[str, Any]:
     """The fields of a key."""
     network: Any = stand_in(**changed)
-    return dict(source_data.key_of(part or FisherAnchor(1.0), network, statistics or FromBatch()))
+    return dict(source_data.key_of(FisherAnchor(1.0) if part is None else part, network, statistics or FromBatch()))
 
 
 @pytest.mark.parametrize(

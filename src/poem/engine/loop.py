@@ -76,7 +76,7 @@ class BatchLoop:
             outputs = self.forward(view.images, grad=updates > 0)
             answer = self.teacher_answer() if wants_teacher else None
         target = answer if view.teacher_images is None else self.predict_teacher(view.teacher_images, training=True)
-        progress = Progress(view, outputs, outputs, target, answer)
+        progress = BatchProgress(view, outputs, outputs, target, answer)
         if not updates or view.images is None:
             return progress
         return self._flagged(replace(progress, selections=(self.select(outputs),)))
