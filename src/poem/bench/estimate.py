@@ -14,6 +14,7 @@ from poem import zoo
 from poem.bench.cell import Cell, Pairs
 from poem.bench.result import CellResult
 from poem.parts.base import Part
+from poem.parts.views import Views
 from poem.recipes.recipe import Recipe
 from poem.streams.datasets.named_sets import NAMED_SETS
 
@@ -56,20 +57,27 @@ class Rows(NamedTuple):
 
 
 def rows(recipe: Recipe) -> Rows:
-    """Rows that one image of a stream costs with a recipe, at most: exploring may end early."""
+    """Rows that one image of a stream costs with a recipe, at most: exploring may end early.
+
+    Where images are learnt from that a part keeps, it is taken to keep as many as a batch has.
+    """
     which, learning = recipe.readout.which, recipe.explore.updates if recipe.learns else 0
     seen = float(getattr(recipe.views, "views", 1)) if learning else 1.0
-    selecting, weighing, losing = (_further(part) for part in (recipe.select, recipe.weigh, recipe.minimise))
+    selecting, weighing = (dict(_further(part)) for part in (recipe.select, recipe.weigh))
+    losing, branch = _further(recipe.minimise), [] if recipe.branch is None else _further(recipe.branch)
     forward, backward = seen, 0.0
     if recipe.teacher is not None and (learning or which == "teacher"):
         forward += recipe.teacher.passes
+    if isinstance(recipe.views, Views) and learning:  # its teacher's passes, or the pass that it is told of
+        forward += 1 if recipe.teacher is None else sum(each[0] for _, each in _further(recipe.views))
     for done in range(1, learning + 1):
         selects = done == 1 or recipe.explore.reselect
         if recipe.views is not None and (which == "before-last" or (which == "first" and done == 1)):
             forward += 1
         for first in (True, False) if recipe.step.perturbs else (True,):
             asked = {**(selecting if selects or not first else {}), **weighing}  # a cached pass is made once
-            further = [*asked.values(), *losing.values()]
+            final = not (first and recipe.step.perturbs)
+            further = [*asked.values(), *(each for _, each in [*losing, *(branch if final else [])])]
             forward += sum(each[0] for each in further) + (0.0 if first else seen)
             backward += sum(each[1] for each in further) + seen
         if done < learning:
@@ -79,9 +87,9 @@ def rows(recipe: Recipe) -> Rows:
     return Rows(forward, backward)
 
 
-def _further(part: Part) -> dict[object, tuple[int, int]]:
-    """Further passes of a part and those inside it, by the key they are cached under."""
-    return {key: passes for _, each in part.places for key, passes in each.further_passes.items()}
+def _further(part: Part) -> list[tuple[object, tuple[int, int]]]:
+    """Further passes of a part and those inside it, each with the key it is cached under where it is."""
+    return [item for _, each in part.places for item in each.further_passes.items()]
 
 
 def forward_passes(recipe: Recipe) -> float:

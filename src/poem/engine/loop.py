@@ -33,6 +33,7 @@ class BatchProgress:
     last: Outputs
     target: Tensor | None = None  # the teacher's logits for what is learnt from
     teacher_answer: Tensor | None = None  # and for the batch
+    teacher_record: Memory = field(default_factory=dict)  # statistics of its own to remember
     plain: Outputs | None = None  # the batch's own images, where others are learnt from and an early pass answers
     selections: tuple[Tensor, ...] = ()
     updates: tuple[Update, ...] = ()
@@ -75,8 +76,10 @@ class BatchLoop:
             view = View(augment(images, self.batch.rng) if augment is not None and updates else images)
             outputs = self.forward(view.images, grad=updates > 0)
             answer = self.teacher_answer() if wants_teacher else None
-        target = answer if view.teacher_images is None else self.predict_teacher(view.teacher_images, training=True)
-        progress = BatchProgress(view, outputs, outputs, target, answer)
+        target, record = answer, Memory()
+        if view.teacher_images is not None and wants_teacher:
+            target, record = self._predict_teacher(view.teacher_images, training=True)
+        progress = BatchProgress(view, outputs, outputs, target, answer, record)
         if not updates or view.images is None:
             return progress
         return self._flagged(replace(progress, selections=(self.select(outputs),)))
@@ -171,17 +174,18 @@ class BatchLoop:
         def source(images: Tensor) -> Tensor:
             return self._predict_with(images, self.state.source, self.state.memory, training=False)[0]
 
-        return self.recipe.teacher.target(self.batch, self.predict_teacher, source)
+        def teacher(images: Tensor) -> Tensor:
+            return self._predict_teacher(images, training=False)[0]
 
-    def predict_teacher(self, images: Tensor, *, training: bool = False) -> Tensor:
-        """Logits with the teacher's tensors and, where it keeps them, its own statistics."""
+        return self.recipe.teacher.target(self.batch, teacher, source)
+
+    def _predict_teacher(self, images: Tensor, *, training: bool) -> tuple[Tensor, Memory]:
+        """Logits with the teacher's tensors and, where it keeps them, its own statistics; and these to remember."""
         assert self.recipe.teacher is not None
         state, own = self.state, self.recipe.teacher.own_statistics
         memory = inside(state.memory, "teacher") if own else state.memory
         logits, record = self._predict_with(images, state.teacher, memory, training=training)
-        if own and training:
-            state.memory = {**state.memory, **{f"teacher.{key}": value for key, value in record.items()}}
-        return logits
+        return logits, {f"teacher.{key}": value for key, value in record.items()} if own and training else {}
 
     def _predict_with(
         self, images: Tensor, tensors: Memory, memory: Memory, *, training: bool
@@ -323,10 +327,13 @@ class BatchLoop:
                 continue
             new = part.remember(outcome, {**inside(state.prepared, place), **inside(before, place)})
             update_where(state.memory, {f"{place}.{name}": value for name, value in new.items()}, sound)
-        update_where(state.memory, {f"views.{name}": value for name, value in progress.view.memory.items()}, finite)
+        targets = [each.isfinite().all() for each in (progress.target, progress.teacher_answer) if each is not None]
+        all_finite = torch.stack([finite, *targets]).all()
+        update_where(state.memory, {f"views.{name}": value for name, value in progress.view.memory.items()}, all_finite)
         update_where(state.memory, progress.last.record, sound & finite)
+        update_where(state.memory, progress.teacher_record, sound & all_finite)
         for key in [key for key in ("theta", "branch") if key in state.source] if recipe.learns else ():
-            if recipe.teacher is not None and updates:
+            if recipe.teacher is not None and progress.view.images is not None:
                 followed = recipe.teacher.follow(state.teacher[key], state.moving[key])
                 update_where(state.teacher, {key: followed}, sound)
             pulled = recipe.recover.pull(state.moving[key], state.source[key], state.rng)

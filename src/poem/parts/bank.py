@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -48,6 +49,11 @@ class MemoryBank(Views):
     def needs(self) -> frozenset[Need]:
         """Images in [0, 1] to augment, and the host, which sorts images into the bank."""
         return frozenset({Need.UNIT_RANGE, Need.HOST})
+
+    @property
+    def further_passes(self) -> Mapping[object, tuple[int, int]]:
+        """The teacher's, over the bank."""
+        return {self: (1, 0)}
 
     def start(self, outputs: Outputs) -> Memory:
         """An empty bank."""
