@@ -139,7 +139,7 @@ class Trial:
         self.half += killed and half_written(self.out)
         self.lost += len(self.before.keys() - now.keys())
         self.changed += sum(now[name] != was for name, was in self.before.items() if name in now)
-        finished = {name.rpartition("-")[2].removesuffix(".json") for name in self.before}
+        finished = {name.rsplit("-", 2)[1] for name in self.before}  # the cell's key, before the weights' digits
         self.again += sum(key in finished for key in noted[self.noted :])
         self.begun += len(noted) - self.noted
         new = len(now.keys() - self.before.keys())
