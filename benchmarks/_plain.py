@@ -2,7 +2,7 @@
 
 Written from the paper, to be a fair comparison. The deep part is deep-copied, norm layers lose their running
 statistics, selected samples are indexed, sets are compared on the host, and `torch.optim` steps. The code computes what
-the method "poem" computes (tests/test_speed_bench.py compares them), and where a choice was open it takes the faster
+the method "poem" computes (tests/bench/test_speed.py compares them), and where a choice was open it takes the faster
 one: the features before the split are computed once for both branches, frozen weights need no gradient, the branch's
 loss is propagated through the branch alone, and the last forward pass keeps no graph. With `separate` the two branches
 are two networks that share their shallow modules, each with a forward of its own: the same answers, in simpler code.

@@ -12,7 +12,7 @@ from _speed_place import Call, Place, Row, in_turn
 from _speed_rows import SCHEMA, Job, attempted, made
 from torch import Tensor
 
-from poem._util.files import write_whole
+from poem._util.files import write_atomic
 
 
 def profiled(place: Place, call: Call, images: list[Tensor], calls: int = 5) -> Row:
@@ -67,6 +67,6 @@ def profiles(place: Place, out: Path | None, about: Row, net: str, batches: list
                 print(f"    {item['share']:6.1%} {item['ms_per_call']:9.3f} ms  {item['name'][:100]}", flush=True)
             if out is not None:
                 path = out.with_name(f"{out.stem}_profile.json")
-                write_whole(
+                write_atomic(
                     path, json.dumps({"schema": SCHEMA, **about, "profiles": found}, indent=1) + "\n", sync=False
                 )

@@ -25,7 +25,7 @@ import torchvision  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
 import poem  # noqa: E402
-from poem._util.files import write_whole  # noqa: E402
+from poem._util.files import write_atomic  # noqa: E402
 from poem.bench.provenance import provenance  # noqa: E402
 from poem.parts import EntropyBelow, NotRedundant, PLPDAbove  # noqa: E402
 
@@ -104,7 +104,7 @@ def compared(method: str, name: str, batches: list[Tensor]) -> dict[str, Any]:
         "network": name, "method": method, "batches": len(batches), "batch": len(batches[0]),
         "largest_difference_of_probabilities": far, "selected_by_one_alone": flips, "farthest_from_threshold": nearest,
         "host_waits_per_batch": max(waits[2:], default=0), "rounds": fast.totals.rounds, "updates": fast.totals.updates,
-        "same_totals": plain.totals == fast.totals, "notes": sorted(notes), "captured": bool(fast._recorder._ways),
+        "same_totals": plain.totals == fast.totals, "notes": sorted(notes), "captured": bool(fast._captures._loops),
         "seconds": round(time.perf_counter() - started, 1),
     }  # fmt: skip
 
@@ -136,7 +136,7 @@ def main() -> None:
         rows.append(row)
         args.out.parent.mkdir(parents=True, exist_ok=True)
         left = [" ".join(job) for job in jobs[done:]]
-        write_whole(
+        write_atomic(
             args.out, json.dumps({**facts, "finished": not left, "left": left, "rows": rows}, indent=1).encode()
         )
 

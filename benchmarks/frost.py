@@ -53,7 +53,7 @@ def images(folder: Path, size: int) -> NDArray[np.float64]:
 def measured(texture: Tensor, size: int, pictures: NDArray[np.float64]) -> tuple[list[float], NDArray[np.float64]]:
     """The mean square change at each severity, and the power of luma in rings of frequency."""
     levels = [TABLE["frost"].level(profile_of(size), severity) for severity in range(1, 6)]
-    layer = _frost._fitted(texture, levels[0][2], size, size).permute(1, 2, 0).numpy()
+    layer = _frost._enlarge_to_cover(texture, levels[0][2], size, size).permute(1, 2, 0).numpy()
     tops, lefts = (((np.arange(GRID) + 0.5) * (side - size) / GRID).astype(int) for side in layer.shape[:2])
     crops = np.stack([layer[top : top + size, left : left + size] for top in tops for left in lefts]).astype(float)
     changed = [np.floor((keep * pictures + cover * crops).clip(0, 255)) for keep, cover, _ in levels]
@@ -91,7 +91,7 @@ def accuracy(weights: Path, folder: Path, textures: Path) -> dict[str, list[floa
 
 def _use(folder: Path | None) -> None:
     """Make `corrupt` use the photographs in a folder, or our own textures."""
-    _frost._folder = lambda: folder  # type: ignore[assignment]
+    _frost._photograph_folder = lambda: folder  # type: ignore[assignment]
     _frost.textures.cache_clear()
 
 
@@ -104,7 +104,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    kinds = _frost._photographs(args.photographs), _frost._drawn()
+    kinds = _frost._photographs(args.photographs), _frost._drawn_textures()
     rows: list[dict[str, Any]] = []
     for size, folder in (
         (int(size), Path(folder)) for size, _, folder in (each.partition("=") for each in args.images)

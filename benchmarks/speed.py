@@ -34,9 +34,9 @@ from _speed_ratio import ALLOCATOR, ratio, ratio_here, verdict  # noqa: E402
 from _speed_rows import METHODS, MODES, SCHEMA, Job, attempted, forwards, made, measured, plan  # noqa: E402
 from _speed_table import derive, gains, page, table  # noqa: E402
 
-from poem._util.files import write_whole  # noqa: E402
+from poem._util.files import write_atomic  # noqa: E402
+from poem._util.log_level import errors_only  # noqa: E402
 from poem.bench.provenance import provenance  # noqa: E402
-from poem.cli._quiet import quiet  # noqa: E402
 
 __all__ = [
     "ALLOCATOR",
@@ -136,7 +136,7 @@ class Bench:
             "notes": NOTES, "gains": gains(self.rows), "rows": self.rows, "skipped": self.left, **self.extra,
         }  # fmt: skip
         if self.out is not None:
-            write_whole(self.out, json.dumps(content, indent=1) + "\n", sync=False)
+            write_atomic(self.out, json.dumps(content, indent=1) + "\n", sync=False)
 
 
 def _sound(place: Place) -> bool:
@@ -236,7 +236,7 @@ def numbers(text: str) -> list[int]:
 
 def main(words: list[str] | None = None) -> int:
     """Measure, write, print; hints about random weights are kept back."""
-    with quiet():
+    with errors_only():
         return measure(arguments(words))
 
 

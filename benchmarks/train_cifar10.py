@@ -41,7 +41,8 @@ def main() -> int:
 
     import torch
 
-    from poem.zoo.train import PLANS, Images, cifar10, pack, train
+    from poem.zoo.train import PLANS, train
+    from poem.zoo.train_data import LabelledImages, cifar10, pack
 
     if args.pack:
         if args.packed is None:
@@ -56,8 +57,8 @@ def main() -> int:
     if args.limit:
         rows = torch.randperm(len(task.train), generator=torch.Generator().manual_seed(0))[: args.limit]
         some = slice(None, None, max(1, len(task.test) // args.limit))
-        few = Images(task.test.images[some], task.test.labels[some])
-        task = replace(task, train=Images(task.train.images[rows], task.train.labels[rows]), test=few)
+        few = LabelledImages(task.test.images[some], task.test.labels[some])
+        task = replace(task, train=LabelledImages(task.train.images[rows], task.train.labels[rows]), test=few)
     print(f"{len(task.train)} train, {len(task.test)} test, read in {time.perf_counter() - start:.1f} s", flush=True)
     args.out.mkdir(parents=True, exist_ok=True)
     records, low = {}, []

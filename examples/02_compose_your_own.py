@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import poem
-from poem.parts import AdaptBranch, ByEntropy, EntropyBelow, Explore, Look, Memory, PLPDAbove, Readout, Select
+from poem.parts import AdaptBranch, ByEntropy, EntropyBelow, Explore, Memory, Outputs, PLPDAbove, Readout, Select
 
 
 @dataclass(frozen=True, repr=False)
@@ -20,9 +20,9 @@ class MarginAbove(Select):
 
     lead: float = 0.2
 
-    def __call__(self, look: Look, among: Tensor, memory: Memory) -> Tensor:
+    def __call__(self, outputs: Outputs, among: Tensor, memory: Memory) -> Tensor:
         """A mask (B,), never True outside `among`."""
-        best, second = look.probs.topk(2, dim=1).values.unbind(1)
+        best, second = outputs.probs.topk(2, dim=1).values.unbind(1)
         return among & (best - second > self.lead)
 
 

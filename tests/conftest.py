@@ -1,10 +1,9 @@
-"""Settings of the whole suite."""
+"""Settings of the whole suite, and the options under which the contract and the references run."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from functools import partial
 
 import pytest
 import torch
@@ -16,26 +15,30 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before it is first imported
 
 
-@pytest.fixture(autouse=True, scope="session")
-def _fast() -> Iterator[None]:
-    """With POEM_TEST_FAST=1 every adapter records its loop; on a CPU with the tape that stands in for CUDA graphs."""
-    if not os.environ.get("POEM_TEST_FAST"):
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """What `adapters.py` reads."""
+    group = parser.getgroup("poem", "the contract and the references")
+    group.addoption("--fast", action="store_true", help="their adapters capture their loops; on a CPU on tapes")
+    group.addoption("--device", default="cpu", help="where their networks and images are: cpu or cuda")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Hands the options on, before tests are collected."""
+    import adapters
+
+    adapters.ASKED.fast, adapters.ASKED.device = config.getoption("--fast"), config.getoption("--device")
+
+
+@pytest.fixture(scope="module")
+def as_asked() -> Iterator[None]:
+    """Under `--fast`, what capturing needs."""
+    import adapters
+
+    if not adapters.ASKED.fast:
         yield
         return
-    import tape
-
-    import poem
-    import poem.engine.loop
-
-    poem.engine.loop.FEW = torch.inf  # a recording keeps batches whole; the plain loop beside it does here
-    plain, poem.adapt = poem.adapt, partial(poem.adapt, fast=True)
-    if torch.cuda.is_available():
-        torch.use_deterministic_algorithms(True, warn_only=True)
+    with adapters.capturing(adapters.ASKED.device):
         yield
-    else:
-        with tape.installed():
-            yield
-    poem.adapt = plain
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

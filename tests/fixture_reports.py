@@ -5,13 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from poem.bench.cell import Cell
 from poem.bench.estimate import domain_size
 from poem.bench.result import CellResult
+from poem.bench.store import Failure, Store
 from poem.bench.suites import Claim, Placed, Suite
 from poem.recipes.text import written
+from poem.report.markdown import render_markdown
+from poem.report.sections import build_page
 
 FIFTEEN = ("Gauss.", "Shot", "Impul.", "Defoc.", "Glass", "Motion", "Zoom", "Snow", "Frost", "Fog", "Brit.", "Contr.",
            "Elastic", "Pixel", "JPEG")  # fmt: skip
@@ -159,3 +163,16 @@ def everything() -> tuple[list[Suite], list[CellResult]]:
 def renamed(of: Suite, **settings: Any) -> Suite:
     """The same suite with other fields."""
     return replace(of, **settings)
+
+
+def shown(made: Suite, reports: list[CellResult], failures: dict[str, Failure] | None = None) -> str:
+    """A suite's Markdown."""
+    return render_markdown(build_page([made], reports, failures or {}))
+
+
+def kept(folder: Path, *reports: CellResult) -> Path:
+    """A folder with these results."""
+    store = Store(folder)
+    for each in reports:
+        store.save(each)
+    return folder

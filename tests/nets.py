@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-
-DEVICE = os.environ.get("POEM_TEST_DEVICE", "cpu")
-"""Where the contract is checked."""
 
 
 class Residual(nn.Module):
@@ -122,4 +119,51 @@ def make_net(kind: str, *, classes: int = 10, seed: int = 0, sharpness: float = 
         assert isinstance(head, nn.Linear)
         with torch.no_grad():
             head.weight.mul_(sharpness)
-    return net.eval().to(DEVICE)
+    return net.eval()
+
+
+class Wrapped(nn.Module):
+    """A net whose pieces a test calls in its own way."""
+
+    def __init__(self, kind: str = "gn") -> None:
+        super().__init__()
+        self.net: Any = make_net(kind, sharpness=6.0)
+
+    def stem(self, x: Tensor) -> Tensor:
+        out: Tensor = self.net.conv1(x)
+        return out
+
+    def forward(self, x: Tensor) -> Tensor:
+        net = self.net
+        x = torch.relu(net.norm1(self.stem(x)))
+        logits: Tensor = net.fc(net.layer4(net.layer3(net.layer2(net.layer1(x)))).mean((2, 3)))
+        return logits
+
+
+class TokensFirst(nn.Module):
+    """A block whose norm layer sees (batch, tokens, width) and whose linear layer (tokens, batch, width)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.mix = nn.LayerNorm(8), nn.Linear(8, 8)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return tokens + torch.tanh(self.mix(self.norm(tokens).transpose(0, 1)).transpose(0, 1))
+
+
+class Tokens(nn.Module):
+    """Four such blocks: no half of a linear layer's rows is a head's; with a class token there are no halves."""
+
+    def __init__(self, more: int = 0) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.more = more
+        self.patch = nn.Conv2d(3, 8, 4, 4)
+        self.blocks = nn.Sequential(*[TokensFirst() for _ in range(4)])
+        self.norm, self.head = nn.LayerNorm(8), nn.Linear(8, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.patch(x).flatten(2).transpose(1, 2)
+        tokens = self.blocks(torch.cat([tokens[:, : self.more], tokens], dim=1))
+        logits: Tensor = 20 * self.head(self.norm(tokens).mean(1))
+        return logits

@@ -1,7 +1,7 @@
 """A CUDA graph's stand-in on the CPU: operations are noted as they run, and done again on the same tensors.
 
-It keeps the rules that matter: what ran outside a recording is not repeated, outputs stay at their addresses, and the
-host may not read inside. `installed` lets every adapter record with it.
+It keeps the rules that matter: what ran outside a capture is not repeated, outputs stay at their addresses, and the
+host may not read inside. `installed` lets every adapter capture with it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Tape(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.overloadpacket.__name__ in READS:
-            raise RuntimeError(f"the host reads inside a recording: {func}")
+            raise RuntimeError(f"the host reads inside a capture: {func}")
         if any(isinstance(each, Tensor) and each.dtype == torch.bool for each in _indices(func, args)):
             raise RuntimeError("a mask as an index has no fixed shape")
         out = func(*args, **(kwargs or {}))
@@ -64,8 +64,8 @@ def _indices(func: Any, args: Any) -> list[Any]:
     return list(args[1]) if func.overloadpacket.__name__ in ("index", "index_put", "index_put_") else []
 
 
-class TapeStudio:
-    """Records tapes, and spoils what recordings computed: only a replay may fill it.
+class TapePool:
+    """Captures tapes, and spoils what the captures computed: only a replay may fill it.
 
     A tape keeps every tensor alive, so it cannot show that memory was given away too early; a GPU can.
     """
@@ -81,28 +81,28 @@ class TapeStudio:
             tape.spoil()
 
     @contextmanager
-    def record(self) -> Iterator[Tape]:
+    def capture(self) -> Iterator[Tape]:
         tape = Tape()
         with tape:
             yield tape
         self.tapes.append(tape)
 
     @contextmanager
-    def playing(self) -> Iterator[None]:
+    def replaying(self) -> Iterator[None]:
         yield
 
     @contextmanager
-    def still(self) -> Iterator[None]:
+    def exclusive(self) -> Iterator[None]:
         yield
 
 
 @contextmanager
-def installed() -> Iterator[TapeStudio]:
-    """Inside, adapters record on the CPU."""
-    tapes = TapeStudio()
-    before = poem.accelerate.graph_pool.studio, poem.accelerate.capture.DEVICES
-    poem.accelerate.graph_pool.studio, poem.accelerate.capture.DEVICES = (lambda device: tapes), ("cpu", "cuda")  # type: ignore[assignment]
+def installed() -> Iterator[TapePool]:
+    """Inside, adapters capture on the CPU."""
+    tapes = TapePool()
+    before = poem.accelerate.graph_pool.graph_pool, poem.accelerate.capture.DEVICES
+    poem.accelerate.graph_pool.graph_pool, poem.accelerate.capture.DEVICES = (lambda device: tapes), ("cpu", "cuda")  # type: ignore[assignment]
     try:
         yield tapes
     finally:
-        poem.accelerate.graph_pool.studio, poem.accelerate.capture.DEVICES = before
+        poem.accelerate.graph_pool.graph_pool, poem.accelerate.capture.DEVICES = before

@@ -32,7 +32,7 @@ def test_tent_with_poem_runs_at_224_on_the_doubled_branch(name: str) -> None:
     model = BUILD[name]()
     before = {key: value.clone() for key, value in model.state_dict().items()}
     training = [module.training for module in model.modules()]
-    adapter = poem.adapt(model, "tent+poem", threshold=2.0)  # random weights are unsure: everyone teaches
+    adapter = poem.adapt(model, "tent+poem", threshold=2.0)  # random weights are unsure: this selects every sample
     with torch.no_grad():
         answers = adapter(torch.rand(2, 3, 224, 224))
     assert answers.shape == (2, 1000)

@@ -18,6 +18,8 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import toys
+from adapters import adapt, on_device
+from compare import assert_same_answers, assert_same_state, differing
 from nets import make_net
 from torch import Tensor, nn
 from torch.nn.functional import normalize
@@ -32,12 +34,19 @@ from poem.parts import (
     FisherAnchor,
     LossAverageBelow,
     MeanTeacher,
+    MemoryBank,
     NotRedundant,
+    OpinionEntropy,
     PLPDAbove,
+    Readout,
+    Recentre,
+    Robust,
     Select,
+    SlowTeacher,
 )
-from poem.parts.base import Look, Memory
+from poem.parts.base import Memory, Outputs
 
+pytestmark = pytest.mark.usefixtures("as_asked")
 NETS = ("bn", "gn", "ln")
 POINTS = 14
 UNIT = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
@@ -59,15 +68,16 @@ LR = Each(0.05, 0.02, 0.002)
 SHARPNESS = Each(10.0, 6.0, 9.0)
 # How sharp a net of so many classes must be for the same fraction of ln C to part its images.
 SPREAD = {5: Each(10.0, 6.0, 3.75), 10: SHARPNESS, 1000: Each(12.0, 10.0, 7.5)}
+OPINION_SPREAD = {5: Each(10.0, 6.0, 5.625), 10: Each(10.0, 6.0, 11.25), 1000: SPREAD[1000]}
 PLPD = Each(0.0, 0.0, -0.1)
 COSINE = Each(0.95, 0.995, 0.999)
 
 
 @dataclass(frozen=True)
 class Nobody(Select):
-    """A selection that keeps nobody, for methods without a threshold to lower."""
+    """Selects no sample, for methods without a threshold to lower."""
 
-    def __call__(self, look: Look, among: Tensor, memory: Memory) -> Tensor:
+    def __call__(self, outputs: Outputs, among: Tensor, memory: Memory) -> Tensor:
         return torch.zeros_like(among)
 
 
@@ -116,6 +126,16 @@ def mixed_logits(net: nn.Module, x: Tensor) -> Tensor:
     return torch.cat(answers)
 
 
+def centred_logits(net: nn.Module, x: Tensor) -> Tensor:
+    """NEO where each batch is its own mean: the last layer on features less their mean."""
+    twin = copy.deepcopy(net).eval()
+    head = [module for module in twin.modules() if isinstance(module, nn.Linear)][-1]
+    head.register_forward_pre_hook(lambda _, args: (args[0] - args[0].mean(0),))
+    with torch.no_grad():
+        logits: Tensor = twin(x)
+    return logits
+
+
 def prior_corrected(logits: Tensor) -> Tensor:
     """ROID: logits times the batch's smoothed mean prediction."""
     mean = logits.softmax(1).mean(0)
@@ -151,6 +171,22 @@ def neighbourly_logits(net: nn.Module, x: Tensor) -> Tensor:
     return answer.log()
 
 
+# What a threshold is compared with (point 10) ------------------------------------------------------------------------
+
+
+def softmax_entropy(net: nn.Module, x: Tensor, logits: Tensor) -> Tensor:
+    """Of the answer before any update."""
+    log_p = logits.log_softmax(1)
+    return -(log_p.exp() * log_p).sum(1)
+
+
+def opinion_entropy(net: nn.Module, x: Tensor, logits: Tensor) -> Tensor:
+    """COME: over the classes and one entry more, of constant logit ln C; both heads begin with the same logits."""
+    own = batch_logits(net, x)
+    unknown = torch.full_like(own[:, :1], math.log(own.shape[1]))
+    return softmax_entropy(net, x, torch.cat([own, unknown], dim=1))
+
+
 # The table -----------------------------------------------------------------------------------------------------------
 
 
@@ -163,12 +199,15 @@ class Row:
     batch: int = 8  # images in each of the two batches
     singles: int = 3  # images for the batches of one
     learns: bool = True
-    forgets: bool = False  # what is learnt lives as long as the call
+    forgets: bool = False  # updates last as long as the call
     branch: bool = False
     rest: Callable[[nn.Module, Tensor], Tensor] = batch_logits  # its logits when nothing has moved
     resting: Mapping[str, Any]  # further settings under which `rest` holds
-    nobody: Mapping[str, Any]  # settings under which nobody is selected
+    nobody: Mapping[str, Any]  # settings under which no sample is selected
     reliable: Select | None = None  # its selection with every filter open but the entropy's; None: it has none
+    entropy: Callable[[nn.Module, Tensor, Tensor], Tensor] = softmax_entropy  # what the threshold is compared with
+    spread: Mapping[int, Each]  # by number of classes: how sharp a net is parted by it
+    brings: tuple[str, ...] = ()  # tensors of its own parts that move beside the network's, from the first batch on
     toy: Mapping[str, Any]  # settings on the toy stream, where filters need not be as loose as on random nets
     toy_images: int = 150
     gains: Each = GAINS  # at least so much above source there
@@ -182,7 +221,7 @@ class Row:
 
 NO_THRESHOLD = {"select": Nobody()}
 THRESHOLD = {"threshold": 0.0}
-PLAIN = Row(settings={}, resting={}, nobody={}, toy={}, loses={})
+PLAIN = Row(settings={}, resting={}, nobody={}, spread=SPREAD, toy={}, loses={})
 EVERYONE = replace(PLAIN, nobody=NO_THRESHOLD)
 FILTERED = replace(PLAIN, nobody=THRESHOLD, reliable=EntropyBelow(0.4))
 NOT_REDUNDANT = Each(*[EntropyBelow(0.4) & NotRedundant(cosine) for cosine in COSINE])
@@ -198,6 +237,7 @@ ETA = replace(
     reliable=EntropyBelow(0.4) & NotRedundant(2.0),
     toy={"select": EntropyBelow(0.4) & NotRedundant(0.6)},
 )
+OPINIONS = Each(*[EntropyBelow(fraction, score=OpinionEntropy()) for fraction in (0.4, 0.4, 0.5)])
 VIEWS = AugMix(views=4, width=1, pre="crop")
 TOY_ANCHOR = {"minimise": Entropy() + FisherAnchor(1.0), "source_data": toys.Clean()}
 
@@ -208,10 +248,10 @@ BASES: dict[str, Row] = {
     "tent-filtered": FILTERED,
     "eta": ETA,
     "eata": replace(ETA, settings={**ETA.settings, **ANCHOR}, toy={**ETA.toy, **TOY_ANCHOR}),
-    # The loss of a sharp random net is far below what SAR takes for a collapse, and 0.05 is a long way to climb on it.
+    # The loss of a sharp random net is far below what SAR takes for a collapse, and a radius of 0.05 is large on it.
     "sar": replace(FILTERED, settings={"recover": LossAverageBelow(-1.0), "step": SAM(0.01)}),
     "deyo": replace(FILTERED, settings={"select": SHAPED}, reliable=EntropyBelow(0.5) & PLPDAbove(-2.0)),
-    # Its readout is a look and a correction: at rest it answers the source's logits, corrected.
+    # Its readout is a forward pass and a correction: at rest it answers the source's logits, corrected.
     "roid": replace(EVERYONE, settings=UNIT, rate=0.1, rest=corrected_logits, toy=UNIT),
     # One image at a time, back to the source after each.
     "memo": replace(
@@ -228,6 +268,19 @@ BASES: dict[str, Row] = {
     # Neighbours agree where classes come in runs; these digits come shuffled.
     "lame": replace(
         PLAIN, learns=False, rest=neighbourly_logits, loses={"bn": -0.553, "gn": -0.047, "ln": -0.227}
+    ),
+    # It learns from a bank of images; at rest its teacher keeps the source's statistics.
+    "rotta": replace(
+        EVERYONE, settings={**UNIT, "views": MemoryBank(8, every=4), "teacher": SlowTeacher(0.9)}, singles=5, rate=0.1,
+        rest=source_logits, resting={"statistics": Robust(0.0)},
+        toy={**UNIT, "views": MemoryBank(every=50), "teacher": SlowTeacher(0.9)}, gains=Each(0.01, 0.0, 0.0),
+    ),
+    "come": replace(EVERYONE, entropy=opinion_entropy),
+    "zerosiam": replace(EVERYONE, brings=("minimise.predictor",)),
+    # At rest, where a batch's own mean stands for the stream's.
+    "neo": replace(
+        PLAIN, learns=False, rest=centred_logits, resting={"readout": Readout("first", Recentre(0.0))},
+        gains=Each(0.03, 0.0, 0.02),
     ),
     "poem": replace(FILTERED, branch=True),
     "poem-official": replace(
@@ -246,8 +299,14 @@ BRANCHED = ("+poem", "+poem-ii")
 DIFFERENT: dict[str, dict[str, Any]] = {
     # Everyone has nothing to explore: Tent is filtered first.
     **{f"tent{suffix}": {"nobody": THRESHOLD, "reliable": EntropyBelow(0.4)} for suffix in SUFFIXES[:3]},
+    **{
+        f"come{suffix}": {
+            "settings": {"select": OPINIONS}, "nobody": THRESHOLD, "reliable": OPINIONS.gn, "spread": OPINION_SPREAD
+        }
+        for suffix in SUFFIXES[:3]
+    },
     **{f"roid{suffix}": {"rest": corrected_pair} for suffix in BRANCHED},
-}
+}  # fmt: skip
 
 
 def row_of(method: str) -> Row:
@@ -273,15 +332,15 @@ class Case(NamedTuple):
 
     def net(self) -> nn.Module:
         """A fresh copy of the made-up net."""
-        return make_net(self.kind, sharpness=getattr(SHARPNESS, self.kind))
+        return on_device(make_net(self.kind, sharpness=getattr(SHARPNESS, self.kind)))
 
     def adapter(self, net: nn.Module | None = None, **changes: Any) -> poem.Adapter:
         """A fresh adapter with the row's settings, on its own copy of the net unless one is given."""
-        return poem.adapt(net or self.net(), self.method, **{**self.row.on(self.kind), **changes})
+        return adapt(net or self.net(), self.method, **{**self.row.on(self.kind), **changes})
 
     def batches(self) -> list[Tensor]:
         """Two small batches."""
-        return list(toys.images(2 * self.row.batch, seed=1).split(self.row.batch))
+        return list(on_device(toys.images(2 * self.row.batch, seed=1)).split(self.row.batch))
 
     def fresh(self) -> Run:
         """The two batches through a fresh adapter, once per session."""
@@ -314,28 +373,14 @@ def moved(state: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def source_of(net: nn.Module, names: list[str]) -> dict[str, Tensor]:
-    """The values from which tensors of these names start."""
+    """The values from which the network's tensors of these names start."""
     own = dict(net.named_parameters())
     return {name: own[name.removeprefix("branch.")].detach() for name in names}
 
 
-def differing(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> list[str]:
-    """Names under which two sets of tensors are not bit for bit alike."""
-    assert one.keys() == other.keys()
-    return [name for name, tensor in one.items() if not torch.equal(tensor, other[name])]
-
-
-def assert_same_state(one: Mapping[str, Any], other: Mapping[str, Any]) -> None:
-    """Two states are bit for bit the same: moving tensors, optimisers, memory, counts, random state."""
-    assert differing(one["tensors"], other["tensors"]) == []
-    assert torch.equal(one["rng"], other["rng"])
-    plain = [{k: v for k, v in state.items() if k not in ("tensors", "rng")} for state in (one, other)]
-    assert plain[0] == plain[1]
-
-
-def assert_same_answers(some: list[Tensor], others: list[Tensor]) -> None:
-    """Two runs answered bit for bit the same."""
-    assert [torch.equal(a, b) for a, b in zip(some, others, strict=True)] == [True] * len(others)
+def moved_own(case: Case, state: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The network's moving tensors, without those that parts brought."""
+    return {name: tensor for name, tensor in moved(state).items() if name not in case.row.brings}
 
 
 # The promises --------------------------------------------------------------------------------------------------------
@@ -354,8 +399,10 @@ def test_01_it_learned(case: Case) -> None:
     still = case.adapter(lr=0.0)
     unmoved = [still(batch) for batch in case.batches()]
     assert any(not torch.equal(a, b) for a, b in zip(run.answers, unmoved, strict=True)) == row.learns
-    left = differing(moved(run.state), source_of(case.net(), still.adapted))
+    left = differing(moved_own(case, run.state), source_of(case.net(), list(moved_own(case, run.state))))
     assert bool(left) == (row.learns and not row.forgets)
+    brought = [differing({name: moved(run.state)[name]}, {name: still._state.source[name]}) for name in row.brings]
+    assert all(brought), "what a part brought did not move"
 
 
 @each_case
@@ -376,7 +423,8 @@ def test_02_only_declared_tensors_moved(case: Case) -> None:
     assert bool(during) == case.row.learns
     assert during <= set(adapter.adapted)
     assert list(moved(adapter.state_dict())) == adapter.adapted
-    assert {name.removeprefix("branch.") for name in adapter.adapted} <= own.keys()
+    names = {name.removeprefix("branch.") for name in adapter.adapted}
+    assert names - own.keys() == set(case.row.brings)
 
 
 @each_case
@@ -430,7 +478,7 @@ def test_05_learning_rate_zero_answers_as_the_source(case: Case) -> None:
 
 
 @each_case
-def test_06_nobody_selected_nothing_learnt(case: Case) -> None:
+def test_06_no_sample_selected_nothing_moves(case: Case) -> None:
     assert (case.fresh().totals.taught > 0) == case.row.learns
     net = case.net()
     adapter = case.adapter(net, **case.row.nobody)
@@ -439,13 +487,16 @@ def test_06_nobody_selected_nothing_learnt(case: Case) -> None:
         assert not bool(adapter.last.selected.any())
         assert adapter.last.skipped == ("nothing selected" if case.row.learns else None)
     assert adapter.totals.updates == adapter.totals.taught == adapter.totals.backwards == 0
-    assert differing(moved(adapter.state_dict()), source_of(net, adapter.adapted)) == []
+    left = moved_own(case, adapter.state_dict())
+    assert differing(left, source_of(net, list(left))) == []
+    now, start = moved(adapter.state_dict()), adapter._state.source
+    assert differing({name: now[name] for name in case.row.brings}, {n: start[n] for n in case.row.brings}) == []
 
 
 @each_case
 def test_07_a_batch_of_one(case: Case) -> None:
     adapter = case.adapter()
-    for image in toys.images(case.row.singles, seed=20).split(1):
+    for image in on_device(toys.images(case.row.singles, seed=20)).split(1):
         answer = adapter(image)
         assert answer.shape == (1, 10)
         assert bool(answer.isfinite().all())
@@ -484,19 +535,19 @@ def test_09_a_saved_state_goes_on_elsewhere(case: Case, tmp_path: Path) -> None:
 
 @each_case
 def test_10_the_threshold_follows_the_number_of_classes(case: Case) -> None:
-    for classes, sharpness in SPREAD.items():
-        net = make_net(case.kind, classes=classes, sharpness=getattr(sharpness, case.kind))
+    for classes, sharpness in case.row.spread.items():
+        net = on_device(make_net(case.kind, classes=classes, sharpness=getattr(sharpness, case.kind)))
         settings = {**case.row.on(case.kind), "source_data": None}
         if case.row.reliable is None:  # no entropy threshold: it says so, and works at any number of classes
             with pytest.raises(ValueError, match="needs an EntropyBelow"):
-                poem.adapt(net, case.method, **settings, threshold=0.4)
-            adapter = poem.adapt(net, case.method, **settings)
+                adapt(net, case.method, **settings, threshold=0.4)
+            adapter = adapt(net, case.method, **settings)
             assert adapter(case.batches()[0]).shape == (case.row.batch, classes)
         else:
-            adapter = poem.adapt(net, case.method, **{**settings, "select": case.row.reliable}, threshold=0.4)
-            adapter(toys.images(16, seed=3))
-            log_p = adapter.last.first_logits.log_softmax(1)
-            below = -(log_p.exp() * log_p).sum(1) < 0.4 * math.log(classes)
+            adapter = adapt(net, case.method, **{**settings, "select": case.row.reliable}, threshold=0.4)
+            adapter(on_device(toys.images(16, seed=3)))
+            entropy = case.row.entropy(net, on_device(toys.images(16, seed=3)), adapter.last.first_logits)
+            below = entropy < 0.4 * math.log(classes)
             assert 0 < int(below.sum()) < 16
             assert torch.equal(adapter.last.selected, below)
         assert (adapter.totals.taught > 0) == case.row.learns
@@ -511,26 +562,27 @@ def test_11_the_branch_starts_as_the_main_head(case: Case) -> None:
     assert own.isdisjoint(f"branch.{name}" for name in adapter.adapted)  # what the branch has, the main group has not
     with adapter.frozen():
         torch.testing.assert_close(adapter(first).softmax(1), case.row.rest(net, first).softmax(1), atol=2e-5, rtol=0)
-    assert adapter._network.doubles is (True if case.row.branch else None)
+    adapter(first)
+    assert not any("runs as a second pass" in note for note in adapter.last.notes), "one pass serves both heads"
     # It is there to move away from the main head, and does.
     run = case.fresh()
     assert (run.totals.taught > 0) == case.row.learns
-    left = own & set(differing(moved(run.state), source_of(net, adapter.adapted)))
+    left = own & set(differing(moved_own(case, run.state), source_of(net, list(moved_own(case, run.state)))))
     assert bool(left) == (case.row.branch and not case.row.forgets)
 
 
 @cache
 def toy_source(kind: str, count: int) -> float:
     """The source model's accuracy on the first images of the toy stream."""
-    x, y = toys.shifted(count)
-    return toys.accuracy(source_logits(toys.trained(kind), x), y)
+    x, y = map(on_device, toys.shifted(count))
+    return toys.accuracy(source_logits(on_device(toys.trained(kind)), x), y)
 
 
 @each_case
 def test_12_the_toy_stream_does_not_fall_below_source(case: Case) -> None:
-    x, y = toys.shifted(case.row.toy_images)
+    x, y = map(on_device, toys.shifted(case.row.toy_images))
     settings = {"lr": case.row.rate * getattr(TOY_LR, case.kind), **case.row.toy}
-    adapter = poem.adapt(toys.trained(case.kind), case.method, **settings)
+    adapter = adapt(on_device(toys.trained(case.kind)), case.method, **settings)
     right = toys.accuracy(torch.cat([adapter(batch) for batch in x.split(50)]), y)
     assert (adapter.totals.taught > 0) == case.row.learns
     gain, expected = right - toy_source(case.kind, case.row.toy_images), case.row.loses.get(case.kind)
@@ -542,7 +594,7 @@ def test_12_the_toy_stream_does_not_fall_below_source(case: Case) -> None:
 
 
 @each_case
-def test_13_a_broken_image_is_named_and_teaches_nothing(case: Case) -> None:
+def test_13_a_broken_image_is_named_and_moves_nothing(case: Case) -> None:
     adapter, (first, second), index = case.adapter(), case.batches(), case.row.batch - 1
     answers = [adapter(first)]
     before, totals = adapter.state_dict(), adapter.totals

@@ -21,11 +21,11 @@ from PIL import Image, ImageOps
 from stand_ins import cell, report
 
 from poem import predict
-from poem._util.files import read_json, write_whole
+from poem._util.files import read_json, write_atomic
 from poem.bench.result import CellResult
 from poem.bench.store import Store
 from poem.cli.main import main
-from poem.streams.corruptions import tree as _tree
+from poem.streams.corruptions import corrupt_folder as _folder
 from poem.streams.datasets import Prepare, Unreadable, cifar, image_folder
 from poem.streams.datasets.archives import plain_tar, unpacked_limit
 from poem.streams.datasets.folders import walk
@@ -62,7 +62,7 @@ def test_the_temporary_file_cannot_be_foreseen(tmp_path: Path) -> None:
     victim.write_text("mine")
     path.parent.mkdir()
     (path.parent / f".result.json.{os.getpid()}").symlink_to(victim)
-    write_whole(path, "new")
+    write_atomic(path, "new")
     assert victim.read_text() == "mine"
     assert path.read_text() == "new"
     assert not path.is_symlink()
@@ -75,13 +75,13 @@ def test_the_temporary_file_cannot_be_foreseen(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Path, "replace", noted)
         for _ in range(2):
-            write_whole(path, "new")
+            write_atomic(path, "new")
     assert len(set(names)) == 2
     with pytest.MonkeyPatch.context() as patch:  # though somebody had guessed it
         patch.setattr("poem._util.files.secrets.token_hex", lambda _: "0" * 16)
         (path.parent / f".result.json.{os.getpid()}-{'0' * 16}.part").symlink_to(victim)
         with pytest.raises(FileExistsError):
-            write_whole(path, "newer")
+            write_atomic(path, "newer")
     assert victim.read_text() == "mine"
 
 
@@ -94,7 +94,7 @@ def test_nothing_but_a_regular_file_is_replaced(tmp_path: Path, kind: str) -> No
     before = os.lstat(path)
     words = {"dangling link": "symbolic link", "link": "symbolic link"}.get(kind, kind)
     with pytest.raises(OSError, match=rf"expected a file, or nothing yet, at .*result.json, got a {words}.*; "):
-        write_whole(path, "new")
+        write_atomic(path, "new")
     assert os.lstat(path).st_ino == before.st_ino
     assert victim.read_text() == "mine"
     assert files(tmp_path) == ["out", "victim"]
@@ -109,7 +109,7 @@ def test_a_device_is_not_replaced(tmp_path: Path) -> None:
     except PermissionError:
         pytest.skip("only root makes devices")
     with pytest.raises(OSError, match="got a device"):
-        write_whole(path, "new")
+        write_atomic(path, "new")
     assert stat.S_ISCHR(os.lstat(path).st_mode)
 
 
@@ -117,10 +117,10 @@ def test_permissions_are_the_umask_s_or_those_of_the_file_before(tmp_path: Path)
     path = tmp_path / "result.json"
     before = os.umask(0o027)
     try:
-        write_whole(path, "first")
+        write_atomic(path, "first")
         assert stat.S_IMODE(path.stat().st_mode) == 0o640
         path.chmod(0o600)
-        write_whole(path, "second")
+        write_atomic(path, "second")
     finally:
         os.umask(before)
     assert path.read_text() == "second"
@@ -129,26 +129,26 @@ def test_permissions_are_the_umask_s_or_those_of_the_file_before(tmp_path: Path)
 
 def test_a_failure_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "result.json"
-    write_whole(path, "before")
+    write_atomic(path, "before")
     with pytest.raises(UnicodeEncodeError):
-        write_whole(path, "\ud800")
+        write_atomic(path, "\ud800")
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
-            write_whole(path, "never")
+            write_atomic(path, "never")
     assert files(tmp_path) == ["result.json"]
     assert path.read_text() == "before"
 
 
 def test_a_name_as_long_as_a_file_system_takes_can_be_written(tmp_path: Path) -> None:
     path = tmp_path / ("é" * 125 + ".json")
-    write_whole(path, "whole")
+    write_atomic(path, "whole")
     assert files(tmp_path) == [path.name]
 
 
 def test_names_of_any_bytes_are_written_as_they_are(tmp_path: Path) -> None:
     name = os.fsdecode(b"\xff\xfe.jpg")
-    write_whole(tmp_path / "names.csv", f"{name}\n")
+    write_atomic(tmp_path / "names.csv", f"{name}\n")
     assert (tmp_path / "names.csv").read_bytes() == b"\xff\xfe.jpg\n"
 
 
@@ -220,7 +220,7 @@ def by_data_set(path: Path) -> Any:
 
 
 def by_predict(path: Path) -> Any:
-    pixels, _, bad = predict._read([path], Prepare(), path.parent)
+    pixels, _, bad = predict._read_batch([path], Prepare(), path.parent)
     if pixels is None:
         raise Unreadable(bad[0].error)
     return pixels[0].permute(1, 2, 0).numpy()
@@ -235,9 +235,9 @@ def by_corrupt(path: Path) -> Any:
         return pixels
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_tree, "corrupt", kept)
-        job = _tree.Job(path, path.name, (("fog", 5),), 0)
-        outcome = _tree.work(job, path.parents[1] / "out", _tree.Settings())
+        patch.setattr(_folder, "corrupt", kept)
+        job = _folder.Job(path, path.name, (("fog", 5),), 0)
+        outcome = _folder.corrupt_image(job, path.parents[1] / "out", _folder.Settings())
     if not seen:
         raise Unreadable(f"{outcome.name}: {outcome.unreadable}")
     return seen[0]
@@ -320,7 +320,7 @@ def test_sixteen_bits_are_scaled_not_clipped(kind: str) -> None:
     assert abs(pixels.astype(int) - GREY[..., None]).max() <= (0 if "10" not in kind and "12" not in kind else 1)
 
 
-def test_everybody_reads_sixteen_bits_alike(way: Callable[..., Any]) -> None:
+def test_data_sets_predict_and_corrupt_read_sixteen_bits_alike(way: Callable[..., Any]) -> None:
     assert (way(SIXTEEN["PNG"]()) == GREY[..., None]).all()
 
 
@@ -338,13 +338,13 @@ def test_floats_from_0_to_1_are_scaled() -> None:
         (GREY.astype(np.int32) * 1000, r"32-bit integers.*; save it with 8 or 16 bits"),
     ],
 )
-def test_pixels_without_a_known_white_are_refused(way: Callable[..., Any], values: Any, says: str) -> None:
+def test_pixels_without_a_value_for_white_are_refused(way: Callable[..., Any], values: Any, says: str) -> None:
     with pytest.raises(Unreadable, match=rf"0\.tif: .*{says}"):
         way(encoded(Image.fromarray(values), "TIFF"), "0.tif")
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_exif_rotation_is_applied_by_everybody(way: Callable[..., Any], orientation: int) -> None:
+def test_exif_rotation_is_applied_by_data_sets_predict_and_corrupt(way: Callable[..., Any], orientation: int) -> None:
     picture, exif = Image.fromarray(np.stack([GREY[:6]] * 3, 2)), Image.Exif()
     exif[0x0112] = orientation
     data = encoded(picture, "PNG", exif=exif)
@@ -354,7 +354,7 @@ def test_exif_rotation_is_applied_by_everybody(way: Callable[..., Any], orientat
         assert (way(data) == np.asarray(picture)).all()
 
 
-def test_a_tiff_is_turned_once() -> None:
+def test_the_orientation_of_a_tiff_is_applied_once() -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
     picture = Image.fromarray(np.stack([GREY[:6]] * 3, 2))
@@ -363,12 +363,12 @@ def test_a_tiff_is_turned_once() -> None:
     ).all()
 
 
-def test_damaged_exif_does_not_spoil_the_image() -> None:
+def test_an_image_with_damaged_exif_is_read() -> None:
     picture = Image.fromarray(np.stack([GREY] * 3, 2))
     assert (read(encoded(picture, "PNG", exif=b"Exif\x00\x00MM\x00*\xff\xff\xff\xff")) == np.asarray(picture)).all()
 
 
-def test_what_is_transparent_shows_white() -> None:
+def test_transparent_pixels_are_white() -> None:
     colours = np.stack([GREY, GREY[::-1], np.zeros_like(GREY), np.where(GREY < 128, 0, 255).astype(np.uint8)], 2)
     hidden = colours[..., 3] == 0
     for kind in ("PNG", "WEBP", "TIFF"):
@@ -459,21 +459,21 @@ def strange(tmp_path: Path) -> Path:
     return folder.parent
 
 
-def test_what_is_no_file_in_a_folder_is_skipped_with_a_word(strange: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_entries_that_are_no_files_are_skipped_with_a_warning(strange: Path, caplog: pytest.LogCaptureFixture) -> None:
     data = image_folder(strange)
     assert [Path(data.where(at)).name for at in range(len(data))] == ["0.png", "1.png"]
     assert data.classes == ("class",)
     assert all((data[at].numpy() == GREY).all() for at in range(2))
     (said,) = [record.getMessage() for record in caplog.records]
     assert f"{strange}: 9 entries skipped" in said
-    for words in ("2 FIFOs", "1 socket", "3 links that lead nowhere", "3 folders met before"):
+    for words in ("2 FIFOs", "1 socket", "3 links that lead nowhere", "3 folders visited before"):
         assert words in said, said
     caplog.clear()
-    assert [path.name for path in predict.photos(strange)] == ["0.png", "1.png"]
+    assert [path.name for path in predict.find_images(strange)] == ["0.png", "1.png"]
     (said,) = [record.getMessage() for record in caplog.records]
     assert "2 FIFOs" in said
     assert "3 linked folders" in said
-    assert _tree.survey(strange).images == ("class/0.png", "class/deeper/1.png")
+    assert _folder.list_source(strange).images == ("class/0.png", "class/deeper/1.png")
 
 
 def test_links_between_folders_are_followed_once(tmp_path: Path) -> None:
@@ -504,7 +504,7 @@ def test_folders_of_any_depth_are_walked(tmp_path: Path, monkeypatch: pytest.Mon
     assert [name.count("/") for name in found] == [depth]
 
 
-def test_a_file_that_becomes_a_fifo_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_file_replaced_by_a_fifo_does_not_block(tmp_path: Path) -> None:
     path = tmp_path / "set" / "class" / "0.png"
     path.parent.mkdir(parents=True)
     Image.fromarray(GREY).save(path)
@@ -541,7 +541,9 @@ def swollen(path: Path, size: int = 3 << 20) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["xz", "gz", "bz2"])
-def test_an_archive_that_swells_is_refused(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_archive_that_unpacks_to_too_many_bytes_is_refused(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     packed = swollen(tmp_path / f"set.tar.{kind}")
     monkeypatch.setenv("POEM_MAX_UNPACKED", "1M")
     with pytest.raises(ValueError, match=rf"set\.tar\.{kind} unpacks to more than 1\.0 MB.*POEM_MAX_UNPACKED"):
@@ -560,7 +562,9 @@ def test_the_limit_of_an_archive_grows_with_it(monkeypatch: pytest.MonkeyPatch) 
     assert unpacked_limit(10**9) == 20 * 10**9
 
 
-def test_a_packed_file_that_swells_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_packed_file_that_unpacks_to_too_many_bytes_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "cifar10.npz"
     np.savez_compressed(path, blobs=np.zeros(3 << 20, np.uint8), lengths=[1], splits=[1], names=[b"a"], labels=[0])
     monkeypatch.setenv("POEM_MAX_UNPACKED", "1M")
@@ -584,7 +588,7 @@ def test_a_packed_file_of_other_arrays_is_refused(tmp_path: Path, arrays: dict[s
 
 
 @pytest.mark.parametrize("text", ["[NaN]", "[Infinity]", "[-Infinity]", "[1e999]", "[" * 100_000, "[1", "\x00"])
-def test_json_holds_finite_numbers_and_ends(tmp_path: Path, text: str) -> None:
+def test_json_with_nan_infinity_or_endless_nesting_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "a.json").write_text(text)
     with pytest.raises(ValueError, match=r"finite|deeply|Expecting"):
         read_json(tmp_path / "a.json")

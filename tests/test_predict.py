@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,9 +23,9 @@ from PIL import Image
 import poem
 from poem import zoo
 from poem.cli.main import main
-from poem.predict import Answer, answers, imported, logits_of, photos, summary
+from poem.predict import Answer, answers, class_count, find_images, import_model, summary
 from poem.streams.loading.prepare import Prepare
-from poem.zoo.train import digits
+from poem.zoo.train_data import digits
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_photos_are_found_at_any_depth_in_order_of_name(folder: Path) -> None:
-    names = [str(path.relative_to(folder)) for path in photos(folder)]
+    names = [str(path.relative_to(folder)) for path in find_images(folder)]
     assert names == sorted(names)
     assert len(names) == 13
     assert "99.jpg" in names
@@ -50,9 +51,9 @@ def test_photos_are_found_at_any_depth_in_order_of_name(folder: Path) -> None:
 
 def test_a_folder_without_images_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="no images under"):
-        photos(tmp_path)
+        find_images(tmp_path)
     with pytest.raises(FileNotFoundError, match="not one"):
-        photos(tmp_path / "nowhere")
+        find_images(tmp_path / "nowhere")
 
 
 def test_answers_are_the_adapter_s_and_the_model_comes_back(folder: Path) -> None:
@@ -61,14 +62,21 @@ def test_answers_are_the_adapter_s_and_the_model_comes_back(folder: Path) -> Non
     found = [
         each
         for batch in answers(
-            model, photos(folder), "tent", folder=folder, prepare=Prepare(), batch_size=5, mean=base.mean, std=base.std
+            model,
+            find_images(folder),
+            "tent",
+            folder=folder,
+            prepare=Prepare(),
+            batch_size=5,
+            mean=base.mean,
+            std=base.std,
         )
         for each in batch
     ]
     assert [each.file for each in found] == sorted(each.file for each in found)
     assert sum(bool(each.error) for each in found) == 1
     adapter = poem.adapt(model, "tent", mean=base.mean, std=base.std, batch_size=5)
-    files = photos(folder)
+    files = find_images(folder)
     expected: dict[str, int] = {}
     for start in range(0, len(files), 5):
         good = [path for path in files[start : start + 5] if path.name != "99.jpg"]
@@ -76,13 +84,13 @@ def test_answers_are_the_adapter_s_and_the_model_comes_back(folder: Path) -> Non
         for path, label in zip(good, adapter(pixels.float() / 255).argmax(1).tolist(), strict=True):
             expected[str(path.relative_to(folder))] = label
     assert {each.file: each.label for each in found if not each.error} == expected
-    assert all(each.taught for each in found if not each.error), "tent learns from everyone"
+    assert all(each.taught for each in found if not each.error), "tent selects every sample"
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
 
 
 def test_a_corruption_is_put_on_every_image_by_its_place_in_the_order(folder: Path) -> None:
     model, base = zoo.load("digits-bn")
-    files = [path for path in photos(folder) if path.name != "99.jpg"]
+    files = [path for path in find_images(folder) if path.name != "99.jpg"]
     settings: dict[str, Any] = {
         "folder": folder,
         "prepare": Prepare(),
@@ -129,9 +137,9 @@ def test_a_summary_says_when_adapting_made_answers_less_certain() -> None:
 
 def test_a_model_by_its_function() -> None:
     with pytest.raises(ValueError, match=r"package\.module:function"):
-        imported("torch:nothing_there")
+        import_model("torch:nothing_there")
     with pytest.raises(TypeError, match="Module"):
-        imported("torch:get_num_threads")
+        import_model("torch:get_num_threads")
 
 
 @pytest.mark.parametrize(
@@ -185,7 +193,43 @@ def test_the_8x8_digits_are_told_from_the_bases_own(capsys: pytest.CaptureFixtur
 def test_completion_knows_commands_methods_and_options(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["completion", shell]) == 0
     script = capsys.readouterr().out
-    assert all(word in script for word in ("predict", "deyo+poem", "--severity", "vit-b16-D"))
+    assert all(word in script for word in ("predict", "deyo+poem", "--severity" if shell != "fish" else "-l severity"))
+    assert "vit-b16-D" in script
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+def test_bash_completes_commands_options_names_and_paths(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("shtab")
+    assert main(["completion", "bash"]) == 0
+    (tmp_path / "poem.bash").write_text(capsys.readouterr().out)
+    expected = {
+        "pre": "predict",
+        "demo im": "imagenet",
+        "demo --severity 5": "5",
+        "predict --meth": "--method",
+        "predict photos --method deyo+poem-": "deyo+poem-i deyo+poem-ii",
+        "show eata --preset cifar": "cifar cifar10 cifar100",
+        "run --base digits-b": "digits-bn",
+        "reproduce table12 fig6": "fig6a fig6b",
+        "bench table1 --scale t": "tiny",
+        "list corr": "corruptions",
+        "report poem.b": "poem.bash",
+    }
+    calls = "".join(
+        f'COMP_WORDS=(poem {line}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); _shtab_poem; echo "${{COMPREPLY[*]}}"\n'
+        for line in expected
+    )
+    code = f"source poem.bash\n{calls}"
+    done = subprocess.run(["bash", "-c", code], capture_output=True, text=True, timeout=60, cwd=tmp_path, check=True)
+    assert dict(zip(expected, done.stdout.splitlines(), strict=True)) == expected
+
+
+def test_completion_without_shtab_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    assert main(["completion", "bash"]) == 2
+    assert "type: pip install 'poem-tta[completion]'" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")
@@ -318,7 +362,7 @@ def test_weights_that_are_not_there_or_not_the_model_s_end_in_an_error(
     assert not (tmp_path / "a.csv").exists()
 
 
-def test_what_is_assumed_about_normalisation_is_said(
+def test_what_is_assumed_about_normalisation_is_printed(
     wnids: Path, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = str(tmp_path / "a.csv")
@@ -348,11 +392,11 @@ def test_a_misspelt_function_or_module_is_answered_with_what_there_is() -> None:
     with pytest.raises(
         ValueError, match=r"got 'torchvision.models:resnet81'; did you mean torchvision.models:resnet18"
     ):
-        imported("torchvision.models:resnet81")
+        import_model("torchvision.models:resnet81")
     with pytest.raises(ValueError, match=r"there is no module 'torchvision.modls'"):
-        imported("torchvision.modls:resnet18")
+        import_model("torchvision.modls:resnet18")
     with pytest.raises(ValueError, match=r"such as torchvision.models:resnet18, got 'torchvision.models:'"):
-        imported("torchvision.models:")
+        import_model("torchvision.models:")
 
 
 def test_a_misspelt_folders_is_no_missing_file(
@@ -362,13 +406,13 @@ def test_a_misspelt_folders_is_no_missing_file(
     assert by_own(wnids, tmp_path / "a.csv", "--classes", "folder") == 2
     assert "which is no file; did you mean 'folders'?" in capsys.readouterr().err
     assert by_own(wnids, tmp_path / "a.csv", "--classes", "list.txt") == 2
-    assert "has a wnid or an index a line" in capsys.readouterr().err
+    assert "has a wnid or an index per line" in capsys.readouterr().err
 
 
-def test_nothing_is_said_of_classes_that_the_model_has_not(
+def test_nothing_is_printed_of_classes_that_the_model_has_not(
     wnids: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert (logits_of(own()), logits_of(thousand()), logits_of(torch.nn.ReLU())) == (10, 1000, None)
+    assert (class_count(own()), class_count(thousand()), class_count(torch.nn.ReLU())) == (10, 1000, None)
     by_own(wnids, tmp_path / "a.csv")
     assert "--classes folders" not in capsys.readouterr().err
     assert main(["predict", str(wnids), "--model", "test_predict:nothing"]) == 2
@@ -397,8 +441,8 @@ def test_a_row_names_the_answer_in_the_model_s_own_numbering_too(wnids: Path, tm
 def test_every_column_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["predict", "--help"])
-    said = capsys.readouterr().out.partition("its columns:")[2]
-    page = (Path(__file__).parents[1] / "docs/rooms/cli.md").read_text(encoding="utf-8")
+    said = capsys.readouterr().out.partition("with these columns:")[2]
+    page = (Path(__file__).parents[1] / "docs/command-line.md").read_text(encoding="utf-8")
     for column in Answer.__dataclass_fields__:
         assert column in said
         assert f"`{column}`" in page
@@ -443,13 +487,6 @@ def test_a_run_says_how_many_images_and_which_digits(capsys: pytest.CaptureFixtu
     assert "the same with --method source measures the model unadapted" in found.out
 
 
-def test_progress_says_how_long_is_left(capsys: pytest.CaptureFixture[str]) -> None:
-    from poem.cli.predict import progress
-
-    assert len(list(progress(iter([[0] * 4, [0] * 4]), 8, "tent"))) == 2
-    assert capsys.readouterr().err.startswith("tent: 4/8 images, about 0 s left")
-
-
 # Stopping and going on ----------------------------------------------------------------------------------------------
 
 STREAM = ("--model", "digits-bn", "--method", "tent", "--lr", "0.05", "--preset", "cifar", "--batch-size", "3")
@@ -461,7 +498,7 @@ class Stop:
     def __init__(self, patch: pytest.MonkeyPatch, before: int = 10**9, do: Callable[[], None] | None = None) -> None:
         import poem.predict
 
-        plain, self.batches = poem.predict._read, 0
+        plain, self.batches = poem.predict._read_batch, 0
 
         def read(*args: Any) -> Any:
             self.batches += 1
@@ -470,7 +507,7 @@ class Stop:
                 do()
             return plain(*args)
 
-        patch.setattr(poem.predict, "_read", read)
+        patch.setattr(poem.predict, "_read_batch", read)
 
 
 def interrupt() -> None:
@@ -483,7 +520,7 @@ def terminate() -> None:
 
 @pytest.fixture
 def whole(folder: Path, tmp_path: Path) -> bytes:
-    """What a run writes that nobody stops."""
+    """What a run writes that is not interrupted."""
     out = tmp_path / "whole.csv"
     assert main(["predict", str(folder), *STREAM, "-o", str(out)]) == 1
     assert sorted(os.listdir(tmp_path)) == ["whole.csv"]
@@ -512,18 +549,18 @@ def test_a_stopped_run_keeps_its_answers_and_goes_on(
         going_on = Stop(patch)
         assert main(words) == 1, "one file could not be read"
         assert going_on.batches == 2, "the first three of five batches are not read again"
-    assert "going on after 9 of 13 images" in capsys.readouterr().err
+    assert "resuming after 9 of 13 images" in capsys.readouterr().err
     assert out.read_bytes() == whole
     assert kept.splitlines()[0] == whole.splitlines()[0]
     assert sorted(os.listdir(tmp_path)) == ["a.csv", "whole.csv"]
 
 
-def test_answers_after_going_on_depend_on_what_was_learnt(folder: Path, tmp_path: Path, whole: bytes) -> None:
-    """The test above would not notice a lost state if nothing were learnt."""
+def test_answers_after_going_on_depend_on_the_saved_state(folder: Path, tmp_path: Path, whole: bytes) -> None:
+    """The test above would not notice a lost state if no update were made."""
     from poem.predict import answers
 
     model, base = zoo.load("digits-bn")
-    late = photos(folder)[6:]
+    late = find_images(folder)[6:]
     settings: dict[str, Any] = {"mean": base.mean, "std": base.std, "lr": 0.05, "preset": "cifar"}
     fresh = next(iter(answers(model, late, "tent", folder=folder, prepare=Prepare(), batch_size=3, **settings)))
     rows = {row["file"]: row for row in csv.DictReader(whole.decode().splitlines())}
@@ -536,8 +573,8 @@ def test_a_run_killed_at_any_moment_goes_on(folder: Path, tmp_path: Path, whole:
     words = ["predict", str(folder), *STREAM, "-o", str(out)]
     with pytest.MonkeyPatch.context() as patch:
         Stop(patch, 4, interrupt)
-        patch.setattr("poem._util.journal.EVERY", 3600.0)  # the state of the first batch is the last one written
-        patch.setattr("poem._util.journal.Journal.__exit__", lambda *_: None)
+        patch.setattr("poem.cli._checkpoint.EVERY", 3600.0)  # the state of the first batch is the last one written
+        patch.setattr("poem.cli._checkpoint.FileCheckpoint.__exit__", lambda *_: None)
         assert main(words) == 130
     with (tmp_path / "a.partial.csv").open("ab") as file:
         file.write(b'"half a ro')
@@ -552,7 +589,7 @@ def test_a_run_killed_at_any_moment_goes_on(folder: Path, tmp_path: Path, whole:
 def test_a_process_that_is_killed_goes_on(folder: Path, tmp_path: Path, whole: bytes) -> None:
     out, partial = tmp_path / "a.csv", tmp_path / "a.partial.csv"
     words = ["predict", str(folder), *STREAM, "-o", str(out)]
-    slow = "import time, poem.predict as p; q = p._read; p._read = lambda *a: (time.sleep(0.5), q(*a))[1]"
+    slow = "import time, poem.predict as p; q = p._read_batch; p._read_batch = lambda *a: (time.sleep(0.5), q(*a))[1]"
     line = f"import torch; torch.set_num_threads(1); {slow}; from poem.cli.main import main; main({words!r})"
     process = subprocess.Popen([sys.executable, "-c", line], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     try:
@@ -604,6 +641,36 @@ def test_other_settings_do_not_go_on(
     assert os.listdir(stopped.parent) == ["a.csv"]
 
 
+@pytest.mark.parametrize("words", [["predict", "{}", *STREAM, "-o"], ["demo", "imagenet", "--images", "{}", "--out"]])
+def test_a_file_that_predict_did_not_write_is_not_replaced(
+    folder: Path, tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "predictions.csv"
+    out.write_text("file,label\na.png,3\n")
+    place = tmp_path if words[0] == "demo" else out
+    assert main([*(word.format(folder) for word in words), str(place)]) == 2
+    said = capsys.readouterr().err
+    assert f"expected predictions of an earlier run, or nothing yet, at {out}, got another file" in said
+    assert "give another place" in said
+    assert out.read_text() == "file,label\na.png,3\n"
+    assert os.listdir(tmp_path) == ["predictions.csv"]
+
+
+@pytest.mark.parametrize(
+    "there", ["", "file,label,name,first_entropy,source_label,source_entropy,error\na.png,3\n", None]
+)
+def test_predictions_of_an_earlier_run_and_an_empty_file_are_replaced(
+    folder: Path, tmp_path: Path, whole: bytes, there: str | None
+) -> None:
+    out = tmp_path / "a.csv"
+    if there is None:
+        out.write_bytes(whole)
+    else:
+        out.write_text(there)
+    assert main(["predict", str(folder), *STREAM, "-o", str(out)]) == 1, "one file could not be read"
+    assert out.read_bytes() == whole
+
+
 def test_a_file_of_somebody_else_is_not_taken_for_a_stopped_run(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -616,7 +683,7 @@ def test_a_file_of_somebody_else_is_not_taken_for_a_stopped_run(
 def test_files_with_other_endings_are_counted(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     (folder / "moving.gif").write_bytes(b"GIF89a")
     with caplog.at_level("WARNING", logger="poem"):
-        photos(folder)
+        find_images(folder)
     assert "left alone: their endings are none of" in caplog.text
 
 
@@ -717,7 +784,7 @@ def test_any_file_name_survives(tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_a_terminal_of_another_encoding_is_no_reason_to_fail() -> None:
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     code = "import sys; from poem.cli.main import main; import poem.cli.list as l; "
-    code += "l.named = lambda kind: {'n\\u00e9\\udcff': 'x'}; sys.exit(main(['list', 'methods']))"
+    code += "l.names_of = lambda kind: {'n\\u00e9\\udcff': 'x'}; sys.exit(main(['list', 'methods']))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(b"n\\xe9\\udcff")

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 
 import torch
-from nets import DEVICE, make_net
+from nets import make_net
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -28,7 +28,17 @@ def images(count: int, seed: int) -> Tensor:
     noise = torch.rand(count, 3, 16, 16, generator=rng)
     quarters = (torch.rand(count, 3, 2, 2, generator=rng) > 0.5).float()
     quarters = quarters.repeat_interleave(8, dim=2).repeat_interleave(8, dim=3)
-    return ((1 - strength) * (0.5 * colour + 0.5 * quarters) + strength * noise).to(DEVICE)
+    return (1 - strength) * (0.5 * colour + 0.5 * quarters) + strength * noise
+
+
+def stream(device: str, batches: int = 6, size: int = 8) -> list[Tensor]:
+    """Different batches of one size."""
+    return list(images(batches * size, seed=1).to(device).split(size))
+
+
+def small_batches(count: int = 3, size: int = 8) -> list[Tensor]:
+    """Batches of one size, each with a seed of its own."""
+    return [images(size, seed=seed) for seed in range(count)]
 
 
 @cache
@@ -47,7 +57,7 @@ class Clean:
     """Clean digits in two batches, read when they are asked for: source data for the toy stream."""
 
     def __iter__(self) -> Iterator[Tensor]:
-        return iter(digits()[0][:100].to(DEVICE).split(50))
+        return iter(digits()[0][:100].split(50))
 
 
 def shifted(count: int | None = None) -> tuple[Tensor, Tensor]:
@@ -59,7 +69,7 @@ def shifted(count: int | None = None) -> tuple[Tensor, Tensor]:
     x, y = digits()
     x, y = x[TRAIN:][:count], y[TRAIN:][:count]
     noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(1))
-    return (0.05 + 0.7 * x + 0.15 * noise).clamp(0, 1).to(DEVICE), y.to(DEVICE)
+    return (0.05 + 0.7 * x + 0.15 * noise).clamp(0, 1), y
 
 
 def train(kind: str) -> nn.Module:

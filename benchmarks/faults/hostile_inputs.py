@@ -348,7 +348,7 @@ def _states() -> None:
         adapter = poem.adapt(net("bn"), "eta", preset="cifar")
         adapter(images(64))
         state = adapter.state_dict()
-        state["tensors"]["memory/prior.mean"] = torch.zeros(10)
+        state["tensors"]["memory/select.mean"] = torch.zeros(10)
         adapter.load_state_dict(state)
 
     refused("a state with memory that no part has", foreign)
@@ -537,27 +537,27 @@ def _link(folder: Path) -> None:
     (folder / "out.json").symlink_to(folder / "target")
 
 
-@right("write_whole follows no link")
+@right("write_atomic follows no link")
 def _() -> None:
-    from poem._util.files import write_whole
+    from poem._util.files import write_atomic
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         _link(folder)
         with contextlib.suppress(OSError, ValueError):
-            write_whole(folder / "out.json", "new")
+            write_atomic(folder / "out.json", "new")
         assert (folder / "target").read_text() == "mine", "written through the link"
         left = [each for each in folder.iterdir() if each.name not in ("target", "out.json")]
         assert not left, "a temporary file stayed"
 
 
 def _no_fifo() -> None:
-    from poem._util.files import write_whole
+    from poem._util.files import write_atomic
 
     with tempfile.TemporaryDirectory() as name:
         path = Path(name) / "pipe"
         os.mkfifo(path)
-        write_whole(path, "new")
+        write_atomic(path, "new")
 
 
-refused("write_whole onto a pipe", _no_fifo)
+refused("write_atomic onto a pipe", _no_fifo)

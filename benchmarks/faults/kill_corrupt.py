@@ -34,7 +34,7 @@ def count(root: Path) -> int:
 def command(source: Path, target: Path, args: argparse.Namespace) -> list[str]:
     """The command as a user would type it."""
     names = ["--corruptions", *args.corruptions, "--severities", "5", "--workers", "2"]
-    return [sys.executable, "-m", "poem.cli", "corrupt", str(source), str(target), *names]
+    return [sys.executable, "-m", "poem", "corrupt", str(source), str(target), *names]
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""A model that learns while it predicts."""
+"""The adapter: a model that is adapted while it predicts."""
 
 from __future__ import annotations
 
@@ -16,23 +16,26 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from poem._util import files
-from poem.accelerate.capture import Fast, Recorder
+from poem._util import state_file
+from poem.accelerate.accelerated import Accelerated
+from poem.accelerate.capture import Captures, Fast
 from poem.engine import input_checks as checks
-from poem.engine.accounting import Batchwise, Books, Totals, alarms
+from poem.engine.accounting import BatchRecord, RunningTotals, Totals, anomaly_texts
 from poem.engine.anatomy import Anatomy, anatomy, is_norm
-from poem.engine.borrowed import lease
+from poem.engine.branch_check import check_doubling
 from poem.engine.export import exported
-from poem.engine.fisher import fisher
-from poem.engine.loop import Turn
-from poem.engine.network import Network, Precision
+from poem.engine.loop import BatchLoop
+from poem.engine.model_lock import model_lock
+from poem.engine.network import Network
+from poem.engine.precision import Precision
+from poem.engine.source_data import prepare
 from poem.engine.state import Snapshot, State
 from poem.engine.twin import Translation
-from poem.parts.base import Batch
+from poem.parts.base import Batch, Need
 from poem.recipes.recipe import Recipe, Rule
 
 log = logging.getLogger("poem")
-IDLE = 10  # batches in a row that teach nobody, before we say so
+EMPTY_BATCHES = 10  # batches in a row without a selected sample, before a warning
 
 
 _FROZEN: ContextVar[tuple[int, ...]] = ContextVar("frozen", default=())
@@ -44,9 +47,9 @@ class Between:
     """What an adapter holds between two batches: one value, replaced when a batch is over."""
 
     state: Snapshot
-    last: Batchwise = field(default_factory=Batchwise)
-    books: Books = field(default_factory=Books)
-    idle: int = 0  # batches in a row that taught nobody
+    last: BatchRecord = field(default_factory=BatchRecord)
+    totals: RunningTotals = field(default_factory=RunningTotals)
+    empty: int = 0  # batches in a row without a selected sample
     short: bool = False  # the last batch was smaller than the batch size
 
 
@@ -113,25 +116,27 @@ class Adapter:
             "seed": seed, "precision": precision, "fast": fast, "compile": compile, "logits": logits,
         }  # fmt: skip
         names, branch, split = _groups(model, recipe, self.facts, split)
+        self._acceleration = Accelerated(half=precision == "bf16", compile=compile)
         self._network = Network(
             model, theta=names, branch=branch if recipe.branch else None, split=split,
-            norms=self.facts.norms, head=self.facts.head if recipe.readout.correct.features else None,
-            classes=indices, mean=mean, std=std, logits=logits, precision=precision, compile=compile,
+            norms=self.facts.norms, head=self.facts.head if recipe.first_with(Need.FEATURES) is not None else None,
+            classes=indices, mean=mean, std=std, logits=logits, precision=precision,
+            acceleration=self._acceleration,
         )  # fmt: skip
-        self._state = State(recipe, self._network, seed, batch_size)
-        self._recorder = Recorder(recipe, self._network, self._state, fast)
-        self._unloaded, self._editor = False, recipe.edits_images
-        self._warned: set[str] = set()  # kinds of alarms that were logged
+        self._state = State(recipe, self._network, seed, batch_size, self.facts.family)
+        self._captures = Captures(recipe, self._network, self._state, fast)
+        self._unloaded, self._editor = False, recipe.first_with(Need.UNIT_RANGE, Need.PICTURES)
+        self._warned: set[str] = set()  # kinds of warnings that were logged
         self._between = Between(self._state.snapshot())
         self.preparation = {"forwards": 0, "backwards": 0}
-        """Images spent on source data before the stream began, apart from `totals`."""
-        with lease(model).lock:
-            lease(model).borrowers += 1
+        """Source images that parts were prepared on before the stream, apart from `totals`."""
+        with model_lock(model).lock:
+            model_lock(model).adapters += 1
 
     def __call__(self, images: Tensor) -> Tensor:
         """Predict and learn: logits (B, C), or the log of the combined probability where a branch answers too."""
         checks.still_here(self._unloaded)
-        entry, learn = Batchwise(), id(self) not in _FROZEN.get()
+        record, learn = BatchRecord(), id(self) not in _FROZEN.get()
         flags = ThreadFlags()
         try:
             with self._lock, torch.inference_mode(False), torch.enable_grad():
@@ -140,9 +145,9 @@ class Adapter:
                 if self._state.follow(images.device):
                     self._between = replace(self._between, state=self._state.snapshot())
                 self._state.entered = True
-                answer = self._answer(images, entry, learn)
+                answer = self._answer(images, record, learn)
                 if learn:
-                    self._close(entry, len(images))
+                    self._commit(record, len(images))
                 self._settle()
                 if learn:
                     self._warn(images.device.type == "cpu")
@@ -153,13 +158,19 @@ class Adapter:
         return answer
 
     def prepare(self, source_data: Iterable[Any] | Tensor) -> None:
-        """Measure on source images how much each number matters, for recipes with a Fisher anchor."""
+        """Prepare parts that need source data on these images, such as EATA's Fisher anchor."""
         checks.still_here(self._unloaded)
         with self._lock, torch.inference_mode(False), torch.enable_grad():
             self._settle()
             device, size = self._state.source["theta"].device.type, self._state.size or 64
+            prepared: dict[str, Tensor] = {}
+            images = 0
             with self._network.borrowed(device):
-                self._state.fisher, images = fisher(self._network, self.recipe.statistics, source_data, size)
+                for place, part in self.recipe.places:
+                    if Need.SOURCE_DATA in part.needs:
+                        memory, images = prepare(part, self._network, self.recipe.statistics, source_data, size)
+                        prepared |= {f"{place}.{name}": tensor for name, tensor in memory.items()}
+            self._state.prepared = prepared
         self.preparation = {"forwards": images, "backwards": images}
 
     def stream(self, loader: Iterable[Any]) -> Iterator[Tensor]:
@@ -185,9 +196,9 @@ class Adapter:
             _FROZEN.reset(token)
 
     def gradient_norms(self, images: Tensor) -> Tensor:
-        """(B,) norm, over the recipe's own group, of each sample's entropy gradient at a first look; learns nothing.
+        """(B,) norm, over theta, of each sample's entropy gradient in a first forward pass; nothing is updated.
 
-        A backward pass per sample: a measurement, not a way to learn. The state, chance and counts stay as they were.
+        A backward pass per sample: a measurement. The state, random generator and counts stay as they were.
         """
         checks.still_here(self._unloaded)
         network, state = self._network, self._state
@@ -195,11 +206,11 @@ class Adapter:
             self._settle()
             images = self._taken(images)
             checks.finite(images)
-            with state.trying(), network.borrowed(images.device.type), self._proven(images):
+            with state.rolled_back(), network.borrowed(images.device.type), self._doubling_checked(images):
                 state.follow(images.device)
                 batch = Batch(images, state.rng, len(images))
-                look = Turn(self.recipe, network, state, batch, Batchwise(), self.lr, learn=False).look()
-                norms = [gradient.norm() for gradient in _each_gradient(look.entropy, look.theta)]
+                outputs = BatchLoop(self.recipe, network, state, batch, self.lr, learn=False).forward()
+                norms = [gradient.norm() for gradient in _each_gradient(outputs.entropy, outputs.theta)]
         return torch.stack(norms).detach()
 
     def reset(self) -> None:
@@ -213,16 +224,16 @@ class Adapter:
             self._warned.clear()
 
     def unload(self) -> nn.Module:
-        """Give back the very model that came in; the adapter is spent."""
+        """Return the very model that came in; the adapter cannot be used any more."""
         checks.still_here(self._unloaded)
         with self._lock:
             self._unloaded = True
-            self._recorder.forget()
-            self._network.forget()
-            held = lease(self._network.model)
-            held.borrowers -= 1
-        if held.borrowers:
-            log.info("%d other adapters still borrow this model", held.borrowers)
+            self._captures.release()
+            self._network.acceleration.release()
+            shared = model_lock(self._network.model)
+            shared.adapters -= 1
+        if shared.adapters:
+            log.info("%d other adapters still use this model", shared.adapters)
         return self._given
 
     def export(self) -> nn.Module:
@@ -253,17 +264,17 @@ class Adapter:
         with self._lock:
             self._settle()
             self._state.entered = True
-            self._state.take(state, self.name)
+            self._state.load(state, self.name)
             self._between = replace(self._between, state=self._state.snapshot())
             self._state.entered = False
 
     def save(self, path: str | Path) -> None:
         """Write the state to a file, whole or not at all. The format is safetensors, whatever the file is called."""
-        files.save(self.state_dict(), Path(path))
+        state_file.save_state(self.state_dict(), Path(path))
 
     def load(self, path: str | Path) -> None:
         """Go on from a file that `save` wrote."""
-        self.load_state_dict(files.load(Path(path)))
+        self.load_state_dict(state_file.load_state(Path(path)))
 
     @property
     def model(self) -> nn.Module:
@@ -276,14 +287,14 @@ class Adapter:
         return list(self._state.named())
 
     @property
-    def last(self) -> Batchwise:
+    def last(self) -> BatchRecord:
         """What happened to the batch that was answered last, and learnt from."""
         return self._between.last
 
     @property
     def totals(self) -> Totals:
         """Counts since the last reset by hand."""
-        return self._between.books.read()
+        return self._between.totals.read()
 
     @property
     def lr(self) -> float:
@@ -294,7 +305,7 @@ class Adapter:
     @property
     def _lock(self) -> threading.RLock:
         """Of the model: one call at a time. A call from inside a call, by a hook or a part, is an error."""
-        lock = lease(self._network.model).lock
+        lock = model_lock(self._network.model).lock
         if lock._is_owned():  # type: ignore[attr-defined]
             raise RuntimeError("expected the adapter to be called between batches, got a call from inside its own call")
         return lock
@@ -308,116 +319,117 @@ class Adapter:
         return images
 
     def _settle(self) -> None:
-        """The state between two batches; of a call that broke off, or was not to be kept, nothing is left."""
+        """The state between two batches; of a call that was interrupted, or was not to be kept, nothing is left."""
         if self._state.entered:
             self._state.restore(self._between.state)
             self._state.entered = False
 
-    def _close(self, entry: Batchwise, count: int) -> None:
+    def _commit(self, record: BatchRecord, count: int) -> None:
         """Keep what the batch left behind: one assignment, so that an interrupt finds all of it or nothing."""
-        idle = self._between.idle + 1 if entry.nothing else 0
-        self._say(entry, count, idle)
+        empty = self._between.empty + 1 if record.none_selected else 0
+        self._warn_batch(record, count, empty)
         self._state.calls += 1
-        books = copy.copy(self._between.books)
-        books.close(entry, count)
+        totals = copy.copy(self._between.totals)
+        totals.add_batch(record, count)
         short = count < (self._state.size or count)
-        self._between = Between(self._state.snapshot(), entry, books, idle, short)
+        self._between = Between(self._state.snapshot(), record, totals, empty, short)
 
     def _warn(self, always: bool) -> None:
         """Once per kind: what went wrong without an error. On a GPU, where reading waits, at every 256th batch."""
         if not always and self._state.calls > 1 and self._state.calls % 256:
             return
-        for kind, text in alarms(self._between.books.odd).items():
+        for kind, text in anomaly_texts(self._between.totals.anomalies).items():
             if kind not in self._warned:
                 self._warned.add(kind)
                 log.warning("%s on %s: %s", self.name, type(self._network.model).__name__, text)
 
-    def _answer(self, images: Tensor, entry: Batchwise, learn: bool) -> Tensor:
-        """A reset if one is due, the proof of the branch if it is the first time, then the loop."""
+    def _answer(self, images: Tensor, record: BatchRecord, learn: bool) -> Tensor:
+        """A reset if one is due, the check of the doubled batch if it is the first, then the loop."""
         state, recover = self._state, self.recipe.recover
         self._fix_size(len(images), learn)
         if learn and recover.due(state.calls):
             state.restart()
-            entry.reset_flag = True
-        unproven = self._network.branch is not None and self._network.doubles is None
-        if unproven or self.recipe.unit_range:  # a proof and an augmentation need sound images; the loop checks itself
+            record.reset_flag = True
+        unchecked = self._network.branch is not None and self._network.doubles is None
+        if unchecked or self.recipe.unit_range:  # both need finite images before the loop checks them
             checks.finite(images)
         if self.recipe.unit_range:
             checks.unit_range(images, self.name)
         elif state.calls == 0 and min(self._settings["std"] or (1.0,)) < 1:
             checks.not_bytes(images)
-        way, why = self._recorder.way(images, self.lr, state.size or len(images), learn)
+        captured, why = self._captures.find(images, self.lr, state.size or len(images), learn)
         if why is not None:
-            entry.remarks.append(why)
-        if way is not None:
-            answer, found = way(images)
-            entry.costs, parts = found.costs, [found]
+            record.remarks.append(why)
+        if captured is not None:
+            answer, found = captured(images)
+            pieces = [found]
         else:
             with self._network.borrowed(images.device.type):
-                if unproven:
-                    self._prove(images, entry)
-                answers, parts = self._eagerly(images, entry, learn)
+                if unchecked:
+                    self._check_doubling(images, record)
+                answers, pieces = self._run_eagerly(images, learn)
                 if self._settings["compile"] and self._network.hooked:
-                    entry.remarks.append("not compiled: the model has hooks, which a compiled pass would not call")
+                    record.remarks.append("not compiled: the model has hooks, which a compiled pass would not call")
             answer = torch.cat(answers)
         if not (learn and self.recipe.learns):
             checks.finite(images)
-        entry.gather(parts)
+        record.merge(pieces)
         return answer
 
-    def _eagerly(self, images: Tensor, entry: Batchwise, learn: bool) -> tuple[list[Tensor], list[Batchwise]]:
-        """The loop as it is written, on the batch or image by image."""
+    def _run_eagerly(self, images: Tensor, learn: bool) -> tuple[list[Tensor], list[BatchRecord]]:
+        """The loop on the batch, or image by image."""
         state, each = self._state, self.recipe.recover.each_image
-        answers, parts = [], []
+        answers, records = [], []
         for piece in torch.split(images, 1) if each else (images,):
-            parts.append(Batchwise(entry.costs))
             batch = Batch(piece, state.rng, len(piece) if each else state.size or len(piece))
-            answers.append(Turn(self.recipe, self._network, state, batch, parts[-1], self.lr, learn).run())
+            answer, record = BatchLoop(self.recipe, self._network, state, batch, self.lr, learn).run()
+            answers.append(answer)
+            records.append(record)
             if each and learn:
                 state.restart()
-        return answers, parts
+        return answers, records
 
-    def _prove(self, images: Tensor, entry: Batchwise) -> None:
-        """Doubling the batch at the split is right for this model, or the branch runs as a second pass."""
+    def _check_doubling(self, images: Tensor, record: BatchRecord) -> None:
+        """Whether a batch doubled at the split is right for this model; if not, the branch runs as a second pass."""
         with torch.no_grad():
-            far = self._network.prove(images, self.recipe.statistics, self._state.memory)
+            error = check_doubling(self._network, images, self.recipe.statistics, self._state.memory)
         if not self._network.doubles:
-            entry.remarks.append(f"the doubled pass is off by {far:.2g}: the branch runs as a second pass")
-            log.warning("%s: %s", type(self._network.model).__name__, entry.remarks[-1])
+            record.remarks.append(f"the doubled pass is off by {error:.2g}: the branch runs as a second pass")
+            log.warning("%s: %s", type(self._network.model).__name__, record.remarks[-1])
 
     @contextmanager
-    def _proven(self, images: Tensor) -> Iterator[None]:
-        """Inside, the branch runs as it should; the proof that counts is made at the first batch that is answered."""
+    def _doubling_checked(self, images: Tensor) -> Iterator[None]:
+        """Inside, the doubled batch has been checked; the check that counts is made at the first batch answered."""
         network, known = self._network, self._network.doubles
         try:
             if network.branch is not None and known is None:
                 with torch.no_grad():
-                    network.prove(images, self.recipe.statistics, self._state.memory)
+                    check_doubling(network, images, self.recipe.statistics, self._state.memory)
             yield
         finally:
             network.doubles = known
 
     def _fix_size(self, count: int, learn: bool) -> None:
-        """The first batch fixes the batch size. Another size later is worth a word, unless it is a short last one."""
+        """The first batch fixes the batch size. Another size later is warned of once, unless a short last batch."""
         size = self._state.size = self._state.size or count
         odd = count > size or self._between.short
         if learn and self.recipe.learns and odd and "sizes" not in self._warned:
             self._warned.add("sizes")
             log.warning("batches of %d and of other sizes; the learning rate stays %g, as for %d", size, self.lr, size)
 
-    def _say(self, entry: Batchwise, count: int, idle: int) -> None:
-        """Once: that nobody teaches, or that a batch of one has no statistics worth the name."""
-        if idle == IDLE:
-            low, top = float(entry.first_entropy.min()), math.log(max(entry.first_logits.shape[1], 2))
+    def _warn_batch(self, record: BatchRecord, count: int, empty: int) -> None:
+        """Warn once that no sample is selected, or that a batch of one has no statistics worth the name."""
+        if empty == EMPTY_BATCHES:
+            low, top = float(record.first_entropy.min()), math.log(max(record.first_logits.shape[1], 2))
             log.warning(
-                "%d batches in a row taught nobody: %r; lowest entropy now %.2f ln C. Try threshold= or preset=",
-                IDLE, self.recipe.select, low / top,
+                "%d batches in a row selected no sample: %r; lowest entropy now %.2f ln C. Try threshold= or preset=",
+                EMPTY_BATCHES, self.recipe.select, low / top,
             )  # fmt: skip
         if count == 1 and self._state.calls == 0 and self._network.batch_normalised(self.recipe.statistics):
-            entry.remarks.append(
+            record.remarks.append(
                 "one image at a time through batch norm: its statistics are noise; see statistics=Source()"
             )
-            log.warning(entry.remarks[-1])
+            log.warning(record.remarks[-1])
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Adapter:
         """A new adapter with the same state, on a copy of the model."""
@@ -426,7 +438,7 @@ class Adapter:
             modules = dict(zip(self._network.model.modules(), model.modules(), strict=True))
             settings = {**self._settings, "logits": Translation(modules)(self._settings["logits"])}
             twin = Adapter(model, self.recipe, **settings)
-        twin._state.fisher, twin.preparation = self._state.fisher, dict(self.preparation)
+        twin._state.prepared, twin.preparation = dict(self._state.prepared), dict(self.preparation)
         twin._network.doubles = self._network.doubles
         twin.load_state_dict(self.state_dict())
         return twin

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import logging
 from collections.abc import Callable, Iterable, Sequence
@@ -11,10 +10,13 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 
+from poem._util.nearest import nearest_names
 from poem.accelerate.capture import Fast
 from poem.adapter import Adapter
 from poem.engine import input_checks as checks
-from poem.engine.network import Precision
+from poem.engine.precision import Precision
+from poem.parts.base import Need
+from poem.parts.objective import FisherAnchor
 from poem.recipes.methods import Preset, recipe
 from poem.recipes.recipe import ALIASES, FIELDS, Recipe
 
@@ -94,10 +96,13 @@ def adapt(
             split=split, seed=seed, precision=precision, fast=fast, compile=compile,
             logits=logits,
         )  # fmt: skip
-        if adapter.recipe.minimise.anchored and source_data is not None:
+        waiting = adapter.recipe.first_with(Need.SOURCE_DATA)
+        if waiting is not None and source_data is not None:
             adapter.prepare(source_data)
-        elif adapter.recipe.minimise.anchored:
+        elif isinstance(waiting, FisherAnchor):
             log.warning("%s has no source_data for its Fisher anchor and runs as ETA", name)
+        elif waiting is not None:
+            raise ValueError(f"{waiting!r} of {name} needs source images; pass source_data=")
         if example is not None:
             with adapter.frozen():
                 adapter(example)
@@ -109,6 +114,6 @@ def _own_word(word: str) -> None:
     if word == "device":
         raise TypeError("adapt has no device: move the model, model.to(...), and hand in images on the same device")
     own = [name for name in inspect.signature(adapt).parameters if name != "changes"]
-    near = difflib.get_close_matches(word.lower(), own, n=1, cutoff=0.75)
+    near = nearest_names(word.lower(), own, cutoff=0.75)
     if near and word not in FIELDS + ALIASES:
         raise TypeError(f"adapt has no argument {word!r}. Did you mean {near[0]}?")

@@ -1,12 +1,11 @@
-"""Answers for images without labels: what the model says while it learns, beside what it would have said.
+"""Predictions for images without labels, by the adapted model and by the model unadapted.
 
-Two adapters borrow one model: the method's, which learns, and the source's, which does not. Where they disagree is
-where adapting mattered.
+Two adapters borrow one model: one runs the method, the other runs `source`, which never updates. Where their
+predictions differ, adapting changed the answer.
 """
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import logging
 import sys
@@ -20,75 +19,77 @@ import torch
 from torch import Tensor, nn
 
 from poem._util.files import printable, read_bytes
+from poem._util.nearest import nearest_names
 from poem.adapter import Adapter
 from poem.api import adapt
 from poem.engine.anatomy import anatomy
+from poem.parts.base import entropy as entropy_of
 from poem.streams import corrupt
-from poem.streams.datasets.archives import LARGEST
+from poem.streams.datasets.archives import MAX_FILE_BYTES
 from poem.streams.datasets.classes import class_indices, is_wnid
 from poem.streams.datasets.folders import FORMATS, walk
 from poem.streams.loading.prepare import Prepare
 
 log = logging.getLogger("poem")
-FEW, DOUBT = 20, 0.5
-"""From so many images on, a smaller share of answers that are the model's own is a reason not to use them."""
+MIN_IMAGES, MIN_AGREEMENT = 20, 0.5
+"""With at least so many images, a smaller share of answers that agree with the model unadapted gives a warning."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """One image: the fields are the columns of `predictions.csv`."""
+    """The prediction for one image; the fields are the columns of `predictions.csv`."""
 
     file: str
     label: int | None = None
-    """The answer: the class's index, or its place in the list of classes where one was given."""
+    """Index of the predicted class, or its position in the list of classes where one was given."""
     name: str = ""
-    """What the label is called; a number where nobody knows."""
+    """Name of the predicted class; its number where no name is known."""
     class_index: int | None = None
-    """The answer in the model's own numbering, whatever list of classes was given."""
+    """Index of the predicted class among the model's logits, whatever list of classes was given."""
     wnid: str = ""
-    """ImageNet's name of the class, where the model's classes are known to be ImageNet's."""
+    """WordNet id of the predicted class, where the model's classes are known to be ImageNet's."""
     confidence: float | None = None
-    """Probability of the label, 0 to 1."""
+    """Probability of the predicted class, 0 to 1."""
     entropy: float | None = None
-    """Of the answer, in nats."""
+    """Entropy of the prediction, in nats."""
     first_entropy: float | None = None
-    """Before the batch was learnt from."""
+    """Entropy at the first forward pass, before any update on the batch."""
     source_label: int | None = None
-    """What the model says without adapting, numbered as `label`."""
+    """The class that the model predicts unadapted, numbered as `label`."""
     source_name: str = ""
     source_entropy: float | None = None
-    """Of that, in nats."""
+    """Entropy of the unadapted prediction, in nats."""
     taught: bool | None = None
-    """Whether the model learnt from it."""
+    """Whether the image was selected for an update."""
     newly_reliable: bool | None = None
-    """Too uncertain at the first look, reliable at a later one."""
+    """Whether it was selected only after an update, not at the first forward pass."""
     error: str = ""
-    """Why there is no answer."""
+    """Why there is no prediction, such as a file that does not decode."""
 
 
-class Record(Protocol):
-    """What `answers` asks of a record that lets a stopped run go on; `poem._util.journal.Journal` is one in files."""
+class Checkpoint(Protocol):
+    """What `answers` needs to resume a stopped run; `poem.cli._checkpoint.FileCheckpoint` keeps it in files."""
 
     @property
     def done(self) -> int:
-        """Images that are answered already."""
+        """Number of images answered already."""
         ...
 
     @property
     def state(self) -> dict[str, Any] | None:
-        """The adapter's state after them, where a run goes on."""
+        """The adapter's state after those images, where a run is resumed."""
         ...
 
     def add(self, batch: Sequence[Answer], images: int, adapter: Adapter) -> None:
-        """Keep the answers of a batch, after which `images` are done."""
+        """Store the answers of a batch, after which `images` are done."""
         ...
 
 
-def photos(folder: Path) -> list[Path]:
-    """Every image under a folder, by name.
+def find_images(folder: Path) -> list[Path]:
+    """Every image file under a folder, sorted by name.
 
-    What begins with a dot is not looked at. Links to files are followed, links to folders are not. What is no regular
-    file (FIFOs, sockets, devices, links that lead nowhere) is skipped, and a warning says how many there were.
+    Names that begin with a dot are skipped. Links to files are followed, links to folders are not. What is not a
+    regular file (FIFOs, sockets, devices, broken links) is skipped, and a warning says how many there were.
     """
     if not folder.is_dir():
         raise FileNotFoundError(f"expected a folder of images, got {folder}, which is not one")
@@ -103,14 +104,14 @@ def photos(folder: Path) -> list[Path]:
 
 
 def wnid_folders(files: Sequence[Path], top: Path) -> dict[str, int] | None:
-    """ImageNet's index of each class folder by name, where every image is in a folder named by wnid."""
-    parts = [path.relative_to(top).parts for path in files]
-    folders = sorted({each[-2] if len(each) > 1 else "" for each in parts})
+    """ImageNet's class index for each class folder, or None unless every image is in a folder named by wnid."""
+    paths = [path.relative_to(top).parts for path in files]
+    folders = sorted({each[-2] if len(each) > 1 else "" for each in paths})
     return dict(zip(folders, class_indices(folders), strict=True)) if all(map(is_wnid, folders)) else None
 
 
-def listed_classes(text: str) -> list[int]:
-    """Indices of classes from a text with one a line: numbers of logits, or wnids of ImageNet."""
+def parse_class_list(text: str) -> list[int]:
+    """Parse class indices from a text with one per line: indices of logits, or wnids of ImageNet."""
     lines = [line.split()[0] for line in text.splitlines() if line.strip()]
     if lines and all(line.isdecimal() for line in lines):
         return [int(line) for line in lines]
@@ -130,69 +131,70 @@ def answers(
     classes: Sequence[int] | None = None,
     corruption: tuple[str, int] | None = None,
     on_batch: Callable[[Tensor, list[Path], Any], None] | None = None,
-    journal: Record | None = None,
+    checkpoint: Checkpoint | None = None,
     **settings: Any,
 ) -> Iterator[list[Answer]]:
-    """Batch by batch in the files' order; a file that does not decode is an answer with its error.
+    """Yield the answers batch by batch, in the order of the files; one that does not decode gives an error as answer.
 
     Args:
         model: Any classifier.
         files: Images under `folder`, in order of arrival.
         method: A name of `poem.methods()`.
         prepare: Resize and crop to the model's size.
-        folder: What file names are given relative to.
-        batch_size: Images that are learnt from together.
-        names: What to call the labels.
-        wnids: ImageNet's names of the model's classes, by their index.
-        classes: Indices the logits are cut to; labels are then places in this list.
-        corruption: A shift to put on the images, such as `("fog", 3)`.
-        on_batch: Called with images, their files and `adapter.last`, for whoever wants to look closer.
-        journal: Is given every batch, and says where a stopped run goes on; its answers are not given again.
+        folder: The folder that file names are relative to.
+        batch_size: Images per batch.
+        names: Names of the labels.
+        wnids: WordNet ids of the model's classes, by index.
+        classes: Indices of the logits to keep; labels are then positions in this list.
+        corruption: A corruption to apply to the images, such as `("fog", 3)`.
+        on_batch: Called after each batch with images, their files and `adapter.last`.
+        checkpoint: Stores every batch, and holds the state of a stopped run; its answers are not yielded again.
         settings: Passed on to `poem.adapt`.
     """
     adapter = adapt(model, method, classes=classes, batch_size=batch_size, **settings)
     shared = {key: settings[key] for key in ("mean", "std", "logits", "precision") if key in settings}
-    plain = adapt(model, "source", classes=classes, **shared)
+    source = adapt(model, "source", classes=classes, **shared)
     device = next(model.parameters()).device
-    words = _Words(names or {}, wnids or {}, classes)
+    class_names = _ClassNames(names or {}, wnids or {}, classes)
     try:
-        if journal is not None and journal.state is not None:
-            adapter.load_state_dict(journal.state)
-        for start in range(0 if journal is None else journal.done, len(files), batch_size):
+        if checkpoint is not None and checkpoint.state is not None:
+            adapter.load_state_dict(checkpoint.state)
+        for start in range(0 if checkpoint is None else checkpoint.done, len(files), batch_size):
             batch = files[start : start + batch_size]
-            pixels, good, found = _read(batch, prepare, folder)
+            pixels, good, found = _read_batch(batch, prepare, folder)
             if pixels is not None:
                 if corruption is not None:
                     ids = [start + batch.index(path) for path in good]
                     pixels = corrupt(pixels, *corruption, ids=ids)
                 images = pixels.to(device).float() / 255
-                logits, before = adapter(images), plain(images)
+                logits, source_logits = adapter(images), source(images)
                 if on_batch is not None:
                     on_batch(images, good, adapter.last)
-                found = sorted(found + _answered(logits, before, adapter.last, good, folder, words), key=_by_file)
-            if journal is not None:
-                journal.add(found, start + len(batch), adapter)
+                found += _make_answers(logits, source_logits, adapter.last, good, folder, class_names)
+                found.sort(key=_by_file)
+            if checkpoint is not None:
+                checkpoint.add(found, start + len(batch), adapter)
             yield found
     finally:
         adapter.unload()
-        plain.unload()
+        source.unload()
 
 
 @dataclass(frozen=True)
-class _Words:
-    """What labels are called."""
+class _ClassNames:
+    """Names of the classes, and which class a label is."""
 
     names: Mapping[int, str]
     wnids: Mapping[int, str]
     classes: Sequence[int] | None
 
-    def of(self, label: int) -> dict[str, Any]:
-        """The columns that name an answer."""
+    def columns(self, label: int) -> dict[str, Any]:
+        """The columns `label`, `name`, `class_index` and `wnid` of an answer."""
         index = label if self.classes is None else int(self.classes[label])
         return {"label": label, "name": self.name(label), "class_index": index, "wnid": self.wnids.get(index, "")}
 
     def name(self, label: int) -> str:
-        """In words, or the number."""
+        """The name of a label, or its number where it has none."""
         return self.names.get(label, str(label))
 
 
@@ -200,13 +202,15 @@ def _by_file(answer: Answer) -> str:
     return answer.file
 
 
-def _read(batch: Sequence[Path], prepare: Prepare, folder: Path) -> tuple[Tensor | None, list[Path], list[Answer]]:
-    """Images (B, 3, H, W) as uint8, their files, and answers for those that cannot be read."""
+def _read_batch(
+    batch: Sequence[Path], prepare: Prepare, folder: Path
+) -> tuple[Tensor | None, list[Path], list[Answer]]:
+    """Decode files: images (B, 3, H, W) as uint8, their files, and answers with an error for the other files."""
     images, good, bad = [], [], []
     for path in batch:
         name = str(path.relative_to(folder))
         try:
-            images.append(prepare(read_bytes(path, LARGEST), name))
+            images.append(prepare(read_bytes(path, MAX_FILE_BYTES), name))
             good.append(path)
         except OSError as error:
             bad.append(Answer(file=name, error=f"{printable(name)}: {error.strerror or error}"))
@@ -218,32 +222,31 @@ def _read(batch: Sequence[Path], prepare: Prepare, folder: Path) -> tuple[Tensor
     return (torch.stack(images) if images else None), good, bad
 
 
-def _answered(
-    logits: Tensor, before: Tensor, last: Any, good: Sequence[Path], folder: Path, words: _Words
+def _make_answers(
+    logits: Tensor, source_logits: Tensor, last: Any, good: Sequence[Path], folder: Path, names: _ClassNames
 ) -> list[Answer]:
-    """One answer per image."""
+    """One answer per image, from both adapters' logits and `adapter.last`."""
     columns = zip(
         good, logits.argmax(1).tolist(), logits.softmax(1).max(1).values.tolist(), _entropy(logits).tolist(),
-        last.first_entropy.tolist(), before.argmax(1).tolist(), _entropy(before).tolist(),
+        last.first_entropy.tolist(), source_logits.argmax(1).tolist(), _entropy(source_logits).tolist(),
         (last.selected | last.newly_reliable).tolist(), last.newly_reliable.tolist(), strict=True,
     )  # fmt: skip
     return [
         Answer(
-            file=str(path.relative_to(folder)), confidence=round(sure, 6), entropy=round(now, 6),
-            first_entropy=round(first, 6), source_label=source, source_name=words.name(source),
-            source_entropy=round(plain, 6), taught=taught, newly_reliable=newly, **words.of(label),
+            file=str(path.relative_to(folder)), confidence=round(confidence, 6), entropy=round(entropy, 6),
+            first_entropy=round(first, 6), source_label=source, source_name=names.name(source),
+            source_entropy=round(source_entropy, 6), taught=taught, newly_reliable=newly, **names.columns(label),
         )
-        for path, label, sure, now, first, source, plain, taught, newly in columns
+        for path, label, confidence, entropy, first, source, source_entropy, taught, newly in columns
     ]  # fmt: skip
 
 
 def _entropy(logits: Tensor) -> Tensor:
-    logs = logits.log_softmax(1)
-    return -(logs.exp() * logs).sum(1)
+    return entropy_of(logits.log_softmax(1))
 
 
 def summary(found: Iterable[Answer], *, labelled: bool = False) -> str:
-    """What happened, in a few lines; a doubt about the whole comes first, unless labels tell what is right."""
+    """A few lines about the answers, first a warning if few agree with the model unadapted, unless `labelled`."""
     rows = list(found)
     read = [each for each in rows if not each.error]
     if not read:
@@ -251,19 +254,20 @@ def summary(found: Iterable[Answer], *, labelled: bool = False) -> str:
     agree = sum(each.label == each.source_label for each in read)
     first = sum(each.first_entropy or 0.0 for each in read) / len(read)
     last = sum(each.entropy or 0.0 for each in read) / len(read)
-    plain = sum(each.source_entropy or 0.0 for each in read) / len(read)
+    source = sum(each.source_entropy or 0.0 for each in read) / len(read)
     newly = sum(bool(each.newly_reliable) for each in read)
-    taught = sum(bool(each.taught) for each in read)
+    selected = sum(bool(each.taught) for each in read)
+    doubtful = len(read) >= MIN_IMAGES and agree < MIN_AGREEMENT * len(read) and not labelled
     lines = [
-        *([_doubt(agree, len(read))] if len(read) >= FEW and agree < DOUBT * len(read) and not labelled else []),
+        *([_low_agreement_warning(agree, len(read))] if doubtful else []),
         f"{len(read)} images answered" + (f", {len(rows) - len(read)} unreadable" if len(read) < len(rows) else ""),
-        f"entropy {first:.2f} before learning, {last:.2f} in the answer; the model unadapted: {plain:.2f} (nats)",
+        f"entropy {first:.2f} before the updates, {last:.2f} in the answer; the model unadapted: {source:.2f} (nats)",
         f"{agree} answers ({100 * agree / len(read):.1f} %) agree with the model unadapted",
-        f"{taught} images taught; {newly} of them were too uncertain at first and reliable after an update",
+        f"{selected} images selected; {newly} of them were too uncertain at first and reliable after an update",
     ]
-    if not taught and agree < len(read):
-        lines.append("Nobody taught: what differs comes from the batch's statistics alone")
-    if last > plain + 0.5:
+    if not selected and agree < len(read):
+        lines.append("No image was selected: the differences come from the batch's statistics alone")
+    if last > source + 0.5:
         lines.append(
             "The adapted answers are less certain than the model's own. That cannot tell which are right: label a few "
             "and compare. With batch norm, batches of few classes or few images spoil the statistics"
@@ -271,7 +275,7 @@ def summary(found: Iterable[Answer], *, labelled: bool = False) -> str:
     return "\n".join(lines)
 
 
-def _doubt(agree: int, count: int) -> str:
+def _low_agreement_warning(agree: int, count: int) -> str:
     return (
         f"Do not use these answers as they are: only {agree} of {count} are the model's own. For those type --method "
         "source. Adapting wants images in mixed order (--shuffle 0), larger batches (--batch-size) and, where folders "
@@ -279,51 +283,51 @@ def _doubt(agree: int, count: int) -> str:
     )
 
 
-def logits_of(model: nn.Module) -> int | None:
-    """How many classes a model has, where its last layer shows it."""
+def class_count(model: nn.Module) -> int | None:
+    """How many classes a model has by its last layer, or None if that does not show it."""
     head = anatomy(model).head
     last = None if head is None else model.get_submodule(head)
     return getattr(last, "out_features", None) or getattr(last, "out_channels", None)
 
 
-def elsewhere(name: str) -> str | None:
-    """Where torchvision builds a network of that name, as `imported` takes it."""
+def torchvision_path(name: str) -> str | None:
+    """The path of torchvision's function for a network of that name, as `import_model` takes it, or None."""
     if find_spec("torchvision") is None:
         return None
     from torchvision import models
 
-    known = name in models.list_models() and callable(getattr(models, name, None))
-    return f"torchvision.models:{name}" if known else None
+    exists = name in models.list_models() and callable(getattr(models, name, None))
+    return f"torchvision.models:{name}" if exists else None
 
 
-def imported(place: str) -> nn.Module:
-    """The model that `package.module:function` returns."""
-    module, _, name = place.partition(":")
+def import_model(path: str) -> nn.Module:
+    """Import `package.module:function`, call it, and return the model in eval mode."""
+    module, _, name = path.partition(":")
     if "" not in sys.path:
-        sys.path.insert(0, "")  # a file of the folder one is in, as python itself would find it
+        sys.path.insert(0, "")  # modules in the current folder, as python itself finds them
     if not module or not name:
-        raise ValueError(f"expected package.module:function, such as torchvision.models:resnet18, got {place!r}")
+        raise ValueError(f"expected package.module:function, such as torchvision.models:resnet18, got {path!r}")
     try:
-        held = importlib.import_module(module)
+        imported = importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or not module.startswith(error.name):
-            raise  # a module that this one needs
+            raise  # the module exists, and imports one that does not
         raise ValueError(
-            f"expected package.module:function, got {place!r}: there is no module {error.name!r}"
+            f"expected package.module:function, got {path!r}: there is no module {error.name!r}"
         ) from error
-    made = getattr(held, name, None)
-    if not callable(made):
-        near = difflib.get_close_matches(name, [each for each in dir(held) if callable(getattr(held, each))])
+    function = getattr(imported, name, None)
+    if not callable(function):
+        near = nearest_names(name, [each for each in dir(imported) if callable(getattr(imported, each))], most=3)
         hint = f"; did you mean {' or '.join(f'{module}:{each}' for each in near)}?" if near else ""
-        raise ValueError(f"expected package.module:function, a function that returns a model, got {place!r}{hint}")
-    model = made()
+        raise ValueError(f"expected package.module:function, a function that returns a model, got {path!r}{hint}")
+    model = function()
     if not isinstance(model, nn.Module):
-        raise TypeError(f"expected {place} to return a torch.nn.Module, got {type(model).__name__}")
+        raise TypeError(f"expected {path} to return a torch.nn.Module, got {type(model).__name__}")
     return model.eval()
 
 
-def imagenet_names() -> dict[int, str]:
-    """What the 1000 classes are called, where timm is there to say so."""
+def imagenet_class_names() -> dict[int, str]:
+    """Names of ImageNet's 1000 classes by index, or nothing where timm is not installed."""
     try:
         from timm.data.imagenet_info import ImageNetInfo
     except ImportError:

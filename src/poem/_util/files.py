@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and read without waiting; states as safetensors, never unpickled."""
+"""Atomic writes, and reads that cannot block: of regular files alone, with a limit on their size."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-SCHEMA = 2
-PART = r"\.(?P<process>\d+)-[0-9a-f]{16}\.part"
-"""How the name of a temporary file ends, with the id of the process that writes it."""
-TEXT = 64 << 20
-"""Bytes of a file of settings or results, at most."""
+TEMP_SUFFIX = r"\.(?P<process>\d+)-[0-9a-f]{16}\.part"
+"""Regular expression for the end of a temporary file's name; it holds the id of the process that writes it."""
+MAX_TEXT_BYTES = 64 << 20
+"""Size limit of a file of settings or results."""
 _READ = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 _KINDS = {
     stat.S_IFDIR: "folder", stat.S_IFLNK: "symbolic link", stat.S_IFIFO: "FIFO", stat.S_IFSOCK: "socket",
@@ -25,37 +24,37 @@ _KINDS = {
 }  # fmt: skip
 
 
-def write_whole(path: Path, content: str | bytes, *, beside: Path | None = None, sync: bool = True) -> None:
-    """Write a file so that it appears with all of its content or not at all; see `whole_file`.
+def write_atomic(path: Path, content: str | bytes, *, temp_folder: Path | None = None, sync: bool = True) -> None:
+    """Write a file so that it appears with all of its content or not at all; see `open_atomic`.
 
     Args:
-        path: Its place; folders above are made.
+        path: The file; missing parent folders are created.
         content: Bytes, or text in UTF-8. File names that Python decoded with surrogates become their own bytes again.
-        beside: Folder for the temporary file, on the same file system; by default that of `path`.
-        sync: Flush to the disk before the move, so that a power cut cannot leave an empty file. Thousands of small
+        temp_folder: Folder for the temporary file, on the same file system; by default that of `path`.
+        sync: Call `fsync` before the rename, so that a power cut cannot leave an empty file. Thousands of small
             files are faster without.
     """
     data = content.encode("utf-8", "surrogateescape") if isinstance(content, str) else content
-    with whole_file(path, beside=beside, sync=sync) as file:
+    with open_atomic(path, temp_folder=temp_folder, sync=sync) as file:
         file.write(data)
 
 
 @contextmanager
-def whole_file(path: Path, *, beside: Path | None = None, sync: bool = True) -> Iterator[BinaryIO]:
-    """A binary file to write; it is moved to `path` when the block ends, and removed if the block raises.
+def open_atomic(path: Path, *, temp_folder: Path | None = None, sync: bool = True) -> Iterator[BinaryIO]:
+    """Open a temporary file for binary writing; it is renamed to `path` when the block ends, and removed if it raises.
 
-    The temporary file has a random name and is created with `O_EXCL`, so that nobody can put a link in its place.
-    A new file gets the permissions of the umask, one that replaces another keeps those of the other.
+    The temporary file has a random name and is created with `O_EXCL`, so that nobody can plant a link there.
+    A new file gets the permissions of the umask, a replaced one keeps its own.
 
     Raises:
-        OSError: There is something at `path` that is no regular file. A symbolic link is refused too: writing through
-            it would change a file elsewhere, and replacing it would undo what its owner set up.
+        OSError: `path` exists and is no regular file. A symbolic link is refused too: writing through it would change a
+            file elsewhere, and replacing it would undo what its owner set up.
     """
-    mode = _replaceable(path)
+    mode = _permissions(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    if beside is not None:
-        beside.mkdir(parents=True, exist_ok=True)
-    descriptor, part = _temporary(path.parent if beside is None else beside, path.name)
+    if temp_folder is not None:
+        temp_folder.mkdir(parents=True, exist_ok=True)
+    descriptor, temp = _create_temp(path.parent if temp_folder is None else temp_folder, path.name)
     try:
         with os.fdopen(descriptor, "wb") as file:
             if mode is not None and hasattr(os, "fchmod"):
@@ -64,27 +63,27 @@ def whole_file(path: Path, *, beside: Path | None = None, sync: bool = True) -> 
             file.flush()
             if sync:
                 os.fsync(file.fileno())
-        part.replace(path)
+        temp.replace(path)
     finally:
-        part.unlink(missing_ok=True)
+        temp.unlink(missing_ok=True)
 
 
-def _temporary(folder: Path, name: str) -> tuple[int, Path]:
-    """A new hidden file in a folder, open for writing. `mkstemp` would not heed the umask."""
+def _create_temp(folder: Path, name: str) -> tuple[int, Path]:
+    """Create a hidden file and open it for writing. `mkstemp` would ignore the umask."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
     # 48 characters are at most 192 bytes: with what follows, less than the 255 that file systems take.
-    part = folder / f".{name[:48]}.{os.getpid()}-{secrets.token_hex(8)}.part"
-    return os.open(part, flags | getattr(os, "O_BINARY", 0), 0o666), part
+    temp = folder / f".{name[:48]}.{os.getpid()}-{secrets.token_hex(8)}.part"
+    return os.open(temp, flags | getattr(os, "O_BINARY", 0), 0o666), temp
 
 
-def _replaceable(path: Path) -> int | None:
-    """Permissions of the regular file at a path, None where there is nothing; anything else is an error."""
+def _permissions(path: Path) -> int | None:
+    """Permissions of the regular file at a path, or None where nothing exists; anything else is an error."""
     try:
         mode = os.lstat(path).st_mode
     except FileNotFoundError:
         return None
     except NotADirectoryError:
-        _refuse_parent(path)
+        _check_parents(path)
         raise
     if not stat.S_ISREG(mode):
         kind = _KINDS.get(stat.S_IFMT(mode), "special file")
@@ -95,8 +94,8 @@ def _replaceable(path: Path) -> int | None:
     return stat.S_IMODE(mode)
 
 
-def _refuse_parent(path: Path) -> None:
-    """Raise where something that is no folder stands in the place of one above a path."""
+def _check_parents(path: Path) -> None:
+    """Raise if a parent of the path exists and is no folder."""
     for parent in path.parents:
         if os.path.lexists(parent):
             if not parent.is_dir():
@@ -106,38 +105,38 @@ def _refuse_parent(path: Path) -> None:
             return
 
 
-def check_file(path: Path) -> None:
-    """Raise what `write_whole(path, ...)` would raise, before the work whose result is to be written there.
+def check_file_writable(path: Path) -> None:
+    """Raise what `write_atomic(path, ...)` would raise, before the work whose result is to be written there.
 
-    Nothing is left behind: folders that are missing are not made yet; a file is made and removed in the first that is
-    there.
+    Missing folders are not created; a temporary file is created in the nearest parent that exists, and removed.
     """
-    _replaceable(path)
-    _check_writable(path.parent, path)
+    _permissions(path)
+    _try_writing(path.parent, path)
 
 
-def check_folder(path: Path) -> None:
-    """The same for a folder of results."""
+def check_folder_writable(path: Path) -> None:
+    """Raise if files could not be written into a folder of results, existing or not; it is not created."""
     if os.path.lexists(path) and not path.is_dir():
         raise NotADirectoryError(f"expected a folder, or nothing yet, at {path}, got a file; choose another")
-    _check_writable(path, path)
+    _try_writing(path, path)
 
 
-def _check_writable(folder: Path, path: Path) -> None:
-    _refuse_parent(folder / "file")
-    there = next(each for each in (folder, *folder.parents) if each.is_dir())
+def _try_writing(folder: Path, path: Path) -> None:
+    """Create and remove a file in the folder, or in its nearest parent that exists."""
+    _check_parents(folder / "file")
+    existing = next(each for each in (folder, *folder.parents) if each.is_dir())
     try:
-        descriptor, part = _temporary(there, "poem")
+        descriptor, temp = _create_temp(existing, "poem")
         os.close(descriptor)
-        part.unlink()
+        temp.unlink()
     except OSError as error:
-        raise OSError(f"cannot write {path}: {error.strerror or error} in {there}; choose another place") from error
+        raise OSError(f"cannot write {path}: {error.strerror or error} in {existing}; choose another place") from error
 
 
-def read_bytes(path: Path, most: int | None = None) -> bytes:
-    """The content of a regular file, at most so many bytes; a FIFO, socket or device is an error, not a wait.
+def read_bytes(path: Path, limit: int | None = None) -> bytes:
+    """Read a regular file of at most `limit` bytes; a larger one, a FIFO, a socket or a device is an `OSError`.
 
-    Opening a FIFO waits for somebody to write into it, unless it is opened with `O_NONBLOCK`.
+    The file is opened with `O_NONBLOCK`: opening a FIFO would otherwise block until somebody writes into it.
     """
     descriptor = os.open(path, _READ)
     try:
@@ -145,29 +144,29 @@ def read_bytes(path: Path, most: int | None = None) -> bytes:
         if not stat.S_ISREG(found.st_mode):
             kind = _KINDS.get(stat.S_IFMT(found.st_mode), "special file")
             raise OSError(errno.EINVAL, f"expected a regular file, got a {kind}", str(path))
-        if most is not None and found.st_size > most:
-            raise OSError(errno.EFBIG, f"expected at most {most} bytes, got {found.st_size}", str(path))
+        if limit is not None and found.st_size > limit:
+            raise OSError(errno.EFBIG, f"expected at most {limit} bytes, got {found.st_size}", str(path))
         with open(descriptor, "rb", closefd=False) as file:
-            return file.read(-1 if most is None else most)
+            return file.read(-1 if limit is None else limit)
     finally:
         os.close(descriptor)
 
 
 def read_text(path: Path) -> str:
-    """The text of a regular file of settings or results, in UTF-8."""
-    return read_bytes(path, TEXT).decode("utf-8")
+    """Read a regular file of settings or results as UTF-8."""
+    return read_bytes(path, MAX_TEXT_BYTES).decode("utf-8")
 
 
 def read_json(path: Path) -> Any:
-    """What a JSON file holds; NaN, infinity and endless nesting are a `ValueError`, like any other wrong text."""
+    """Parse a JSON file; NaN, infinity and too deep nesting are a `ValueError`, like any other invalid text."""
     try:
-        return json.loads(read_text(path), parse_constant=_no_constant, parse_float=_finite)
+        return json.loads(read_text(path), parse_constant=_refuse_constant, parse_float=_finite_float)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
 
 
 def read_yaml(path: Path) -> Any:
-    """What a YAML file holds, read by the safe loader."""
+    """Parse a YAML file by the safe loader; any invalid text is a `ValueError`."""
     import yaml
 
     try:
@@ -178,11 +177,11 @@ def read_yaml(path: Path) -> Any:
         raise ValueError("nested too deeply") from error
 
 
-def _no_constant(name: str) -> Any:
+def _refuse_constant(name: str) -> Any:
     raise ValueError(f"expected finite numbers, got {name}")
 
 
-def _finite(text: str) -> float:
+def _finite_float(text: str) -> float:
     found = float(text)
     if not math.isfinite(found):
         raise ValueError(f"expected finite numbers, got {text[:20]}")
@@ -190,34 +189,7 @@ def _finite(text: str) -> float:
 
 
 def printable(text: str) -> str:
-    """Text on one line of a terminal: control characters, and bytes that are no UTF-8, as backslash escapes."""
+    """Replace control characters, and bytes that are no UTF-8, by backslash escapes, for one line of a terminal."""
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
-
-
-def save(state: dict[str, Any], path: Path) -> None:
-    """Write a state, whole or not at all."""
-    from safetensors.torch import save as to_bytes
-
-    tensors = {**{key: value.contiguous().cpu() for key, value in state["tensors"].items()}, "rng": state["rng"]}
-    rest = {key: value for key, value in state.items() if key not in ("tensors", "rng")}
-    write_whole(path, to_bytes(tensors, metadata={"poem": json.dumps(rest)}))
-
-
-def load(path: Path) -> dict[str, Any]:
-    """Read a state; refuses files that `save` did not write."""
-    from safetensors import SafetensorError, safe_open
-
-    if path.exists() and not path.is_file():
-        raise ValueError(f"expected a state written by adapter.save, got {path}, which is no regular file")
-    try:
-        with safe_open(str(path), framework="pt") as file:
-            rest = json.loads((file.metadata() or {}).get("poem", "null"))
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a dictionary
-    except (SafetensorError, ValueError, RecursionError) as error:
-        raise ValueError(f"expected a state written by adapter.save, got {path}: {error}") from error
-    if not isinstance(rest, dict) or "rng" not in tensors:
-        raise ValueError(f"expected a state written by adapter.save, got {path}, which lacks its description")
-    rng = tensors.pop("rng")
-    return {**rest, "rng": rng, "tensors": tensors}

@@ -1,4 +1,4 @@
-"""Batch norm with the batch's own statistics, where kernels of ours are faster than the layer's own forward."""
+"""Batch norm with the batch's statistics by Triton kernels, where these are faster than the layer's own forward."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+
+from poem.engine.norm_layers import ForwardContext, PatchedNorm
 
 log = logging.getLogger("poem")
 DEVICES: tuple[str, ...] = ("cuda",)  # that have kernels
@@ -73,6 +75,26 @@ def fusable(layer: nn.Module, x: Tensor, groups: int, *, traced: bool) -> bool:
     least: int = kernels().SMALL if traced else 1
     affine = all(isinstance(each, Tensor) and each.shape == x.shape[1:2] for each in (layer.weight, layer.bias))
     return affine and len(x) % groups == 0 and x.numel() > least * groups * x.shape[1]
+
+
+def fused(norm: PatchedNorm, x: Tensor, context: ForwardContext, groups: int) -> Tensor | None:
+    """The layer's output by our kernels, the second group of rows with the branch's tensors, or None.
+
+    Precondition: `fusable`, and the layer's forward is torch's own. Fallback: the layer's forward.
+    """
+    own = getattr(norm.own, "__func__", None) is FORWARD
+    if not (own and fusable(norm.layer, x, groups, traced=context.traced)):
+        return None
+    affine = [norm.affine()]
+    if groups == 2:
+        affine.append(norm.affine(context.swaps.get(norm.layer, [])))
+    eps = float(norm.layer.eps)  # type: ignore[arg-type]
+    if context.traced:
+        from poem.accelerate import compiled_batch_norm  # only for those who compile
+
+        return compiled_batch_norm.batch_normed(x, affine, eps)
+    y: Tensor = Normed.apply(x, eps, *(tensor for pair in affine for tensor in pair))
+    return y
 
 
 class Normed(torch.autograd.Function):

@@ -1,9 +1,9 @@
-"""The network's passes as compiled functions.
+"""The network's forward passes as compiled functions.
 
 A pass is traced once per kind with everything that we do to the model in place: tensors put where parameters stood,
-statistics of our choosing, the batch doubled at the split. What comes out is plain operations on tensors, which
+the recipe's statistics, the batch doubled at the split. The result is plain operations on tensors, which
 `torch.compile` can fuse. It is cut in three: what follows from the images alone is computed once per batch, and the
-branch's own lesson goes back no further than the split.
+backward pass of the branch's own loss ends at the split.
 """
 
 from __future__ import annotations
@@ -18,13 +18,17 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.passes.split_module import split_module
 
-Run = Callable[..., tuple[list[Tensor], Any]]
+from poem.accelerate.batch_norm import work as kernels_work
+from poem.engine.network import Network
+from poem.engine.norm_layers import ForwardContext
+
+PlainPass = Callable[..., tuple[list[Tensor], Any]]
 Once = Callable[[Any, Tensor, Callable[[], Any]], Any]
 EARLY, SHALLOW, DEEP = range(3)
 
 
 def _copied(into: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
-    """What stands where something was copied to; torch has no way back through it."""
+    """The value after a copy; torch has no backward for the copy itself."""
     return source.to(into.dtype).expand(into.shape)
 
 
@@ -40,14 +44,14 @@ def _(x: Tensor) -> Tensor:
 
 
 class FromImages(nn.Module):
-    """A piece that depends on the images and frozen weights alone, asked once for the images in hand."""
+    """A piece that depends on the images and frozen weights alone, run once for the images that are held."""
 
     def __init__(self, piece: Callable[..., Any], images: int, once: Once) -> None:
         super().__init__()
         self._piece, self._images, self._once = piece, images, once
 
     def forward(self, *given: Tensor) -> Any:
-        """What it says of these images, or said before."""
+        """The outputs for these images, cached."""
         return self._once(self, given[self._images], lambda: self._ask(*given))
 
     @torch.no_grad()
@@ -56,29 +60,60 @@ class FromImages(nn.Module):
 
 
 @dataclass
-class Compiled:
-    """Compiled passes, by kind. `once` remembers what was computed from the images in hand."""
+class CompiledPasses:
+    """Compiled passes of a network, by kind. `once` caches what was computed from the images that are held."""
 
+    network: Network
     once: Once
     made: dict[Any, tuple[nn.Module, Any]] = field(default_factory=dict)
     beginnings: dict[tuple[torch.Size, str], FromImages] = field(default_factory=dict)
     mark: Callable[[Tensor], Tensor] = field(default=split_here)
 
-    def __call__(self, kind: Any, run: Run, inputs: Mapping[str, Tensor]) -> tuple[tuple[Tensor, ...], Any]:
-        """What `run(*inputs)` says: tensors, and beside them what does not depend on the images' values."""
+    def heads(
+        self, images: Tensor, theta: Tensor | None, branch: Tensor | None, context: ForwardContext
+    ) -> tuple[Tensor, ...]:
+        """The logits of each head, compiled once for each kind of pass; what it records is put into `context`."""
+        network = self.network
+        statistics = {key: value for key, value in context.memory.items() if "statistics." in key}
+        given = {"images": images, "theta": theta, "branch": branch, "mask": context.mask, **statistics}
+        inputs = {key: value for key, value in given.items() if value is not None}
+
+        def plain(*tensors: Tensor) -> tuple[list[Tensor], tuple[int, bool, list[str]]]:
+            now = dict(zip(inputs, tensors, strict=True))
+            network.tracing = True
+            try:
+                heads, traced = network.heads(
+                    now["images"], now.get("theta"), now.get("branch"), context.statistics,
+                    {key: now[key] for key in statistics}, now.get("mask"), training=context.training,
+                )  # fmt: skip
+            finally:
+                network.tracing = False
+            more = [] if traced.features is None else [traced.features]
+            return [*heads, *more, *traced.record.values()], (len(heads), bool(more), list(traced.record))
+
+        kernels_work(images.device)  # tried before anything is traced
+        kind = context.statistics, context.training, *inputs, *network.capture_key()
+        outputs, (count, features, record) = self(kind, plain, inputs)
+        context.features = outputs[count] if features else None
+        context.record = dict(zip(record, outputs[count + features :], strict=True))
+        return outputs[:count]
+
+    def __call__(self, kind: Any, run: PlainPass, inputs: Mapping[str, Tensor]) -> tuple[tuple[Tensor, ...], Any]:
+        """The tensors of `run(*inputs)`, and beside them what does not depend on the images' values."""
         tensors = list(inputs.values())
         key = kind, torch.is_grad_enabled(), *((x.shape, x.dtype, x.device, x.requires_grad) for x in tensors)
         if key not in self.made:
             traced, rest = _traced(run, tensors)
             whole = self._compiled(_cut(traced, list(inputs)), tensors[0].shape)
-            with torch._functorch.config.patch(donated_buffer=False):  # a lesson may keep the graph for the next one
+            # The backward pass of the branch's loss keeps the graph for that of theta.
+            with torch._functorch.config.patch(donated_buffer=False):
                 whole(*tensors)  # compiled on first use: now
             self.made[key] = whole, rest
         pieces, rest = self.made[key]
         return pieces(*tensors), rest
 
     def forget(self) -> None:
-        """Let go of everything compiled."""
+        """Free everything compiled."""
         self.made.clear()
         self.beginnings.clear()
 
@@ -98,8 +133,8 @@ class Compiled:
         return pieces
 
 
-def _traced(run: Run, tensors: list[Tensor]) -> tuple[GraphModule, Any]:
-    """All that a pass does, as operations that write nowhere: only then may they be cut by what depends on what."""
+def _traced(run: PlainPass, tensors: list[Tensor]) -> tuple[GraphModule, Any]:
+    """A pass as operations that write nowhere: only then may they be cut by what depends on what."""
     rest: Any = None
 
     def plain(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -122,7 +157,7 @@ def _quick(piece: nn.Module) -> nn.Module:
 def _cut(traced: GraphModule, inputs: list[str]) -> GraphModule:
     """Up to three modules in a row: what follows from the images alone, what leads to the split, and the rest.
 
-    The branch's numbers belong to the rest, wherever they are first touched: its lesson must not pass through what
+    The branch's tensors belong to the rest, wherever they are first used: its backward pass must not go through what
     leads to the split.
     """
     kinds = {"images": EARLY, "branch": DEEP}

@@ -1,4 +1,4 @@
-"""Where work is recorded and from where it is replayed: CUDA graphs that share one pool of memory per device."""
+"""CUDA graphs that share one pool of memory per device."""
 
 from __future__ import annotations
 
@@ -16,40 +16,40 @@ log = logging.getLogger("poem")
 
 
 class Graph(Protocol):
-    """Recorded work."""
+    """Captured work."""
 
     def replay(self) -> None:
         """Do it again, on the same addresses."""
         ...
 
 
-class Studio(Protocol):
-    """Where work is recorded: one per device, since all recordings there share their memory."""
+class GraphPool(Protocol):
+    """Captures and replays graphs: one per device, since all graphs there share their memory."""
 
-    def record(self) -> Any:
-        """A context; what runs inside is recorded, not done, and the `Graph` it yields does it."""
+    def capture(self) -> Any:
+        """A context; what runs inside is captured, not run, and the `Graph` it yields runs it."""
         ...
 
     def session(self) -> Any:
-        """A context around recordings that belong together."""
+        """A context around captures that belong together."""
         ...
 
-    def playing(self) -> Any:
+    def replaying(self) -> Any:
         """A context around replays that belong together: one batch at a time, whichever thread and stream it has."""
         ...
 
-    def still(self) -> Any:
-        """A context in which nobody records or replays: a graph that goes meanwhile would break a recording."""
+    def exclusive(self) -> Any:
+        """A context in which no other thread captures or replays: freeing a graph meanwhile would break a capture."""
         ...
 
 
-class CudaStudio:
-    """Records CUDA graphs. All of them share one pool of memory, since they never run at the same time."""
+class CudaGraphPool:
+    """Captures CUDA graphs. All of them share one pool of memory, since they never run at the same time."""
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._lock = device, threading.RLock()
         self._stream = torch.cuda.Stream(device)
-        self._played = torch.cuda.Event()
+        self._replayed = torch.cuda.Event()
         self._pool: Any = None
         self._anchor: Any = None
 
@@ -66,24 +66,24 @@ class CudaStudio:
                         self._begin()
                     yield
             except BaseException:
-                self._pool = None  # a recording that broke off leaves its pool behind in an unknown state
+                self._pool = None  # a capture that failed leaves its pool in an unknown state
                 raise
             finally:
                 if collecting:
                     gc.enable()
                 torch.cuda.current_stream().wait_stream(self._stream)
-                torch.cuda.empty_cache()  # trying it out took memory beside the pool
+                torch.cuda.empty_cache()  # running it first took memory beside the pool
 
     def _begin(self) -> None:
-        """A pool, with a graph that never goes: a pool dies with its last graph, and its name with it."""
+        """Make the pool, with a graph that is never freed: a pool is freed with its last graph."""
         self._pool = torch.cuda.graph_pool_handle()
-        with self.record() as anchor:
+        with self.capture() as anchor:
             torch.zeros(1, device=self._device)
-        self._anchor = anchor  # only now: a graph that goes while another is recorded breaks the recording
+        self._anchor = anchor  # only now: freeing a graph while another is captured breaks the capture
 
     @contextmanager
-    def record(self) -> Iterator[Graph]:
-        """One graph."""
+    def capture(self) -> Iterator[Graph]:
+        """Capture one graph."""
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
         graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
@@ -92,29 +92,29 @@ class CudaStudio:
         except BaseException:
             try:
                 graph.capture_end()
-            except RuntimeError as error:  # the recording was broken by what is already on its way up
-                log.debug("recording ended with %s", error)
+            except RuntimeError as error:  # the error that is being raised broke the capture
+                log.debug("capture ended with %s", error)
             raise
         graph.capture_end()
 
     @contextmanager
-    def playing(self) -> Iterator[None]:
+    def replaying(self) -> Iterator[None]:
         """After the last batch that used the pool, on whatever stream that was."""
         with self._lock, torch.cuda.device(self._device):
-            torch.cuda.current_stream().wait_event(self._played)
+            torch.cuda.current_stream().wait_event(self._replayed)
             try:
                 yield
             finally:
-                self._played.record()
+                self._replayed.record()
 
     @contextmanager
-    def still(self) -> Iterator[None]:
-        """Everybody else waits."""
+    def exclusive(self) -> Iterator[None]:
+        """Other threads wait."""
         with self._lock:
             yield
 
 
 @cache
-def studio(device: torch.device) -> Studio:
-    """The one studio of a device."""
-    return CudaStudio(device)
+def graph_pool(device: torch.device) -> GraphPool:
+    """The one graph pool of a device."""
+    return CudaGraphPool(device)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 PLAIN = (type(None), bool, int, float, str)  # arguments beside tensors that a key may hold
 
 
-class Early:
+class PrefixCache:
     """The layers that run before anything adapted, and the cached outputs of these and of compiled pieces."""
 
     def __init__(
@@ -26,7 +26,7 @@ class Early:
         self._modules: list[nn.Module] | None = None  # not yet known
         self._images: Tensor | None = None
         self._compare = True  # inputs on the CPU may be compared by value
-        self._outputs: dict[Any, list[_Kept]] = {}
+        self._outputs: dict[Any, list[_Entry]] = {}
         self._computed: dict[Any, tuple[Any, list[int]]] = {}
         self._open = False
 
@@ -105,7 +105,7 @@ class Early:
             before = _versions(tensors)
             output = own(*args, **kwargs)
             if isinstance(output, Tensor) and not output.requires_grad and _versions(tensors) == before:
-                known.append(_Kept(output, tensors))
+                known.append(_Entry(output, tensors))
         return output
 
     def _watch(self) -> tuple[list[Any], Callable[[], list[nn.Module]]]:
@@ -134,14 +134,14 @@ class Early:
 class _Cached:
     """Takes the place of a layer's forward."""
 
-    def __init__(self, module: nn.Module, own: Callable[..., Any], early: Early) -> None:
-        self._module, self._own, self._early = module, own, early
+    def __init__(self, module: nn.Module, own: Callable[..., Any], cache: PrefixCache) -> None:
+        self._module, self._own, self._cache = module, own, cache
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._early.ask(self._module, self._own, args, kwargs)
+        return self._cache.ask(self._module, self._own, args, kwargs)
 
 
-class _Kept:
+class _Entry:
     """An output and the inputs it is of, which stay alive so that no other tensor can lie at their addresses."""
 
     def __init__(self, output: Tensor, inputs: list[Tensor]) -> None:

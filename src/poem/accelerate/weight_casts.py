@@ -6,17 +6,18 @@ bit for bit; images and convolutions keep channels last, which is how tensor cor
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-Swap = tuple[nn.Module, str, Tensor]
+from poem.engine.parameter_groups import Swap, memory_places
+
 CAST = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear, nn.MultiheadAttention)  # layers whose weights autocast casts
 
 
-class Casts:
+class WeightCasts:
     """Copies of a model's frozen weights in half precision, at addresses that stay for as long as we do."""
 
     def __init__(self, modules: Iterable[nn.Module], moving: set[int], dtype: torch.dtype) -> None:
@@ -36,7 +37,7 @@ class Casts:
     def refresh(self) -> None:
         """Copy the weights as they are now. Nothing less will do: who writes through `.data` leaves no trace."""
         weights = [module._parameters.get(key) for module, key in self._places]
-        where = whereabouts(weights)
+        where = memory_places(weights)
         if where != self._where:
             self._find(weights)
             self._where = where
@@ -57,24 +58,11 @@ class Casts:
                 continue
             place = index, weight.device, weight.shape
             if place not in self._copies:
-                self._copies[place] = packed(torch.empty_like(weight, dtype=self._dtype, requires_grad=False))
+                self._copies[place] = channels_last(torch.empty_like(weight, dtype=self._dtype, requires_grad=False))
             self.swaps.append((module, key, self._copies[place]))
             self._own.append(weight.detach())
 
 
-def whereabouts(tensors: Sequence[Tensor | None]) -> list[Any]:
-    """Where tensors lie and how they are read there; a sparse one has no single place."""
-    try:  # most models have none, and this is asked at every call
-        return [None if each is None else (each.data_ptr(), each.dtype, each.shape, each.stride()) for each in tensors]
-    except RuntimeError:
-        return [
-            (each.data_ptr(), each.dtype, each.shape, each.stride())
-            if each is not None and each.layout == torch.strided
-            else id(each)
-            for each in tensors
-        ]
-
-
-def packed(images: Tensor) -> Tensor:
+def channels_last(images: Tensor) -> Tensor:
     """Channels last, where there are images."""
     return images.contiguous(memory_format=torch.channels_last) if images.dim() == 4 else images

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
+from poem._util.nearest import nearest_hint
 from poem.parts.fields import field_annotations, refusal
-from poem.streams.shift import nearest
 
 T = TypeVar("T")
 Prepare = Callable[[Any, type, str], Any]
@@ -55,7 +55,7 @@ def check_names(block: Any, kind: type, where: str) -> None:
     names = [*(item.name for item in fields(kind) if OTHERS not in item.metadata), *others]
     for name in block:
         if name not in names:
-            raise ValueError(f"{where}: a {_word(kind)} has no field {name!r}; {nearest(str(name), names)}")
+            raise ValueError(f"{where}: a {_word(kind)} has no field {name!r}; {nearest_hint(str(name), names)}")
 
 
 def refused(name: str, hint: Any, value: Any) -> str | None:
@@ -73,7 +73,7 @@ def refused(name: str, hint: Any, value: Any) -> str | None:
             return f"expected {name} to be names and values, got {_shown(value)}"
         return _first(refused(f"each of {name}", inside[1], each) for each in value.values())
     if get_origin(only) is Literal and isinstance(value, str) and value not in inside:
-        return f"unknown {name} {value!r}; {nearest(value, inside)}"
+        return f"unknown {name} {value!r}; {nearest_hint(value, inside)}"
     error = refusal(name, hint, value)
     return None if error is None else f"{error}{_as_number(value) if float in members else ''}"
 

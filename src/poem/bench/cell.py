@@ -15,15 +15,17 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, get_args, get_origin
 
-from poem._util.limits import MANY, SEEDS
+from poem._util.integers import as_integer
+from poem._util.limits import MAX_PROCESSES, SEED_RANGE
+from poem._util.nearest import nearest_hint
 from poem.bench.blocks import refused
-from poem.engine.fisher import SAMPLES
-from poem.parts.fields import field_annotations, whole
+from poem.engine.source_data import SAMPLES
+from poem.parts.fields import field_annotations
 from poem.recipes.methods import recipe
 from poem.recipes.recipe import Recipe
 from poem.recipes.text import parse, written
 from poem.streams.orders import Order, scenario
-from poem.streams.shift import VERSIONS, nearest
+from poem.streams.shift import VERSIONS
 
 Pairs = tuple[tuple[str, Any], ...]
 NESTED = ("changes", "options", "dataset")
@@ -149,7 +151,7 @@ class Cell:
         names = [item.name for item in fields(cls)]
         for key in values:
             if key not in names:
-                raise ValueError(f"a cell has no field {key!r}; {nearest(key, names)}")
+                raise ValueError(f"a cell has no field {key!r}; {nearest_hint(key, names)}")
         for key in ("base", "data", "method"):
             if key not in values:
                 raise ValueError(f"expected a cell with base, data and method; {key} is missing")
@@ -201,14 +203,14 @@ def read_cell(values: Any) -> Cell:
     for name, hint in FILE_FIELDS.items():
         if name not in values or (name in NESTED and _are_pairs(values[name])):
             continue
-        fits = name == "seed" and whole(values[name]) is not None  # a seed may be larger than other integers
+        fits = name == "seed" and as_integer(values[name]) is not None  # a seed may be larger than other integers
         if not fits and (words := refused(name, hint, values[name])):
             raise ValueError(words)
     threads, seed = values.get("threads", 1), values.get("seed", 0)
-    if not 1 <= threads <= MANY:
-        raise ValueError(f"expected threads from 1 to {MANY}, got {threads}")
-    if not SEEDS[0] <= seed <= SEEDS[1]:
-        raise ValueError(f"expected seed from {SEEDS[0]} to {SEEDS[1]}, got {seed}")
+    if not 1 <= threads <= MAX_PROCESSES:
+        raise ValueError(f"expected threads from 1 to {MAX_PROCESSES}, got {threads}")
+    if not SEED_RANGE[0] <= seed <= SEED_RANGE[1]:
+        raise ValueError(f"expected seed from {SEED_RANGE[0]} to {SEED_RANGE[1]}, got {seed}")
     return Cell.from_dict(values)
 
 
@@ -260,7 +262,11 @@ def with_field(values: Mapping[str, Any], name: str, value: Any) -> dict[str, An
     if name not in plain and not (rest and head in NESTED):
         names = [*plain, *(f"{each}.NAME" for each in NESTED)]
         flag = {"corruptions": "corruption"}.get(name, name)
-        hint = f"it has a flag of its own, --{flag} or --{flag}s" if name in NOT_SETTABLE[:3] else nearest(name, names)
+        hint = (
+            f"it has a flag of its own, --{flag} or --{flag}s"
+            if name in NOT_SETTABLE[:3]
+            else nearest_hint(name, names)
+        )
         raise ValueError(f"no field {name!r} can be set; {hint}")
     read = parse_value(value) if isinstance(value, str) else value
     return merge_fields(values, {head: {rest: read} if rest else read})

@@ -11,7 +11,7 @@ from poem.bench.cell import Cell
 from poem.bench.metrics import AURC, ECE, NLL, Accuracy, Metric, NonFinite, Windows
 from poem.bench.probes import Probes, finite_values
 from poem.bench.run_stream import AnsweredBatch, Delay
-from poem.engine.accounting import Batchwise
+from poem.engine.accounting import BatchRecord
 from poem.recipes.recipe import Recipe
 
 
@@ -88,8 +88,8 @@ class Collector:
             metric.update(logits, labels)
         self._update_domains(logits, labels)
         if entries:
-            entry = Batchwise()
-            entry.gather(entries)
+            entry = BatchRecord()
+            entry.merge(entries)
             self._adapted_images += len(labels)
             self._entropy += torch.stack([each.cpu().double().sum() for each in entry.entropy])
             self.probes.update(entry, logits, labels, torch.cat(self._queued_norms) if self._queued_norms else None)

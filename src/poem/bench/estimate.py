@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from poem import zoo
 from poem.bench.cell import Cell, Pairs
 from poem.bench.result import CellResult
+from poem.parts.base import Part
 from poem.recipes.recipe import Recipe
-from poem.streams.datasets.named_sets import TREES
+from poem.streams.datasets.named_sets import NAMED_SETS
 
 ASSUMED = {"digits": (3000.0, 20_000.0), "CIFAR": (100.0, 10_000.0), "ImageNet": (5.0, 1000.0)}
 """Images per second of the unadapted model, on one core of a CPU and on a GPU, where there are no results yet."""
@@ -27,7 +29,7 @@ _SIZES: dict[str, tuple[int, int]] = {
     "cifar100": (10_000, 100), "cifar100-c": (10_000, 100), "imagenet-c": (50_000, 1000),
     **{
         name: (tree.expect.total, tree.expect.classes)
-        for name, tree in TREES.items()
+        for name, tree in NAMED_SETS.items()
         if tree.expect.total and tree.expect.classes
     },
 }  # fmt: skip
@@ -46,21 +48,46 @@ def image_count(cell: Cell) -> int:
     return cell.order().count(whole if cell.n is None else min(cell.n, whole), classes)
 
 
-def forward_passes(recipe: Recipe) -> float:
-    """Cost of an image with a recipe in plain forward passes, an upper bound: exploring may end early."""
-    updates = recipe.explore.updates if recipe.learns else 0
+class Rows(NamedTuple):
+    """Rows of forward and backward passes per image of a batch."""
+
+    forward: float
+    backward: float
+
+
+def rows(recipe: Recipe) -> Rows:
+    """Rows that one image of a stream costs with a recipe, an upper bound: exploring may end early."""
+    which, updates = recipe.readout.which, recipe.explore.updates if recipe.learns else 0
     views = float(getattr(recipe.views, "views", 1)) if updates else 1.0
-    selecting = 1.0 if recipe.select.passes else 0.0
-    augmenting = 3.0 if recipe.minimise.augments else 0.0  # forward and backward of an augmented copy
-    found = max(updates, 1) * views  # a forward pass for each update
-    found += updates * (selecting + augmenting + 2 * views)
-    if recipe.step.climbs:
-        found += updates * (selecting + augmenting + 3 * views)
-    if recipe.teacher is not None:  # the source network, and copies where the teacher is often unsure
-        found += 1 + (recipe.teacher.copies if recipe.teacher.unsure > 0.5 else 1)
-    if updates and (recipe.readout.look == "last" or recipe.views is not None):
-        found += 1  # the answer after the last update
-    return found * (BRANCH_FACTOR if recipe.branch is not None else 1.0)
+    selecting, weighing, minimising = (_further(part) for part in (recipe.select, recipe.weigh, recipe.minimise))
+    forward, backward = views, 0.0
+    if recipe.teacher is not None and (updates or which == "teacher"):
+        forward += recipe.teacher.passes
+    for done in range(1, updates + 1):
+        selects = done == 1 or recipe.explore.reselect
+        if recipe.views is not None and (which == "before-last" or (which == "first" and done == 1)):
+            forward += 1
+        for first in (True, False) if recipe.step.perturbs else (True,):
+            cached = {**(selecting if selects or not first else {}), **weighing}  # a cached pass is made once
+            further = [*cached.values(), *minimising.values()]
+            forward += sum(each[0] for each in further) + (0.0 if first else views)
+            backward += sum(each[1] for each in further) + views
+        if done < updates:
+            forward += views
+        elif which == "last":
+            forward += 1
+    return Rows(forward, backward)
+
+
+def _further(part: Part) -> dict[object, tuple[int, int]]:
+    """Further passes of a part and those inside it, by the key they are cached under."""
+    return {key: passes for _, each in part.places for key, passes in each.further_passes.items()}
+
+
+def forward_passes(recipe: Recipe) -> float:
+    """Cost of an image with a recipe in plain forward passes, an upper bound; a backward counts as two."""
+    found = rows(recipe)
+    return (found.forward + 2 * found.backward) * (BRANCH_FACTOR if recipe.branch is not None else 1.0)
 
 
 def rate_group(base: str) -> str:

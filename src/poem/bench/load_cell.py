@@ -17,15 +17,15 @@ import torch
 from torch import Tensor, nn
 
 from poem import zoo
-from poem._util.caching import Kept, Key, cache_key, fingerprint
+from poem._util.caching import Key, LRUCache, cache_key, fingerprint
 from poem.bench.cell import Cell
 from poem.streams.datasets import Batches, Domains, Prepare, Stream, batches, canonical, image_folder, mnist_digits
 from poem.streams.datasets import open_dataset as open_named
-from poem.streams.datasets.named_sets import TREES, locate
-from poem.streams.images import About, Images, ImageSet, Labels, Unreadable
+from poem.streams.datasets.named_sets import NAMED_SETS, locate
+from poem.streams.images import DatasetInfo, Images, ImageSet, Labels, Unreadable
 from poem.streams.orders import Order, generator
 from poem.streams.shift import CLEAN, Shift
-from poem.zoo.accuracy import Frame, Setting, mask_of
+from poem.zoo.predictions import Preprocessing, ResizeCrop, class_mask
 
 CORRUPTED_ON_DISK = ("imagenet-c", "cifar10-c", "cifar100-c")
 """Data sets with a folder or file for each corruption; all other data is corrupted on the fly."""
@@ -72,9 +72,9 @@ class LoadedModel:
         return {**found, "tensors_sha256": self.sha256} if self.random else found
 
 
-_MODELS: Kept[Key, LoadedModel] = Kept(2)
-_OPENED: Kept[Key, Images] = Kept(64)
-_SOURCES: Kept[Key, Batches] = Kept(4)
+_MODELS: LRUCache[Key, LoadedModel] = LRUCache(2)
+_OPENED: LRUCache[Key, Images] = LRUCache(64)
+_SOURCES: LRUCache[Key, Batches] = LRUCache(4)
 
 
 # Models ---------------------------------------------------------------------------------------------------------------
@@ -85,7 +85,7 @@ def load_model(cell: Cell, machine: Machine) -> LoadedModel:
     base = zoo.base(cell.base)
     random = cell.weights == "random"
     weights = weights_argument(cell, base, machine)
-    file = None if random else zoo.find(base, weights)
+    file = None if random else zoo.find_weights(base, weights)
 
     def make() -> LoadedModel:
         model, _ = zoo.load(cell.base, weights, seed=cell.seed)
@@ -94,7 +94,7 @@ def load_model(cell: Cell, machine: Machine) -> LoadedModel:
 
     state = None if file is None else (file, file.stat().st_size, file.stat().st_mtime_ns)
     key = cache_key(base=base, weights=weights, file=state, seed=cell.seed if random else None, device=machine.device)
-    return _MODELS.get(key, make)
+    return _MODELS.get_or_create(key, make)
 
 
 def weights_argument(cell: Cell, base: zoo.Base, machine: Machine) -> str | None:
@@ -107,7 +107,7 @@ def _folder(base: zoo.Base, folder: str | None) -> str | None:
     if folder is None or not (zoo.TRAINED / base.file).is_file():
         return folder
     try:
-        zoo.find(base, folder)
+        zoo.find_weights(base, folder)
     except FileNotFoundError:
         return None
     return folder
@@ -125,7 +125,7 @@ def weights_sha256(cell: Cell, machine: Machine) -> str | None:
     try:
         if weights == "random":
             return _random_sha256(base, cell.seed)
-        paths = [zoo.find(base, weights)] if weights is not None else zoo.nearby(base)
+        paths = [zoo.find_weights(base, weights)] if weights is not None else zoo.local_weight_paths(base)
     except (OSError, ImportError):
         return None
     path = next((path for path in paths if path.is_file()), None)
@@ -165,18 +165,18 @@ class _Wrapped:
 class Resized(_Wrapped):
     """Images brought to a model's input size when they are read."""
 
-    def __init__(self, data: Images, frame: Frame) -> None:
+    def __init__(self, data: Images, resize_crop: ResizeCrop) -> None:
         super().__init__(data, data.labels)
-        self.frame = frame
+        self.resize_crop = resize_crop
 
     def __getitem__(self, index: int) -> Tensor:
-        return self.frame(self.data[index])
+        return self.resize_crop(self.data[index])
 
     def describe(self) -> dict[str, Any]:
         """Fields of the protocol card, with the resizing added to the preparation."""
         about = self.data.describe()
         before = "" if about["preparation"] == "as stored" else f"{about['preparation']}; then "
-        return {**about, "preparation": f"{before}{self.frame}"}
+        return {**about, "preparation": f"{before}{self.resize_crop}"}
 
 
 class Subset(_Wrapped):
@@ -199,7 +199,7 @@ class Corrupted(ImageSet):
     """The images of one corrupted domain, in memory."""
 
     def __init__(self, images: Tensor, data: Images, shift: Shift) -> None:
-        about = About(
+        about = DatasetInfo(
             data=data.describe()["data"], provenance="made", corruption=shift.corruption, severity=shift.severity
         )
         super().__init__(data.labels, about, classes=data.classes, mask=data.mask)
@@ -209,12 +209,12 @@ class Corrupted(ImageSet):
         return self.images[index]
 
 
-_CORRUPTED: Kept[Key, Corrupted] = Kept(CACHE_BYTES, lambda made: made.images.nbytes)
+_CORRUPTED: LRUCache[Key, Corrupted] = LRUCache(CACHE_BYTES, lambda made: made.images.nbytes)
 
 
 def clear_caches() -> None:
     """Drop every cached model, data set and source batch."""
-    caches: tuple[Kept[Key, Any], ...] = (_MODELS, _OPENED, _SOURCES, _CORRUPTED)
+    caches: tuple[LRUCache[Key, Any], ...] = (_MODELS, _OPENED, _SOURCES, _CORRUPTED)
     for cache in caches:
         cache.clear()
     _random_sha256.cache_clear()
@@ -244,7 +244,7 @@ class CellData:
     def all_stored(self, shift: Shift) -> Images:
         """Every image of a domain as it is on disk; data that is corrupted on the fly gives the clean images."""
         shift = shift if self.name in CORRUPTED_ON_DISK else CLEAN
-        return _OPENED.get(self.key(shift=shift), lambda: self._open(shift))
+        return _OPENED.get_or_create(self.key(shift=shift), lambda: self._open(shift))
 
     def stored(self, shift: Shift) -> Images:
         """`cell.n` images of `all_stored`, the same ones for every seed and domain; all of them without an n."""
@@ -258,13 +258,13 @@ class CellData:
             return clean
         try:
             key = self.key(shift=shift, n=len(clean), seed=cell.seed, threads=cell.threads)
-            return _CORRUPTED.get(key, lambda: self._corrupt(clean, shift))
+            return _CORRUPTED.get_or_create(key, lambda: self._corrupt(clean, shift))
         except Unreadable:  # a stream leaves such images out and names them
             return clean
 
     def mask(self) -> list[int] | None:
         """Index of each class among the model's logits; None where they are all of them, in order."""
-        mask = mask_of(self.all_stored(self.cell.order().visits[0].shifts[0]), self.base)
+        mask = class_mask(self.all_stored(self.cell.order().visits[0].shifts[0]), self.base)
         return None if mask == list(range(self.base.classes)) else mask
 
     def streams(self, order: Order) -> tuple[Stream, Stream]:
@@ -289,14 +289,14 @@ class CellData:
             data: Images = Domains(self.name, root, tuple(options.items()))(shift)
         else:
             photographs = self.name in ("folder", "archive") or (
-                self.name in TREES and TREES[self.name].prepare != Prepare()
+                self.name in NAMED_SETS and NAMED_SETS[self.name].prepare != Prepare()
             )
             data = open_named(self.name, root, **options, **({"prepare": _prepare(self.base)} if photographs else {}))
         try:
             fits = tuple(data[0].shape[1:]) == (self.base.crop, self.base.crop)
         except Unreadable:
             fits = False
-        return data if fits else Resized(data, Setting.of(self.base).frame)
+        return data if fits else Resized(data, Preprocessing.of(self.base).resize_crop)
 
     def _corrupt(self, clean: Images, shift: Shift) -> Corrupted:
         seed, workers = self.cell.seed, self.machine.workers
@@ -328,9 +328,11 @@ def source_images(cell: Cell, base: zoo.Base, machine: Machine) -> Batches:
                 f"not found ({error}); put them there, or run it without: --set source_images=0"
             ) from error
         order = generator(0, "source images", "clean").permutation(len(data))[: cell.source_images]
-        return batches(Resized(data, Setting.of(base).frame), order, cell.batch_size, workers=machine.workers)
+        return batches(
+            Resized(data, Preprocessing.of(base).resize_crop), order, cell.batch_size, workers=machine.workers
+        )
 
-    return _SOURCES.get(key, make)
+    return _SOURCES.get_or_create(key, make)
 
 
 def _training(base: zoo.Base, root: str | None) -> Images:
@@ -340,4 +342,4 @@ def _training(base: zoo.Base, root: str | None) -> Images:
         return mnist_digits(split="train")
     if family in ("cifar10", "cifar100"):
         return open_named(family, root, split="train", partial=True)
-    return image_folder(locate(TREES["imagenet-val"], root), prepare=_prepare(base), name="imagenet-val")
+    return image_folder(locate(NAMED_SETS["imagenet-val"], root), prepare=_prepare(base), name="imagenet-val")

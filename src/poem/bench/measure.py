@@ -18,7 +18,7 @@ from poem.bench.load_cell import CellData, LoadedModel, Machine, load_model, sou
 from poem.bench.provenance import host, peak_memory, provenance, reset_peak_memory
 from poem.bench.result import CellResult
 from poem.bench.run_stream import Delay, StreamRun
-from poem.engine.network import Precision
+from poem.engine.precision import Precision
 from poem.recipes.text import written
 from poem.streams.datasets import Stream
 
@@ -57,7 +57,7 @@ def measure(
 
         run = StreamRun(adapter, delay=delay, before=measure_norms if "gradients" in cell.probes else None)
         try:
-            if adapter.recipe.minimise.anchored and cell.source_images:
+            if adapter.recipe.uses_source_data and cell.source_images:
                 adapter.prepare(source_images(cell, loaded.base, machine))
             card = _card(described, loaded, adapter)
             for answered in run.answers(stream):
@@ -124,7 +124,7 @@ def _notes(cell: Cell, adapter: Adapter, stream: Stream, collector: Collector) -
         yield f"{collector.nonfinite} of {collector.n} answers were not finite (NaN or Inf); they count as wrong"
     if collector.nonfinite_metrics:
         yield f"left out, for they are not finite: {', '.join(collector.nonfinite_metrics)}"
-    if adapter.recipe.minimise.anchored and not adapter.preparation["forwards"]:
+    if adapter.recipe.uses_source_data and not adapter.preparation["forwards"]:
         yield f"{cell.method} without source images: no anchor, as ETA"
     if cell.eta and cell.ratio == "measured":
         yield "which batches were missed depends on the clock: other runs will differ"

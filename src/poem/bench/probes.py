@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from poem.bench.metrics import predicted
-from poem.engine.accounting import Batchwise
+from poem.engine.accounting import BatchRecord
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -46,7 +46,7 @@ class ProbeBatch:
     """Potentially reliable: entropy not below the threshold before, selected in a later forward pass."""
 
     @classmethod
-    def of(cls, entry: Batchwise, logits: Tensor, labels: Tensor, threshold: float | None) -> ProbeBatch | None:
+    def of(cls, entry: BatchRecord, logits: Tensor, labels: Tensor, threshold: float | None) -> ProbeBatch | None:
         """From an adapter's `last`, its answers and the labels; None where the first pass was over augmented views."""
         first_logits = entry.first_logits.cpu().double()
         if len(first_logits) != len(labels):
@@ -258,7 +258,7 @@ class Probes:
         self._by_classes: dict[str, Any] = {}  # probes that need the number of classes, made with the first batch
         self._threshold: float | None = None
 
-    def update(self, entry: Batchwise, logits: Tensor, labels: Tensor, norms: Tensor | None = None) -> None:
+    def update(self, entry: BatchRecord, logits: Tensor, labels: Tensor, norms: Tensor | None = None) -> None:
         """Add a batch: the adapter's `last`, its answers (B, C), the labels (B,), and gradient norms (B,)."""
         if not self._by_classes:
             self._begin(logits.shape[1])

@@ -14,14 +14,13 @@ from poem import zoo
 from poem.bench.cell import Cell
 from poem.bench.load_cell import CORRUPTED_ON_DISK, Machine, source_images, weights_argument
 from poem.streams.datasets import canonical, open_dataset
-from poem.streams.datasets.named_sets import IMAGENET_C, TREES, base_folder, locate
+from poem.streams.datasets.named_sets import CLEAN_COUNTERPARTS, NAMED_SETS, corruption_folder, locate
 from poem.streams.shift import CLEAN, Shift
 
 DOWNLOADED = ("torchvision", "timm")
 """Kinds of bases whose weights a run downloads where they are missing."""
 _ORDER = ("weights", "data", "source")
 _SEARCH_ERRORS = (OSError, ValueError, TypeError, ImportError)
-_CLEAN = {"imagenet-c": "imagenet-val", "cifar10-c": "cifar10", "cifar100-c": "cifar100"}
 
 
 @dataclass(frozen=True)
@@ -86,13 +85,13 @@ Requirement = tuple[tuple[str, Any], str, Callable[[], None]]
 def _requirements(cell: Cell, machine: Machine, download: bool, later: dict[str, None]) -> Iterator[Requirement]:
     def weights() -> None:
         base = zoo.base(cell.base)
-        zoo.builder(base)
+        zoo.require_builder(base)
         if cell.weights == "random":
             return
         where = weights_argument(cell, base, machine)
-        here = any(path.is_file() for path in zoo.nearby(base))
+        here = any(path.is_file() for path in zoo.local_weight_paths(base))
         if download or where is not None or base.kind not in DOWNLOADED or here:
-            zoo.find(base, where)
+            zoo.find_weights(base, where)
         else:
             later[base.name] = None
 
@@ -126,16 +125,11 @@ def _find_files(cell: Cell, machine: Machine, shift: Shift) -> None:
     """Raise where the files of a domain are missing."""
     name = canonical(cell.data)
     if name in CORRUPTED_ON_DISK and shift == CLEAN:
-        name = _CLEAN[name]
-    if name in TREES:
-        locate(TREES[name], machine.root)
+        name = CLEAN_COUNTERPARTS[name]
+    if name in NAMED_SETS:
+        locate(NAMED_SETS[name], machine.root)
     elif name == "imagenet-c":
-        base = base_folder(machine.root, f"ImageNet-C, as {IMAGENET_C.layout}")
-        part = f"{shift.corruption}/{shift.severity}"
-        if not any((base / top / part).is_dir() for top in IMAGENET_C.places):
-            raise FileNotFoundError(
-                f"no {part} in {base}; expected {IMAGENET_C.layout}. It comes from: {IMAGENET_C.source}"
-            )
+        corruption_folder(machine.root, shift)
     elif name in CORRUPTED_ON_DISK:
         open_dataset(name, machine.root, corruption=shift.corruption, severity=shift.severity, **dict(cell.dataset))
     else:
@@ -144,7 +138,7 @@ def _find_files(cell: Cell, machine: Machine, shift: Shift) -> None:
 
 def _needs_source_images(cell: Cell) -> bool:
     try:
-        return bool(cell.source_images) and cell.recipe().minimise.anchored
+        return bool(cell.source_images) and cell.recipe().uses_source_data
     except (ValueError, TypeError):  # no such recipe: the cell itself will say so
         return False
 

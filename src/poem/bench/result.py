@@ -14,9 +14,10 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from poem._util.files import read_json, write_whole
+from poem._util.files import read_json, write_atomic
+from poem._util.nearest import nearest_hint
 from poem.bench.cell import Cell, key_of, read_cell, result_key
-from poem.streams.shift import VERSIONS, nearest
+from poem.streams.shift import VERSIONS
 
 __all__ = ["SCHEMA", "CellResult", "latest"]
 
@@ -100,7 +101,7 @@ class CellResult:
             raise ValueError(f"expected a result of schema {SCHEMA}, got schema {str(values.get('schema'))[:40]!r}")
         for name in values:
             if name not in (*_FIELDS, "key", "checksum"):
-                raise ValueError(f"a result has no field {name!r}; {nearest(name, sorted(_FIELDS))}")
+                raise ValueError(f"a result has no field {name!r}; {nearest_hint(name, sorted(_FIELDS))}")
         missing = set(_FIELDS) - set(values) - set(ADDED)
         if missing:
             raise ValueError(f"a result lacks {', '.join(sorted(missing))}")
@@ -124,7 +125,7 @@ class CellResult:
         values = self.to_dict()
         if self.intact is not False:
             values = {**values, "checksum": checksum(values)}
-        write_whole(path, json.dumps(values, indent=1, allow_nan=False) + "\n")
+        write_atomic(path, json.dumps(values, indent=1, allow_nan=False) + "\n")
 
     @classmethod
     def load(cls, path: Path) -> CellResult:

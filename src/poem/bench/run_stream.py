@@ -17,7 +17,7 @@ from torch import Tensor
 
 from poem._util.caching import fingerprint
 from poem.adapter import Adapter
-from poem.engine.accounting import Batchwise
+from poem.engine.accounting import BatchRecord
 from poem.streams.orders import Segment
 
 
@@ -31,7 +31,7 @@ class AnsweredBatch:
     """(B,)."""
     segment: Segment | None
     """The segment of the order that the batch is from; None for a plain loader."""
-    entry: Batchwise | None
+    entry: BatchRecord | None
     """The adapter's `last` for the batch; None for a batch that was missed."""
 
 

@@ -23,7 +23,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
-from poem._util.files import PART, read_json, read_text, write_whole
+from poem._util.files import TEMP_SUFFIX, read_json, read_text, write_atomic
+from poem._util.processes import process_exists
 from poem.bench.blocks import parse_block
 from poem.bench.cell import WEIGHTS_DIGITS, Cell, read_cell, result_key
 from poem.bench.result import SCHEMA, CellResult, latest
@@ -38,7 +39,7 @@ except ImportError:  # not a Unix
 FAILED = ".failed.json"
 REQUESTS, SUITES = "asked.json", "suites"
 """The file with the suites and flags of every sweep, and the folder with copies of the user's own suites."""
-_LEFT_OVER = re.compile(rf"\..+{PART}|\..+\.json\.\d+")  # the second form is an older version's
+_LEFT_OVER = re.compile(rf"\..+{TEMP_SUFFIX}|\..+\.json\.\d+")  # the second form is an older version's
 _LOCK_SECONDS = 8.0  # in which child processes of a killed process exit and release its lock
 
 
@@ -144,7 +145,7 @@ class Store:
     def save_failure(self, cell: Cell, error: str) -> Path:
         """Record why a cell has no result; the last failure stays until the cell succeeds."""
         path = self._failure(cell)
-        write_whole(path, json.dumps(Failure(cell=cell, error=error).to_dict(), indent=1) + "\n")
+        write_atomic(path, json.dumps(Failure(cell=cell, error=error).to_dict(), indent=1) + "\n")
         return path
 
     def results(self) -> Iterator[CellResult]:
@@ -174,10 +175,10 @@ class Store:
         for name in names:
             kept = f"{SUITES}/{safe_name(Path(name).stem)}.yaml" if is_path(name) else name
             if is_path(name):
-                write_whole(self.folder / kept, read_text(Path(name).expanduser()))
+                write_atomic(self.folder / kept, read_text(Path(name).expanduser()))
             request = json.loads(json.dumps({"suite": kept, "scale": scale, "settings": given}))
             found = [each for each in found if each != request] + [request]  # the latest comes last
-        write_whole(self.folder / REQUESTS, json.dumps(found, indent=1) + "\n")
+        write_atomic(self.folder / REQUESTS, json.dumps(found, indent=1) + "\n")
 
     def requests(self, *, absolute: bool = True) -> list[Request]:
         """Suites and flags of every sweep, the latest last; copied files as paths with the folder, or without it."""
@@ -303,12 +304,5 @@ def _owner(text: str) -> tuple[str, bool]:
         pid, host = int(values["pid"]), str(values["host"])
     except (ValueError, TypeError, KeyError):
         return "another process", True
-    alive = True
-    if host == socket.gethostname():
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            alive = False
-        except OSError:
-            pass
+    alive = host != socket.gethostname() or process_exists(pid)
     return f"process {pid} on {host}", alive

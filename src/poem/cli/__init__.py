@@ -1,7 +1,7 @@
-"""One file per command, in the order of a user's day.
+"""The command line: one module per command, with `add_options(parser)` and `run(args)`.
 
-A command's module imports the standard library alone; what it needs beyond that is imported inside `run`, so that
-`poem --help` answers at once.
+At its top a command's module imports the standard library and light modules of this package alone; the rest is imported
+inside `run`, so that `poem --help` needs no torch.
 """
 
 from __future__ import annotations
@@ -9,18 +9,18 @@ from __future__ import annotations
 COMMANDS: dict[str, str] = {
     "demo": "methods side by side on corrupted digits, or one on your photos",
     "list": "names of methods, parts, corruptions, bases, data, scenarios, suites",
-    "show": "a method as a sentence: its recipe, paper and differences",
-    "predict": "answers for a folder of images without labels, as a CSV file",
-    "corrupt": "a folder of images to the ImageNet-C layout",
+    "show": "one method: its recipe, paper, and differences to the paper's code",
+    "predict": "predictions for a folder of images without labels, as a CSV file",
+    "corrupt": "corrupt a folder of images into the ImageNet-C layout",
     "verify": "measure a base's source accuracy and say what is wrong",
     "train-source": "train the small source networks: digits, cifar10",
-    "data": "what of a data set is here, what is missing, where it comes from",
+    "data": "which files of a data set are here, which are missing, and their source",
     "run": "measure one cell: a method on a base, a data set and an order",
     "bench": "measure every cell of a suite, on one machine or a cluster; resumable",
     "reproduce": "the paper's tables and figures, ours beside the paper's, as one page",
     "report": "a folder of results as Markdown and as one HTML page",
     "compare": "two folders of results: which cells differ, and by how much",
     "choose": "learning rates from the held-out corruptions, for --chosen",
-    "completion": "a script that completes these in your shell",
+    "completion": "print a script for tab completion in bash, zsh or fish",
 }
-"""Name and help line of every command; `poem.cli.<name with _ for ->` holds `options(parser)` and `run(args)`."""
+"""Name and help line of every command, in the order of a user's day; its module has the name with _ for -."""

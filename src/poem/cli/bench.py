@@ -5,8 +5,8 @@ poem bench my-suite.yaml --scale cifar10 --root ROOT --weights FOLDER --workers 
 poem bench table1 --scale full --engine ray --address 10.0.0.1:6379 --device cuda
 poem bench table1 --json > cells.json; poem bench cells.json
 
-Run the same command again to go on after a stop: what is finished is kept and not run again.
-Exit codes: 0 all cells are there, 1 some failed or answered with NaN, 2 bad input, 3 broken off (disk full, workers
+Run the same command again to resume after a stop: finished cells are kept and not run again.
+Exit codes: 0 all cells have results, 1 some failed or answered with NaN, 2 bad input, 3 aborted (disk full, workers
 die), 130 stopped.
 """  # noqa: D205, D415 - an epilog of the command's help
 
@@ -15,27 +15,27 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from poem.cli import _grid
+from poem.cli import _sweep
 
 
-def options(parser: argparse.ArgumentParser) -> None:
-    """What the command takes."""
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments to its parser."""
     parser.add_argument("suite", metavar="SUITE", help="a suite's name, a YAML file, or a JSON list of cells")
-    _grid.options(parser)
+    _sweep.add_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure every cell of a suite that has no result yet."""
     from poem.bench.store import Store
 
-    _grid.check(args)
+    _sweep.check_options(args)
     from_list = args.suite.endswith(".json")
-    found = [] if from_list else _grid.suites(args, [args.suite])
-    todo = _grid.listed(Path(args.suite), args) if from_list else _grid.cells(found)
-    store = Store(_grid.folder(args, "cells" if from_list else _grid.scale(args)))
+    suites = [] if from_list else _sweep.load_suites(args, [args.suite])
+    todo = _sweep.read_cells(Path(args.suite), args) if from_list else _sweep.unique_cells(suites)
+    store = Store(_sweep.results_folder(args, "cells" if from_list else _sweep.scale_of(args)))
     if args.dry_run or args.json:
-        _grid.show(args, found, todo, store)
+        _sweep.print_plan(args, suites, todo, store)
         return 0
-    code = _grid.run(args, todo, store, [] if from_list else [args.suite])
+    code = _sweep.run_sweep(args, todo, store, [] if from_list else [args.suite])
     print(f"results in {store.folder}; poem report {store.folder} makes a page of them")
     return code

@@ -10,31 +10,31 @@ import argparse
 import sys
 from pathlib import Path
 
-from poem.cli._values import named_path
+from poem.cli._option_checks import path_argument
 
 
-def options(parser: argparse.ArgumentParser) -> None:
-    """What the command takes."""
-    parser.add_argument("results", type=named_path, help="a folder of results that holds the suite holdout")
-    parser.add_argument("-o", "--out", type=named_path, default=Path("chosen.yaml"), help="default: chosen.yaml")
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments to its parser."""
+    parser.add_argument("results", type=path_argument, help="a folder of results that holds the suite holdout")
+    parser.add_argument("-o", "--out", type=path_argument, default=Path("chosen.yaml"), help="default: chosen.yaml")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Choose, write, and say what was looked at."""
-    from poem._util.files import check_file
+    """Choose learning rates, write them, and print the rule and the rates."""
+    from poem._util.files import check_file_writable
     from poem.bench.analysis.choose_lr import RULE, choose, save
     from poem.bench.store import Store
     from poem.streams import EXTRA
 
     if not args.results.is_dir():
         raise FileNotFoundError(f"expected a folder of results, got {args.results}; poem bench holdout makes one")
-    check_file(args.out)
+    check_file_writable(args.out)
     store = Store(args.results)
     held_out = [report for report in store.results() if set(report.cell.corruptions) <= set(EXTRA)]
     chosen = choose(held_out)
     save(chosen, args.out)
-    for words in store.checksum_warnings():
-        print(words, file=sys.stderr)
+    for warning in store.checksum_warnings():
+        print(warning, file=sys.stderr)
     print(RULE)
     for base, rates in chosen.items():
         print(f"{base}: {', '.join(f'{method} {rate:g}' for method, rate in rates.items())}")

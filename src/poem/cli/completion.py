@@ -1,58 +1,51 @@
 """Examples:
 poem completion bash > ~/.local/share/bash-completion/completions/poem
-source <(poem completion zsh)
+eval "$(poem completion zsh)"
 poem completion fish > ~/.config/fish/completions/poem.fish
+
+Needs shtab: pip install 'poem-tta[completion]'
 """  # noqa: D205, D415 - an epilog of the command's help
 
 from __future__ import annotations
 
 import argparse
 
-NAMES = {"show": "methods", "verify": "bases", "bench": "suites", "reproduce": "suites"}
-"""Commands whose first word is one of a kind that `poem list` knows."""
+from poem.cli._option_checks import path_argument
+from poem.cli.list import KINDS as LISTED
+from poem.cli.list import names_of
 
-BASH = """_poem() {{
-  local word=${{COMP_WORDS[COMP_CWORD]}} command=${{COMP_WORDS[1]}} words=""
-  if [ "$COMP_CWORD" -eq 1 ]; then words="{commands}"
-  else case "$command" in
-{cases}
-  esac; fi
-  COMPREPLY=($(compgen -W "$words" -- "$word"))
-  [ ${{#COMPREPLY[@]}} -eq 0 ] && COMPREPLY=($(compgen -f -- "$word"))
-}}
-complete -F _poem poem
-"""
+ARGUMENTS = {
+    "base": "bases", "model": "bases", "method": "methods", "methods": "methods", "corruption": "corruptions",
+    "corruptions": "corruptions", "scenario": "scenarios", "suite": "suites", "suites": "suites", "names": "suites",
+    "data": "data", "name": "data",
+}  # fmt: skip
+"""Arguments whose values are names that `poem list KIND` prints."""
+VALUES = {"preset": ("imagenet", "cifar", "cifar10", "cifar100"), "scale": ("tiny", "cifar10", "full"), "what": LISTED}
+PATHS = ("a", "b", "classes", "json", "root", "root_option", "weights")
+"""Arguments that take a path but are not parsed as one."""
 
 
-def options(parser: argparse.ArgumentParser) -> None:
-    """What the command takes."""
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments to its parser."""
     parser.add_argument("shell", choices=["bash", "zsh", "fish"])
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print a script that completes commands, options and names; it is made of words and calls nothing."""
+    """Print a script that completes commands, options, names and paths; the script itself does not call poem."""
     from poem.cli import COMMANDS
+    from poem.cli.main import build_parser
 
-    words = {command: completions(command) for command in COMMANDS}
-    if args.shell == "fish":
-        print(f"complete -c poem -f -n __fish_use_subcommand -a '{' '.join(COMMANDS)}'")
-        for command, each in words.items():
-            print(f"complete -c poem -n '__fish_seen_subcommand_from {command}' -a '{' '.join(each)}'")
-        return 0
-    if args.shell == "zsh":
-        print("autoload -U +X bashcompinit && bashcompinit")
-    cases = "\n".join(f'    {command}) words="{" ".join(each)}";;' for command, each in words.items())
-    print(BASH.format(commands=" ".join(COMMANDS), cases=cases))
+    try:
+        import shtab
+    except ImportError as error:
+        raise ImportError("poem completion needs shtab; type: pip install 'poem-tta[completion]'") from error
+
+    top, parsers = build_parser(COMMANDS)
+    names = {kind: list(names_of(kind)) for kind in LISTED}
+    for action in [action for parser in parsers.values() for action in parser._actions]:
+        if action.type is path_argument or action.dest in PATHS:
+            action.complete = shtab.FILE  # type: ignore[attr-defined]
+        elif action.choices is None:
+            action.choices = VALUES.get(action.dest) or names.get(ARGUMENTS.get(action.dest, ""))
+    print(shtab.complete(top, args.shell))
     return 0
-
-
-def completions(command: str) -> list[str]:
-    """Options and names that may follow a command."""
-    from importlib import import_module
-
-    from poem.cli.list import KINDS, named
-
-    found = list(KINDS) if command == "list" else list(named(NAMES[command])) if command in NAMES else []
-    asked = argparse.ArgumentParser()
-    import_module(f"poem.cli.{command.replace('-', '_')}").options(asked)
-    return found + [option for action in asked._actions for option in action.option_strings if option[:2] == "--"]

@@ -12,84 +12,84 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 
 KINDS = ("methods", "parts", "corruptions", "bases", "data", "scenarios", "suites")
-GROWN = {
-    "+poem": "{} that looks again after each update, with the adapt branch",
-    "+poem-i": "{} that looks again after each update (POEM-I alone)",
+SUFFIX_LINES = {
+    "+poem": "{} that selects samples again after each update, with the adapt branch",
+    "+poem-i": "{} that selects samples again after each update (POEM-I alone)",
     "+poem-ii": "{} with the adapt branch (POEM-II alone)",
-    "*": "{} with its update made twice, on the samples of its first look",
+    "*": "{} with its update made twice, on the samples it selected first",
 }
-"""What a suffix makes of a base, in a line."""
+"""One line about the method that a suffix makes of a host method."""
 
 
-def options(parser: argparse.ArgumentParser) -> None:
-    """What the command takes."""
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments to its parser."""
     parser.add_argument("what", nargs="?", default="methods", help=f"{', '.join(KINDS)}; or a pattern for methods")
     parser.add_argument("pattern", nargs="?", default="*", help="a wildcard such as 'sar*'")
     parser.add_argument("--json", action="store_true", help="one JSON object of names and lines")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print one line per name."""
+    """Print one line for each name of a kind that matches the pattern."""
     import json
     import shutil
     import sys
 
-    what, pattern = (args.what, args.pattern) if args.what in KINDS else ("methods", args.what)
-    known = named(what)
-    found = {name: line for name, line in known.items() if fnmatchcase(name, pattern)}
+    kind, pattern = (args.what, args.pattern) if args.what in KINDS else ("methods", args.what)
+    names = names_of(kind)
+    found = {name: line for name, line in names.items() if fnmatchcase(name, pattern)}
     if args.json:
         print(json.dumps(found, indent=1))
         return 0 if found else 1
     if not found:
-        print(f"none of the {what} matches {pattern!r}; {_hint(what, pattern, known)}")
+        print(f"none of the {kind} matches {pattern!r}; {_hint(kind, pattern, names)}")
         return 1
-    wide, room = max(len(name) for name in found), shutil.get_terminal_size((160, 24)).columns
+    width, columns = max(len(name) for name in found), shutil.get_terminal_size((160, 24)).columns
     for name, line in found.items():
-        print(_cut(f"{name:<{wide}}  {line}".rstrip(), room))
+        print(_shorten(f"{name:<{width}}  {line}".rstrip(), columns))
     if args.what == "methods" and sys.stdout.isatty():
         print(f"\npoem show NAME explains one; poem list KIND has the {', '.join(KINDS[1:])}")
     return 0
 
 
-def _cut(line: str, room: int) -> str:
-    """One line of a terminal: what is longer ends in dots, after a whole word."""
-    if len(line) <= room:
+def _shorten(line: str, columns: int) -> str:
+    """Cut a line that is longer than the terminal after a whole word, and end it in dots."""
+    if len(line) <= columns:
         return line
-    return line[: room - 3].rpartition(" ")[0].rstrip(" ,;:") + " ..."
+    return line[: columns - 3].rpartition(" ")[0].rstrip(" ,;:") + " ..."
 
 
-def _hint(what: str, pattern: str, known: Mapping[str, str]) -> str:
-    """The nearest kinds or names."""
-    import difflib
+def _hint(kind: str, pattern: str, names: Mapping[str, str]) -> str:
+    """Suggest the nearest kind or names where a pattern matches none."""
+    from poem._util.nearest import nearest_names
 
-    kinds = difflib.get_close_matches(pattern, KINDS, n=1) if what == "methods" else []
-    near = [f"poem list {kind}" for kind in kinds] or difflib.get_close_matches(pattern.strip("*"), known, n=2)
+    kinds = nearest_names(pattern, KINDS) if kind == "methods" else []
+    near = [f"poem list {each}" for each in kinds] or nearest_names(pattern.strip("*"), names, most=2)
     if near:
         return f"did you mean {' or '.join(near)}?"
-    return f"kinds: {' '.join(KINDS)}" if what == "methods" else f"`poem list {what}` prints them all"
+    return f"kinds: {' '.join(KINDS)}" if kind == "methods" else f"`poem list {kind}` prints them all"
 
 
-def named(what: str) -> dict[str, str]:
-    """Everything of a kind: its name and a line about it."""
-    if what == "methods":
-        from poem.recipes.methods import BASES, GROWING, describe
+def names_of(kind: str) -> dict[str, str]:
+    """Every name of a kind, with one line about it."""
+    if kind == "methods":
+        from poem.recipes.methods import HOSTS, METHODS, describe
 
-        lines = {name: describe(name).splitlines()[0] for name in BASES}
-        return lines | {base + suffix: words.format(base) for base in GROWING for suffix, words in GROWN.items()}
-    if what == "parts":
+        lines = {name: describe(name).splitlines()[0] for name in METHODS}
+        return lines | {host + suffix: line.format(host) for host in HOSTS for suffix, line in SUFFIX_LINES.items()}
+    if kind == "parts":
         return _parts()
-    if what == "corruptions":
+    if kind == "corruptions":
         from poem.streams import CORRUPTIONS, EXTRA
 
         fifteen = dict.fromkeys(CORRUPTIONS, "one of ImageNet-C's fifteen")
         return fifteen | dict.fromkeys(EXTRA, "held out: settings may be chosen on it")
-    if what == "bases":
+    if kind == "bases":
         from poem import zoo
 
         return {name: f"{zoo.base(name).tag}; {zoo.base(name).notes}" for name in zoo.bases()}
-    if what == "data":
+    if kind == "data":
         return _data()
-    if what == "scenarios":
+    if kind == "scenarios":
         from poem.streams.orders import SCENARIOS
 
         return {name: (order.__doc__ or "").splitlines()[0] for name, order in SCENARIOS.items()}
@@ -99,23 +99,23 @@ def named(what: str) -> dict[str, str]:
 
 
 def _parts() -> dict[str, str]:
-    """The words that a recipe is made of; what they are built on, and are handed, is for those who write one."""
+    """The parts that a recipe is made of, without their base classes and the arguments of their methods."""
     from dataclasses import is_dataclass
 
     from poem import parts
 
     kinds = [kind for name in parts.__all__ if isinstance(kind := getattr(parts, name), type)]
-    built_on = {base for kind in kinds for base in kind.__mro__[1:]}
-    handed = (parts.Batch, parts.Lesson, parts.Look)
-    words = [kind for kind in kinds if is_dataclass(kind) and kind not in built_on and kind not in handed]
-    return {kind.__name__: (kind.__doc__ or "").strip().splitlines()[0] for kind in words}
+    bases = {base for kind in kinds for base in kind.__mro__[1:]}
+    arguments = (parts.Batch, parts.Outputs, parts.Selected, parts.Update, parts.Outcome)
+    found = [kind for kind in kinds if is_dataclass(kind) and kind not in bases and kind not in arguments]
+    return {kind.__name__: (kind.__doc__ or "").strip().splitlines()[0] for kind in found}
 
 
 def _data() -> dict[str, str]:
-    """Data sets, and how each lies on a disk."""
+    """Data sets, each with the layout of its files."""
     from poem.streams.datasets import DATASETS
     from poem.streams.datasets.check import PACKAGED
-    from poem.streams.datasets.named_sets import IMAGENET_C, TREES
+    from poem.streams.datasets.named_sets import IMAGENET_C, NAMED_SETS
 
     other = {
         "imagenet-c": IMAGENET_C.layout,
@@ -126,4 +126,4 @@ def _data() -> dict[str, str]:
         **{name: f"comes with a package: {words}" for name, words in PACKAGED.items()},
     }
     other["digits"] = f"8x8, not the digits bases' own set (digits-test); {other['digits']}"
-    return {name: TREES[name].layout if name in TREES else other.get(name, "") for name in DATASETS}
+    return {name: NAMED_SETS[name].layout if name in NAMED_SETS else other.get(name, "") for name in DATASETS}

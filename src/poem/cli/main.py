@@ -3,35 +3,37 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import io
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from importlib import import_module
 from typing import Any
 
-from poem._util.malloc import keep_memory
+from poem._util.malloc import keep_freed_memory
+from poem._util.nearest import nearest_hint, nearest_names
 from poem._version import __version__
 from poem.cli import COMMANDS
 
-DESCRIPTION = "Test-time adaptation as sentences. Commands in the order of a user's day:"
+DESCRIPTION = "Test-time adaptation of image classifiers. Commands in the order of a user's day:"
 
 
 class Parser(argparse.ArgumentParser):
-    """Names the nearest choice where an option has none like the word given."""
+    """An argument parser whose error for an invalid choice names the nearest one."""
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
             choices = [str(each) for each in action.choices]
-            near = difflib.get_close_matches(str(value), choices, n=2, cutoff=0.5)
-            hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"one of: {', '.join(choices)}"
+            hint = nearest_hint(str(value), choices, most=2, cutoff=0.5, otherwise=f"one of: {', '.join(choices)}")
             raise argparse.ArgumentError(action, f"there is no choice {str(value)!r}; {hint}")
 
 
-def parser(chosen: str | None = None) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser | None]:
-    """The whole command line, and the chosen command's own part; only that command's module is imported."""
+def build_parser(commands: Collection[str]) -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
+    """Build the parser of the command line, and return those of some commands by name.
+
+    Only the modules of these commands are imported; the others appear in the help with their help line alone.
+    """
     top = Parser(
         prog="poem",
         allow_abbrev=False,
@@ -40,60 +42,62 @@ def parser(chosen: str | None = None) -> tuple[argparse.ArgumentParser, argparse
         epilog="poem COMMAND --help explains one of them; poem completion bash prints shell completion.",
     )
     top.add_argument("--version", action="version", version=f"poem-tta {__version__}")
-    top.add_argument("-v", "--verbose", action="store_true", help="say more while working")
-    commands = top.add_subparsers(dest="command", metavar="COMMAND", title="commands", required=True)
-    asked = None
+    top.add_argument("-v", "--verbose", action="store_true", help="log more, and print tracebacks")
+    subparsers = top.add_subparsers(dest="command", metavar="COMMAND", title="commands", required=True)
+    parsers: dict[str, argparse.ArgumentParser] = {}
     for name, help_line in COMMANDS.items():
-        command = commands.add_parser(name, help=help_line, description=help_line, allow_abbrev=False)
-        if name == chosen:
-            module = import_module(f"poem.cli.{name.replace('-', '_')}")
+        command = subparsers.add_parser(name, help=help_line, description=help_line, allow_abbrev=False)
+        if name in commands:
+            module = _module(name)
             command.formatter_class = argparse.RawDescriptionHelpFormatter
             command.epilog = module.__doc__
-            module.options(command)
-            asked = command
-    return top, asked
+            module.add_options(command)
+            parsers[name] = command
+    return top, parsers
+
+
+def _module(command: str) -> Any:
+    return import_module(f"poem.cli.{command.replace('-', '_')}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; one whose reader goes away, as in `poem list | head`, ends without a word."""
+    """Run one command and return its exit code; a closed pipe, as in `poem list | head`, ends it silently."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # names of any bytes can be printed, on a terminal of any encoding
+        if isinstance(stream, io.TextIOWrapper):  # so that any file name can be printed, whatever the encoding
             stream.reconfigure(errors="backslashreplace")
     try:
         try:
-            return _run(argv)
+            return _dispatch(argv)
         finally:
             sys.stdout.flush()
     except BrokenPipeError:
         for stream in (sys.stdout, sys.stderr):
             try:
                 stream.flush()
-            except BrokenPipeError:  # what is left in it goes nowhere, so that the interpreter can end in peace
+            except BrokenPipeError:  # discard what is buffered, or the interpreter's own flush at exit fails
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-        return 128 + 13  # as a shell says of a process that SIGPIPE ended
+        return 128 + 13  # a shell's exit code for SIGPIPE
 
 
-def _run(argv: Sequence[str] | None) -> int:
-    """Errors of use are one line that ends with what to type."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    first = next((word for word in words if not word.startswith("-")), None)
+def _dispatch(argv: Sequence[str] | None) -> int:
+    """Parse the arguments and run the command; an error is printed as one line that ends with what to type."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    first = next((word for word in arguments if not word.startswith("-")), None)
     if first is not None and first not in COMMANDS:
-        near = difflib.get_close_matches(first, COMMANDS, n=2, cutoff=0.5)
-        hint = f"did you mean {' or '.join(f'poem {name}' for name in near)}?" if near else "see poem --help"
+        hint = nearest_hint(first, COMMANDS, most=2, cutoff=0.5, show="poem {}".format, otherwise="see poem --help")
         print(f"poem: there is no command {first!r}; {hint}", file=sys.stderr)
         return 2
-    top, asked = parser(first)
-    if not words:
+    top, parsers = build_parser([] if first is None else [first])
+    if not arguments:
         top.print_help()
         return 2
-    if asked is not None:
-        _refuse_unknown(words, asked)
-    args = top.parse_args(words)
+    if first is not None:
+        _check_option_names(arguments, parsers[first])
+    args = top.parse_args(arguments)
     logging.basicConfig(level=logging.INFO if args.verbose else logging.WARNING, format="poem: %(message)s")
-    keep_memory()
-    module = import_module(f"poem.cli.{args.command.replace('-', '_')}")
+    keep_freed_memory()
     try:
-        return int(module.run(args))
+        return int(_module(args.command).run(args))
     except KeyboardInterrupt:
         print("poem: stopped", file=sys.stderr)
         return 130
@@ -104,24 +108,25 @@ def _run(argv: Sequence[str] | None) -> int:
             raise
         print(f"poem {args.command}: {error}", file=sys.stderr)
         return 2
-    except Exception as error:  # nobody foresaw it: a network and images that do not fit, no memory, a bug
+    except Exception as error:  # unforeseen: images that do not fit the network, no memory, a bug
         if args.verbose:
             raise
         reason = (str(error).strip() or "no reason given").splitlines()[0]
-        said = f"{type(error).__name__}: {reason}; poem -v {args.command} prints the traceback"
-        print(f"poem {args.command}: {said}", file=sys.stderr)
+        hint = f"poem -v {args.command} prints the traceback"
+        print(f"poem {args.command}: {type(error).__name__}: {reason}; {hint}", file=sys.stderr)
         return 2
 
 
-def _refuse_unknown(words: Sequence[str], command: argparse.ArgumentParser) -> None:
-    """An option that the command has not is its own error, with the nearest one, before its value is taken for more."""
-    known = [option for action in command._actions for option in action.option_strings] + ["--verbose", "--version"]
-    for word in words:
+def _check_option_names(arguments: Sequence[str], command: argparse.ArgumentParser) -> None:
+    """Report an unknown option with the nearest one; argparse would first complain about its value."""
+    options = [option for action in command._actions for option in action.option_strings]
+    options += ["--verbose", "--version"]
+    for word in arguments:
         name = word.split("=")[0]
         if name == "--":
             return
-        if name.startswith("--") and name not in known:
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+        if name.startswith("--") and name not in options:
+            near = nearest_names(name, options, cutoff=0.5)
             command.error(f"there is no option {name}" + (f"; did you mean {near[0]}?" if near else ""))
 
 

@@ -1,10 +1,10 @@
 """Examples:
 poem run --base digits-bn --data digits-test --method poem --corruption fog --preset cifar --lr 0.005
-poem run --base vit-b16-B --data imagenet-c --method sar --corruption fog --n 1000 --root ROOT --out sar.json
+poem run --base vit-b16-B --data imagenet-c --method sar --corruption fog --n 1000 --root ROOT -o sar.json
 poem run --base digits-gn --data digits-test --method tent --scenario continual --corruption fog snow contrast
 poem run CELL.json --seed 1 --set changes.threshold=0.5
 
-CELL.json holds a cell, or a result whose cell is run again; flags > file > defaults.
+CELL.json holds a cell, or a result, whose cell is then run again; flags > file > defaults.
 Exit codes: 0 measured, 1 measured with answers that are NaN or infinite, 2 bad input.
 """  # noqa: D205, D415 - an epilog of the command's help
 
@@ -15,8 +15,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from poem.cli import _values
-from poem.cli._values import named_path
+from poem._util.limits import MAX_PROCESSES, SEED_RANGE
+from poem.cli import _option_checks as checks
+from poem.cli._option_checks import path_argument
 
 if TYPE_CHECKING:
     from poem.bench.cell import Cell
@@ -29,12 +30,12 @@ _FLAGS = (
 """Options that are fields of a cell."""
 
 
-def options(parser: argparse.ArgumentParser) -> None:
-    """What the command takes."""
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments to its parser."""
     parser.add_argument(
-        "file", nargs="?", type=named_path, metavar="CELL.json", help="a cell or a result; flags go on top"
+        "file", nargs="?", type=path_argument, metavar="CELL.json", help="a cell or a result; flags go on top"
     )
-    parser.add_argument("--base", help="a named base; poem verify list prints them")
+    parser.add_argument("--base", help="a named base; poem list bases prints them")
     parser.add_argument("--data", help="a data set's name; clean data is corrupted on the fly")
     parser.add_argument("--method", help="a method's name; poem list prints them")
     parser.add_argument("--scenario", help="single, continual, mixed, label-shift, ...; default: single")
@@ -51,76 +52,79 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--weights", metavar="FOLDER", help="where weight files lie")
     parser.add_argument("--device", default="cpu", help="default: cpu")
     parser.add_argument("--loaders", type=int, default=0, metavar="N", help="loader processes; default: 0")
-    parser.add_argument("--out", type=named_path, metavar="FILE", help="write the result as JSON")
+    parser.add_argument("-o", "--out", type=path_argument, metavar="FILE", help="write the result as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure one cell and print its card and metrics; 1 if an answer was not finite."""
-    from poem._util.files import check_file
+    """Measure one cell and print its card and metrics; returns 1 if an answer was not finite."""
+    from poem._util.files import check_file_writable
     from poem.bench.load_cell import Machine
     from poem.bench.measure import measure
     from poem.bench.runners import CellProgress
     from poem.bench.sweep import SweepPlanned
-    from poem.cli._bar import Bar
+    from poem.cli._sweep_progress import SweepProgress
 
     if args.out is not None:
-        check_file(args.out)
-    _values.within(args, 1, _values.MANY, "threads")
-    _values.within(args, 0, _values.MANY, "loaders")
-    _values.within(args, *_values.SEEDS, "seed")
-    _values.finite(args, "lr")
-    _values.existing(args, "weights")
-    _values.device(args.device)
+        check_file_writable(args.out)
+    checks.check_range(args, 1, MAX_PROCESSES, "threads")
+    checks.check_range(args, 0, MAX_PROCESSES, "loaders")
+    checks.check_range(args, *SEED_RANGE, "seed")
+    checks.check_finite(args, "lr")
+    checks.check_exists(args, "weights")
+    checks.check_devices(args.device)
     cell = _cell(args)
     if cell.data == "digits" and cell.base.startswith("digits-"):
-        print(f"digits are another set, 8x8 and enlarged, than {cell.base} knows; its own is --data digits-test",
+        print(f"digits are another set, 8x8 and enlarged, than {cell.base} was trained for; use --data digits-test",
               file=sys.stderr)  # fmt: skip
     machine = Machine(root=args.root, weights=args.weights, device=args.device, workers=args.loaders)
-    with Bar() as bar:
-        bar(SweepPlanned((cell,), ()))
-        result = measure(cell, machine, on_progress=lambda images, total: bar(CellProgress(cell, images, total)))
-    print(_text(result))
+    with SweepProgress() as progress:
+        progress(SweepPlanned((cell,), ()))
+        report = measure(cell, machine, on_progress=lambda images, of: progress(CellProgress(cell, images, of)))
+    print(_report_text(report))
     if args.out is not None:
-        result.save(args.out)
+        report.save(args.out)
         print(f"\nresult in {args.out}")
-    if result.nonfinite:
-        count = f"{result.nonfinite} of {result.card['total']}"
-        print(f"poem run: {count} answers were not finite (NaN or Inf) and count as wrong; {_remedy(result)}",
+    if report.nonfinite:
+        count = f"{report.nonfinite} of {report.card['total']}"
+        print(f"poem run: {count} answers were not finite (NaN or Inf) and count as wrong; {_remedy(report)}",
               file=sys.stderr)  # fmt: skip
-    return 1 if result.nonfinite else 0
+    return 1 if report.nonfinite else 0
 
 
-def _remedy(result: CellResult) -> str:
-    """What to type next."""
-    if result.cell.method == "source":
+def _remedy(report: CellResult) -> str:
+    """What to try where answers are not finite."""
+    if report.cell.method == "source":
         return "the model itself gives them: check its weights and its input, poem verify names causes"
     return "see whether --method source has them too; if not, try a smaller --lr"
 
 
 def _cell(args: argparse.Namespace) -> Cell:
-    """The cell of the file with the flags on top."""
+    """Build the cell from the file, with the options on top."""
     from poem.bench.cell import merge_fields, read_cell
-    from poem.cli._fields import pairs, with_fields
+    from poem.cli._cell_input import apply_assignments, parse_assignments
     from poem.recipes.methods import SAME_PRESET
 
     flags = {name: getattr(args, name) for name in _FLAGS if getattr(args, name) is not None}
-    values = with_fields(merge_fields({} if args.file is None else _stated(args.file), flags), pairs(args.set))
+    stated = merge_fields({} if args.file is None else _read_fields(args.file), flags)
+    values = apply_assignments(stated, parse_assignments(args.set))
     preset = values.get("preset", "imagenet")
-    values["preset"] = SAME_PRESET.get(preset, preset) if isinstance(preset, str) else preset  # one cell, one key
+    values["preset"] = (
+        SAME_PRESET.get(preset, preset) if isinstance(preset, str) else preset
+    )  # synonyms would give one cell two keys
     missing = [name for name in ("base", "data", "method") if name not in values]
     if missing:
-        words = " ".join(f"--{name}" for name in missing)
+        options = " ".join(f"--{name}" for name in missing)
         raise ValueError(
-            f"expected {words}, or a file with a cell, as in "
+            f"expected {options}, or a file with a cell, as in "
             "poem run --base digits-bn --data digits-test --method poem --corruption fog --preset cifar"
         )
     cell = read_cell(values)
-    _check(cell)
+    _check_names(cell)
     return cell
 
 
-def _check(cell: Cell) -> None:
-    """Names that nobody knows are told before anything is opened."""
+def _check_names(cell: Cell) -> None:
+    """Raise for unknown names of base, data, method and scenario before anything is opened."""
     from poem import zoo
     from poem.streams.datasets import canonical
 
@@ -130,13 +134,11 @@ def _check(cell: Cell) -> None:
     cell.order()
 
 
-def _stated(path: Path) -> dict[str, Any]:
-    from poem._util.files import read_json
+def _read_fields(path: Path) -> dict[str, Any]:
+    """Read the fields of a cell from a JSON file of a cell or of a result."""
+    from poem.cli._cell_input import read_cell_json
 
-    try:
-        values = read_json(path)
-    except ValueError as error:
-        raise ValueError(f"expected a cell as JSON in {path}: {error}") from error
+    values = read_cell_json(path, "a cell as JSON")
     if not isinstance(values, dict):
         raise ValueError(f"expected one cell in {path}, got a {type(values).__name__}; a list goes to poem bench")
     found = values["cell"] if "schema" in values and "cell" in values else values
@@ -145,17 +147,17 @@ def _stated(path: Path) -> dict[str, Any]:
     return dict(found)
 
 
-def _text(result: CellResult) -> str:
+def _report_text(report: CellResult) -> str:
     from poem.streams.card import Card
 
-    lines = [str(Card.from_dict(result.card)), "", f"{result.cell.label}, key {result.key}"]
+    lines = [str(Card.from_dict(report.card)), "", f"{report.cell.label}, key {report.key}"]
     units = {"nll": "nats", "entropy_before": "nats", "entropy_after": "nats"}
-    lines.append(f"{'n':<16}{result.ledger['images']:10d} images")
-    lines += [f"{name:<16}{value:10.3f} {units.get(name, '%')}" for name, value in result.metrics.items()]
-    lines += [f"{'not finite':<16}{result.nonfinite:10d} answers"] if result.nonfinite else []
-    lines += [f"{name:<16}{value:10.1f}" for name, value in result.timing.items() if name == "images_per_s"]
-    lines += [f"{name:<16}{value:10d} images" for name, value in result.ledger.items() if name.endswith("wards")]
-    lines += [f"note: {note}" for note in result.notes]
-    if result.cell.method != "source":
+    lines.append(f"{'n':<16}{report.ledger['images']:10d} images")
+    lines += [f"{name:<16}{value:10.3f} {units.get(name, '%')}" for name, value in report.metrics.items()]
+    lines += [f"{'not finite':<16}{report.nonfinite:10d} answers"] if report.nonfinite else []
+    lines += [f"{name:<16}{value:10.1f}" for name, value in report.timing.items() if name == "images_per_s"]
+    lines += [f"{name:<16}{value:10d} images" for name, value in report.ledger.items() if name.endswith("wards")]
+    lines += [f"note: {note}" for note in report.notes]
+    if report.cell.method != "source":
         lines.append("the same with --method source measures the model unadapted")
     return "\n".join(lines)

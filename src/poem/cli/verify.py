@@ -10,19 +10,19 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable, Sequence
 
-from poem.cli import _values
-from poem.cli._values import triple as triple
+from poem.cli import _option_checks as checks
+from poem.cli._option_checks import rgb_argument
 
 
-def options(parser: argparse.ArgumentParser) -> None:
-    """What the command takes."""
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments to its parser."""
     parser.add_argument("base", help="a named base, or 'list' for all of them")
     parser.add_argument("data", nargs="?", help="a data set's name, or a folder or tar of class folders")
     parser.add_argument("--root", help="where named data lies; default: $POEM_DATA")
     parser.add_argument("--weights", help="a file or folder with the weights, or 'random'")
-    parser.add_argument("--limit", type=int, help="so many images instead of all")
-    parser.add_argument("--mean", type=triple, help="what your code subtracts, as 0.485,0.456,0.406")
-    parser.add_argument("--std", type=triple, help="what your code divides by, as 0.229,0.224,0.225")
+    parser.add_argument("--limit", type=int, metavar="N", help="measure N images instead of all")
+    parser.add_argument("--mean", type=rgb_argument, help="what your code subtracts, as 0.485,0.456,0.406")
+    parser.add_argument("--std", type=rgb_argument, help="what your code divides by, as 0.229,0.224,0.225")
     parser.add_argument("--corruption", help="of imagenet-c or cifar10-c; default: all fifteen")
     parser.add_argument("--severity", type=int, default=5)
     parser.add_argument("--under", help="the folder inside an archive that holds the class folders")
@@ -34,53 +34,51 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure, compare, say pass or what is wrong; 0 for pass, 1 otherwise."""
+    """Measure the source accuracy, compare it with what is known, print the findings; returns 0 for pass, else 1."""
     if args.base == "list":
-        return _list()
+        return _print_bases()
     if args.data is None:
         raise ValueError("expected a base and a data set, as in poem verify effnet-lite0 tiny-imagenet-val")
-    _values.positive_std(args.std)
-    _values.within(args, 1, None, "batch_size")
-    _values.device(args.device)
+    checks.check_std(args.std)
+    checks.check_range(args, 1, None, "batch_size")
+    checks.check_devices(args.device)
 
     import json
     import sys
     from pathlib import Path
 
-    from poem._util.files import check_file, write_whole
+    from poem._util.files import check_file_writable, write_atomic
     from poem.zoo.verify import verify
 
     if args.json not in (None, "-"):
-        check_file(Path(args.json))
+        check_file_writable(Path(args.json))
 
     verdict = verify(
         args.base, args.data, args.root, weights=args.weights, mean=args.mean, std=args.std, limit=args.limit,
         corruption=args.corruption, severity=args.severity, under=args.under, batch_size=args.batch_size,
-        device=args.device, watch=_bar,
+        device=args.device, watch=_watch,
     )  # fmt: skip
     command = " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
     held = json.dumps({"command": command, **verdict.to_dict()}, indent=1)
     print(held if args.json == "-" else f"{verdict.card}\n\n{verdict}")
     if args.json not in (None, "-"):
-        write_whole(Path(args.json), f"{held}\n")
+        write_atomic(Path(args.json), f"{held}\n")
     return 0 if verdict.passed else 1
 
 
-def _bar(indices: Sequence[int], words: str) -> Iterable[int]:
-    """A progress bar on the terminal, nothing elsewhere."""
-    from rich.console import Console
-    from rich.progress import track
+def _watch(indices: Sequence[int], title: str) -> Iterable[int]:
+    """Show the progress of a pass over images."""
+    from poem._util.progress import track
 
-    console = Console(stderr=True)
-    return track(indices, words[:40], console=console, disable=not console.is_terminal, transient=True)
+    return track(indices, title[:40], len(indices), unit="images")
 
 
-def _list() -> int:
+def _print_bases() -> int:
     from poem import zoo
 
     for name in zoo.bases():
         base = zoo.base(name)
         print(f"{name:<16} {base.kind:<11} {base.tag}\n{'':<16} {base.normalisation}; {base.notes}")
-        for known in base.known[:2]:
-            print(f"{'':<16} {known}")
+        for accuracy in base.known[:2]:
+            print(f"{'':<16} {accuracy}")
     return 0

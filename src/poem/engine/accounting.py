@@ -2,7 +2,7 @@
 
 Counts are in images. *Needed* rows are those that the method's arithmetic asks for (the paper's tables count these);
 *computed* rows are those that went through the network, because a masked pass keeps the batch whole. Tensors are read
-only when somebody asks, so that keeping the books never waits for a device.
+only when they are asked for, so that counting never waits for a device.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Count = int | Tensor
 
 
 class FirstLast(NamedTuple):
-    """A quantity at the first look at a batch, and at the last."""
+    """A quantity in the first forward pass over a batch, and in the last."""
 
     first: Tensor
     last: Tensor
@@ -36,38 +36,39 @@ class Costs:
     updates: Count = 0
 
     def add(self, other: Costs) -> None:
-        """Adds another's sums to these."""
+        """Add another's sums to these."""
         for item in fields(Costs):
             setattr(self, item.name, getattr(self, item.name) + getattr(other, item.name))
 
 
-class Batchwise:
+class BatchRecord:
     """`adapter.last`: everything known about the batch that was answered last."""
 
     def __init__(self, costs: Costs | None = None) -> None:
         self.costs = costs or Costs()
         self.selected: Tensor = torch.zeros(0, dtype=torch.bool)
-        """(B,) who was selected at the first look."""
+        """(B,) which samples were selected before any update."""
         self.newly_reliable: Tensor = torch.zeros(0, dtype=torch.bool)
-        """(B,) not selected at the first look, selected at a later one."""
+        """(B,) not selected before any update, selected after one."""
         self.no_longer_reliable: Tensor = torch.zeros(0, dtype=torch.bool)
-        """(B,) selected at the first look, not at the last one that selected."""
+        """(B,) selected before any update, not in the last selection."""
         self.entropy = FirstLast(torch.zeros(0), torch.zeros(0))
-        """(B,) each, in nats: at the first look and at the last."""
+        """(B,) each, in nats: in the first forward pass and in the last."""
         self.first_logits: Tensor = torch.zeros(0, 0)
         """(B, C) before any update."""
-        self.remarks: list[str] = []  # known while the batch runs
-        self.odd: Tensor | None = None  # (2,) answers that are not finite, updates that moved nothing; read when asked
+        self.remarks: list[str] = []  # notes known while the batch runs
+        self.anomalies: Tensor | None = None  # (2,) answers that are not finite, updates that changed nothing
         self.loss_value: Tensor | None = None
         self.reset_flag: bool | Tensor = False
-        self.made: list[Tensor] = []
-        self.some: list[Tensor] = []  # whether anybody was left to teach, update by update
-        self.nothing = False
+        self.applied: list[Tensor] = []  # () bool for each update tried
+        self.any_selected: list[Tensor] = []  # () bool for each update tried: whether it had a selected sample
+        self.none_selected = False  # no update was tried, since no sample was selected
+        self.not_due = False  # no update was tried, since the recipe makes none on this batch
 
     @property
     def notes(self) -> list[str]:
-        """What the engine has to say about this batch: a fallback, answers that are not finite, an idle update."""
-        return [*self.remarks, *alarms(self.odd).values()]
+        """Fallbacks taken in this batch, answers that are not finite, updates that changed nothing."""
+        return [*self.remarks, *anomaly_texts(self.anomalies).values()]
 
     @property
     def first_entropy(self) -> Tensor:
@@ -76,22 +77,22 @@ class Batchwise:
 
     @property
     def last_entropy(self) -> Tensor:
-        """(B,) in nats, at the last look."""
+        """(B,) in nats, in the last forward pass."""
         return self.entropy.last
 
     @property
     def taught(self) -> int:
-        """Samples that taught, summed over the updates."""
+        """Selected samples, summed over the updates that were applied."""
         return int(self.costs.taught)
 
     @property
     def rounds(self) -> int:
-        """How often an update was tried."""
+        """How many updates were tried."""
         return int(self.costs.rounds)
 
     @property
     def updates(self) -> int:
-        """How many updates were made."""
+        """How many updates were applied."""
         return int(self.costs.updates)
 
     @property
@@ -101,7 +102,7 @@ class Batchwise:
 
     @property
     def backwards(self) -> int:
-        """Images with a non-zero share in a loss, summed over backward passes."""
+        """Images with a non-zero share in a loss, summed over backward passes and further passes with a gradient."""
         return int(self.costs.backwards)
 
     @property
@@ -111,7 +112,7 @@ class Batchwise:
 
     @property
     def backwards_computed(self) -> int:
-        """Rows that went back through the network."""
+        """Rows of backward passes."""
         return int(self.costs.backwards_computed)
 
     @property
@@ -126,40 +127,44 @@ class Batchwise:
 
     @property
     def skipped(self) -> str | None:
-        """Why nothing was learnt, or None."""
-        if self.nothing:
+        """Why no update was applied, or None."""
+        if self.none_selected:
             return "nothing selected"
-        if self.made and not any(bool(applied) for applied in self.made):
-            taught = any(bool(some) for some in self.some)
-            return "the update was not finite" if taught else "nothing passed the second filter"
+        if self.not_due:
+            return "no update was due"
+        if self.applied and not any(bool(applied) for applied in self.applied):
+            selected = any(bool(some) for some in self.any_selected)
+            return "the update was not finite" if selected else "nothing passed the second filter"
         return None
 
-    def gather(self, parts: list[Batchwise]) -> None:
-        """Take over what was found image by image, or for the one batch there was."""
-        self.selected = _together([part.selected for part in parts])
-        self.newly_reliable = _together([part.newly_reliable for part in parts])
-        self.no_longer_reliable = _together([part.no_longer_reliable for part in parts])
-        first = _together([part.entropy.first for part in parts])
-        self.entropy = FirstLast(first, _together([part.entropy.last for part in parts]))
-        self.first_logits = _together([part.first_logits for part in parts])
+    def merge(self, parts: list[BatchRecord]) -> None:
+        """Take over the records of the pieces that a batch was split into, or of the one that it was."""
+        self.selected = _joined([part.selected for part in parts])
+        self.newly_reliable = _joined([part.newly_reliable for part in parts])
+        self.no_longer_reliable = _joined([part.no_longer_reliable for part in parts])
+        first = _joined([part.entropy.first for part in parts])
+        self.entropy = FirstLast(first, _joined([part.entropy.last for part in parts]))
+        self.first_logits = _joined([part.first_logits for part in parts])
         self.loss_value = next((part.loss_value for part in reversed(parts) if part.loss_value is not None), None)
-        self.made = [applied for part in parts for applied in part.made]
-        self.some = [some for part in parts for some in part.some]
-        counts = [part.odd for part in parts if part.odd is not None]
-        self.odd = counts[0] if len(counts) == 1 else torch.stack(counts).sum(0) if counts else None
+        self.applied = [applied for part in parts for applied in part.applied]
+        self.any_selected = [some for part in parts for some in part.any_selected]
+        counts = [part.anomalies for part in parts if part.anomalies is not None]
+        self.anomalies = counts[0] if len(counts) == 1 else torch.stack(counts).sum(0) if counts else None
         self.remarks += [remark for part in parts for remark in part.remarks]
-        self.nothing = all(part.nothing for part in parts)
+        self.none_selected = all(part.none_selected for part in parts)
+        self.not_due = all(part.not_due for part in parts)
         for part in parts:
+            self.costs.add(part.costs)
             self.reset_flag = part.reset_flag if self.reset_flag is False else self.reset_flag
 
     def __repr__(self) -> str:
         words = f"taught={self.taught}, rounds={self.rounds}, updates={self.updates}, forwards={self.forwards}"
-        return f"Batchwise({words}, backwards={self.backwards}, loss={self.loss}, skipped={self.skipped!r})"
+        return f"BatchRecord({words}, backwards={self.backwards}, loss={self.loss}, skipped={self.skipped!r})"
 
 
-def alarms(odd: Tensor | None) -> dict[str, str]:
-    """What went wrong without an error, by kind, from the counts of odd answers and updates; reads them."""
-    not_finite, idle = (0, 0) if odd is None else odd.tolist()
+def anomaly_texts(anomalies: Tensor | None) -> dict[str, str]:
+    """What went wrong without an error, by kind, from the counts; reads them from the device."""
+    not_finite, idle = (0, 0) if anomalies is None else anomalies.tolist()
     found = {}
     if not_finite:
         found["not finite"] = (
@@ -169,14 +174,14 @@ def alarms(odd: Tensor | None) -> dict[str, str]:
         )
     if idle:
         found["idle"] = (
-            "an update moved nothing: every gradient is zero, as for layers that do not use the tensors of "
+            "an update changed nothing: every gradient is zero, as for layers that do not use the tensors of "
             "adapter.adapted (quantised ones), or answers that are already certain"
         )
     return found
 
 
-def _together(tensors: list[Tensor]) -> Tensor:
-    """One after the other; the very tensor where there is one."""
+def _joined(tensors: list[Tensor]) -> Tensor:
+    """The tensors concatenated; the very tensor where there is one."""
     return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
 
 
@@ -203,7 +208,7 @@ class Totals:
 
 
 @dataclass
-class Books(Costs):
+class RunningTotals(Costs):
     """The running sums behind `adapter.totals`; on a device they stay there until read."""
 
     batches: Count = 0
@@ -213,28 +218,30 @@ class Books(Costs):
     no_longer_reliable: Count = 0
     resets: Count = 0
     skips: Count = 0
-    odd: Tensor | None = None  # (2,) answers that are not finite, updates that moved nothing
+    anomalies: Tensor | None = None  # (2,) answers that are not finite, updates that changed nothing
 
-    def close(self, entry: Batchwise, images: int) -> None:
-        """Adds a finished batch."""
-        self.add(entry.costs)
+    def add_batch(self, record: BatchRecord, images: int) -> None:
+        """Add a finished batch."""
+        self.add(record.costs)
         self.batches += 1
         self.images += images
-        self.selected = self.selected + entry.selected.sum()
-        self.newly_reliable = self.newly_reliable + entry.newly_reliable.sum()
-        self.no_longer_reliable = self.no_longer_reliable + entry.no_longer_reliable.sum()
+        self.selected = self.selected + record.selected.sum()
+        self.newly_reliable = self.newly_reliable + record.newly_reliable.sum()
+        self.no_longer_reliable = self.no_longer_reliable + record.no_longer_reliable.sum()
         self.resets = self.resets + (
-            entry.reset_flag if isinstance(entry.reset_flag, Tensor) else int(entry.reset_flag)
+            record.reset_flag if isinstance(record.reset_flag, Tensor) else int(record.reset_flag)
         )
-        missed: Count = int(entry.nothing)
-        if entry.made and not entry.nothing:
-            missed = 1 - torch.stack(entry.made).any().long()
-        self.skips = self.skips + missed
-        if entry.odd is not None:
-            self.odd = entry.odd if self.odd is None else self.odd.to(entry.odd.device) + entry.odd
+        skipped: Count = int(record.none_selected)
+        if record.applied and not record.none_selected:
+            skipped = 1 - torch.stack(record.applied).any().long()
+        self.skips = self.skips + skipped
+        if record.anomalies is not None:
+            before = self.anomalies
+            new = record.anomalies
+            self.anomalies = new if before is None else before.to(new.device) + new
 
     def read(self) -> Totals:
         """All sums as plain numbers."""
-        counts = {item.name: int(getattr(self, item.name)) for item in fields(self) if item.name != "odd"}
-        not_finite, idle = (0, 0) if self.odd is None else self.odd.tolist()
+        counts = {item.name: int(getattr(self, item.name)) for item in fields(self) if item.name != "anomalies"}
+        not_finite, idle = (0, 0) if self.anomalies is None else self.anomalies.tolist()
         return Totals(**counts, not_finite=not_finite, idle=idle)

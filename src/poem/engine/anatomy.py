@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+
+from poem._util.nearest import nearest_names
 
 NORMS: tuple[type[nn.Module], ...] = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)  # _NormBase: batch, instance
 
@@ -111,7 +112,7 @@ class Anatomy:
             ValueError: When the network has no module of that name.
         """
         if module not in self.modules:
-            near = difflib.get_close_matches(module, self.modules, n=3, cutoff=0.4) or self.stages[-3:]
+            near = nearest_names(module, self.modules, most=3, cutoff=0.4) or self.stages[-3:]
             raise ValueError(f"expected the name of a module, got {module!r}; nearest: {', '.join(map(repr, near))}")
         # Depth first, parents before children: what stands later in the list is inside or after.
         later = set(self.modules[self.modules.index(module) :])

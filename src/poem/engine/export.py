@@ -7,11 +7,11 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from poem.engine.borrowed import HALF
 from poem.engine.network import Network
+from poem.engine.parameter_groups import HALF
 from poem.engine.state import State
 from poem.engine.twin import Translation
-from poem.parts.base import Look, Memory
+from poem.parts.base import Memory, Need, Outputs
 from poem.parts.statistics import FromBatch, RunningMean, Source
 from poem.recipes.recipe import Recipe
 
@@ -40,7 +40,7 @@ class Exported(nn.Module):
         if isinstance(classes, Tensor):
             logits = [each[:, classes] for each in logits]
         answer = logits[0] if self._branch is None else self._branch.together(logits[0], logits[1])
-        return self._correct(Look(answer, tuple(logits)))
+        return self._correct(Outputs(answer, tuple(logits)), {})
 
 
 def exported(network: Network, recipe: Recipe, state: State) -> nn.Module:
@@ -51,11 +51,11 @@ def exported(network: Network, recipe: Recipe, state: State) -> nn.Module:
     statistics = recipe.statistics
     if not isinstance(statistics, FromBatch | RunningMean | Source):
         raise ValueError(f"{statistics!r} depends on each batch and cannot be exported; use statistics=Source()")
-    if recipe.readout.correct.features:
+    if Need.FEATURES in recipe.readout.correct.needs:
         raise ValueError(f"{recipe.readout.correct!r} reads features and cannot be exported; use readout=Readout()")
-    values = state.teacher if recipe.readout.look == "teacher" else state.moving
+    values = state.teacher if recipe.readout.which == "teacher" else state.moving
     heads = []
-    for keys in [("theta",), ("theta", "branch")][: len(values)]:
+    for keys in [("theta",), ("theta", "branch")][: 1 + ("branch" in values)]:
         head = copy.deepcopy(network.model).eval()
         own = dict(head.named_parameters())
         for key in keys:

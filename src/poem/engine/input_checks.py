@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from poem._util.integers import as_integer, plain_scalar
 from poem.engine.anatomy import WITHOUT_NORMS, is_norm
-from poem.parts.fields import LARGEST, unboxed, whole
+from poem.parts.fields import LARGEST
 from poem.recipes.recipe import Recipe
 
 log = logging.getLogger("poem")
@@ -49,7 +50,7 @@ def model(module: nn.Module) -> nn.Module:
 
 def batch_size(given: int | None) -> int | None:
     """The configured batch size as a plain integer, where one is given."""
-    size = whole(given)
+    size = as_integer(given)
     if given is not None and (size is None or not 1 <= size <= LARGEST):
         raise ValueError(
             f"expected a batch size, an integer of at least 1, got {given!r}; leave it out to take the first batch's"
@@ -59,7 +60,7 @@ def batch_size(given: int | None) -> int | None:
 
 def seed(given: int) -> int:
     """A seed that torch's generators take, as a plain integer."""
-    found = whole(given)
+    found = as_integer(given)
     if found is None or not -LARGEST <= found < 2**64:
         raise ValueError(f"expected an integer seed, got {given!r}; leave it out for 0")
     return found
@@ -74,9 +75,9 @@ def indices(classes: Sequence[int] | Tensor | None) -> list[int] | None:
         raise ValueError(f"expected classes as integer indices into the logits, got {classes!r}; {remedy}")
     found: list[int] = []
     for each in classes:
-        if isinstance(unboxed(each), bool):
+        if isinstance(plain_scalar(each), bool):
             raise ValueError("expected classes as indices into the logits, got truth values; use mask.nonzero()[:, 0]")
-        index = whole(each)
+        index = as_integer(each)
         if index is None:
             raise ValueError(f"expected classes as integer indices into the logits, got {each!r}; {remedy}")
         found.append(index)
@@ -109,7 +110,7 @@ def normalisation(
 def _finite_numbers(given: Sequence[float]) -> tuple[float, ...]:
     """The numbers of a mean or std, NumPy's and torch's too."""
     try:
-        found = [float(unboxed(each)) for each in given]
+        found = [float(plain_scalar(each)) for each in given]
     except (TypeError, ValueError):
         found = [math.nan]
     if isinstance(given, str) or not all(map(math.isfinite, found)):
@@ -268,7 +269,7 @@ def state(new: Any, mine: dict[str, Any]) -> None:
         ("mean", "pass the same mean="),
         ("std", "pass the same std="),
         ("mask", "pass the same classes="),
-        ("fisher", "pass the same source_data="),
+        ("prepared", "pass the same source_data="),
     ):
         if key not in new or new[key] != mine[key]:
             raise ValueError(f"{_difference(key, mine[key], new.get(key))}; {remedy}")
@@ -284,6 +285,9 @@ def state(new: Any, mine: dict[str, Any]) -> None:
             isinstance(value, bool) or not isinstance(value, int) or value < least
         ):
             raise ValueError(f"expected {key} to be an integer of at least {least}, got {value!r}")
+    image = new["image"]
+    if image is not None and not (isinstance(image, list) and all(type(each) is int and each > 0 for each in image)):
+        raise ValueError(f"expected image to be the shape of one image or None, got {image!r}")
     rng = new["rng"]
     if not isinstance(rng, Tensor) or rng.dtype != mine["rng"].dtype or rng.shape != mine["rng"].shape:
         raise ValueError("expected the random state of a torch.Generator in the state, got something else")

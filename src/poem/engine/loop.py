@@ -1,13 +1,13 @@
-"""The one loop: a batch from the first look to the answer.
+"""The one loop: a batch from its first forward pass to the answer.
 
-Every method runs through `Turn.run`. Masks keep the batch whole and updates are predicated on the device, so a round
-reads from the device once.
+Every method runs through `BatchLoop`. Its three stages, `first`, `update` and `finish`, are called by `run` and, to be
+captured as CUDA graphs, by `accelerate/capture.py`. Masks keep the batch whole and updates are predicated on the
+device, so that the host reads from the device once per update.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -15,263 +15,387 @@ import torch
 from torch import Tensor
 
 from poem.engine import input_checks as checks
-from poem.engine.accounting import Batchwise, FirstLast
-from poem.engine.looking import Looking
+from poem.engine.accounting import BatchRecord, Costs, FirstLast
 from poem.engine.network import Network
-from poem.engine.state import State, put
-from poem.parts.base import Batch, Lesson, Look
+from poem.engine.norm_layers import ForwardContext
+from poem.engine.state import State, update_where
+from poem.parts.base import Batch, Memory, Outcome, Outputs, Part, Selected, Update, entropy, inside
+from poem.parts.views import View, Views
 from poem.recipes.recipe import Recipe
 
-FEW = 2.5  # the way back for all costs as much as forward and back for this part of them
+
+@dataclass(frozen=True)
+class Progress:
+    """All that is known of the batch in hand; each stage returns a new one."""
+
+    view: View  # what updates learn from: the batch's images, or others
+    first: Outputs
+    last: Outputs
+    target: Tensor | None = None  # the teacher's logits for what is learnt from
+    teacher_answer: Tensor | None = None  # and for the batch
+    plain: Outputs | None = None  # the batch's own images, where others are learnt from and an early pass answers
+    selections: tuple[Tensor, ...] = ()
+    updates: tuple[Update, ...] = ()
+    flags: Tensor | None = None  # what the host reads before the next update; None: there is no further one
 
 
 @dataclass
-class Taught:
-    """One update: the look and the set it was drawn from, its loss and gradients, and whether it was made."""
-
-    look: Look
-    mask: Tensor
-    loss: Tensor
-    gradients: dict[str, Tensor]
-    made: Tensor
-
-
-@dataclass
-class Turn:
-    """One batch in hand."""
+class BatchLoop:
+    """The loop for one batch: recipe, network and state, and the counts of its forward and backward passes."""
 
     recipe: Recipe
     network: Network
     state: State
     batch: Batch
-    entry: Batchwise
     lr: float
     learn: bool  # False: predict only
-    seen: Tensor = field(init=False)  # what is looked at: the images, or views of them
-    first: Look = field(init=False)
-    last: Look = field(init=False)
-    teaching: int | None = None  # how many teach in this round, where the host knows
-    plain: Look | None = None  # the images themselves, where views teach and an early look answers
-    target: Tensor | None = None
-    sets: list[Tensor] = field(default_factory=list)
-    lessons: list[Taught] = field(default_factory=list)
-    look: Looking = field(init=False)  # called: one look, counted
+    costs: Costs = field(default_factory=Costs)
+    rows_read: int | None = None  # selected samples of the update to come, where the host has read the flags
 
-    def __post_init__(self) -> None:
-        self.look = Looking(self.recipe, self.network, self.state, self.batch, self.entry.costs)
-
-    def run(self) -> Tensor:
-        """Look, choose, update, look again while the set changes; then remember, walk back and answer (B, C)."""
-        for flags in self.rounds():
-            self.teaching = worthwhile(flags, self.batch.images, first=not self.lessons)
-            if not self.teaching:
+    def run(self) -> tuple[Tensor, BatchRecord]:
+        """Update while samples are selected and the selection changes; returns the answer (B, C) and the record."""
+        progress = self.first()
+        while progress.flags is not None:
+            self.rows_read = read_flags(progress.flags, self.batch.images, first=not progress.updates)
+            if not self.rows_read:
                 break
-        answer = self.finish()
-        self.forget()
-        return answer
+            progress = self.update(progress)
+        return self.finish(progress)
 
-    def rounds(self) -> Iterator[Tensor]:
-        """All looks and updates. Pauses before each update with flags on the device; going on makes the update."""
-        recipe, which, images = self.recipe, self.recipe.readout.look, self.batch.images
-        updates = recipe.explore.updates if self.learn and recipe.learns else 0
-        self.seen = recipe.views(images, self.batch.rng) if recipe.views and updates else images
-        self.network.early.hold(images if updates else None)
-        self.first = self.last = self.look(self.seen, grad=updates > 0)
-        if recipe.teacher and (updates or which == "teacher"):
-            self.target = self.look.teacher()
-        if updates:
-            self.sets.append(self.choose(self.last))
-        for done in range(1, updates + 1):
-            yield self.flags()
-            if self.seen is not images and (which == "before-last" or (which == "first" and done == 1)):
-                self.plain = self.look(round=done - 1, grad=False)
-            self.lessons.append(self.update(self.last, self.sets[-1]))
-            more = done < updates
-            if not more and which != "last":
-                break
-            self.last = self.look(self.seen if more else images, round=done, grad=more)
-            if more or not recipe.select.passes:  # after the last update the set is only news, and worth no pass
-                self.sets.append(self.choose(self.last) if recipe.explore.reselect else self.sets[0])
+    def first(self) -> Progress:
+        """Stage 1: the first forward pass, the teacher's target and the first selection."""
+        recipe, images, updates = self.recipe, self.batch.images, self._updates
+        self.network.acceleration.hold(images if updates else None)
+        wants_teacher = recipe.teacher is not None and (updates > 0 or recipe.readout.which == "teacher")
+        if isinstance(recipe.views, Views) and updates:
+            answer = self.teacher_answer() if wants_teacher else None
+            view, outputs = self._view(recipe.views, answer)
+        else:
+            augment = None if isinstance(recipe.views, Views) else recipe.views
+            view = View(augment(images, self.batch.rng) if augment is not None and updates else images)
+            outputs = self.forward(view.images, grad=updates > 0)
+            answer = self.teacher_answer() if wants_teacher else None
+        target = answer if view.teacher_images is None else self.predict_teacher(view.teacher_images, training=True)
+        progress = Progress(view, outputs, outputs, target, answer)
+        if not updates or view.images is None:
+            return progress
+        return self._flagged(replace(progress, selections=(self.select(outputs),)))
 
-    def finish(self) -> Tensor:
-        """Remember, walk back, enter the batch in the books, and answer (B, C)."""
-        which, lessons = self.recipe.readout.look, self.lessons
-        answers = {"before-last": lessons[-1].look if lessons else self.last, "last": self.last}
-        answer = self.plain or answers.get(which, self.first)
-        if which == "teacher" and self.target is not None:
-            answer = Look(self.target, (self.target,), self.batch, self.first.ask)
-        elif answer.shown is not self.batch.images:  # it saw views: the image itself is yet to be answered
-            answer = self.last = self.look(round=len(lessons), grad=False)
+    def _view(self, views: Views, answer: Tensor | None) -> tuple[View, Outputs]:
+        """What a part of the recipe chooses to learn from, and its outputs; the teacher's where it chooses nothing."""
+        images = self.batch.images
+        outputs = self.forward(grad=False) if answer is None else Outputs(answer, (answer,), self.batch, images=images)
+        self.state.begin(outputs)
+        view = views(self.batch, outputs.logits, self.state.memory_of("views"))
+        return view, outputs if view.images is None else self.forward(view.images)
+
+    def update(self, progress: Progress) -> Progress:
+        """Stage 2: one update and, where a later update or the answer needs it, the forward pass after it."""
+        which, images, done = self.recipe.readout.which, self.batch.images, len(progress.updates) + 1
+        learnt = progress.view.images
+        if learnt is not images and (which == "before-last" or (which == "first" and done == 1)):
+            progress = replace(progress, plain=self.forward(round=done - 1, grad=False))
+        made = self._apply_update(progress)
+        progress = replace(progress, updates=(*progress.updates, made), flags=None)
+        more = done < self._updates
+        if not more and which != "last":
+            return progress
+        outputs = self.forward(learnt if more else images, round=done, grad=more)
+        progress = replace(progress, last=outputs)
+        if more or not self.recipe.select_runs_network:  # after the last update it is only counted: worth no pass
+            again = self.select(outputs) if self.recipe.explore.reselect else progress.selections[0]
+            progress = replace(progress, selections=(*progress.selections, again))
+        return self._flagged(progress) if more else progress
+
+    def finish(self, progress: Progress) -> tuple[Tensor, BatchRecord]:
+        """Stage 3: remember, recover, record the batch, and answer (B, C). `progress` is left as it is."""
+        progress = _with_own_caches(progress)
+        which, updates, record = self.recipe.readout.which, progress.updates, BatchRecord()
+        passes = {"before-last": updates[-1].outputs if updates else progress.last, "last": progress.last}
+        answer = progress.plain or passes.get(which, progress.first)
+        if which == "teacher" and progress.teacher_answer is not None:
+            logits = progress.teacher_answer
+            answer = Outputs(logits, (logits,), self.batch, progress.first.forward)
+        elif answer.images is not self.batch.images:  # it saw other images: the batch itself has no answer yet
+            answer = self.forward(round=len(updates), grad=False)
+            progress = replace(progress, last=answer)
+        correct = self.recipe.readout.correct
+        logits = correct(answer, self.state.memory_of("readout.correct")).detach()
         if self.learn:
-            if self.recipe.step.coasts and self.sets and not lessons:
-                self.coast(~self.sets[0].any())
-            self.remember()
-        self.enter()
-        logits = self.recipe.readout.correct(answer).detach()
-        self.entry.odd = self.odd(logits)
+            if self.recipe.step.steps_when_empty and progress.selections and not updates:
+                self._step_with_zeros(~progress.selections[0].any())
+            self._remember(progress, answer, record)
+        self._fill(record, progress)
+        record.anomalies = _anomalies(logits, updates)
+        record.costs = replace(self.costs)
+        return logits, record
+
+    # Forward passes ---------------------------------------------------------------------------------------------------
+
+    def forward(
+        self,
+        images: Tensor | None = None,
+        *,
+        round: int = 0,
+        grad: bool = True,
+        theta: Tensor | None = None,
+        needed: Tensor | None = None,
+    ) -> Outputs:
+        """One counted forward pass with the present tensors, or another theta; by default all rows are needed."""
+        shown, moving = self.batch.images if images is None else images, self.state.moving
+        weights = (moving["theta"] if theta is None else theta).detach().requires_grad_(grad)
+        branch = moving["branch"].detach().requires_grad_(grad) if "branch" in moving else None
+
+        def again(images: Tensor, *, among: Tensor | None = None, grad: bool = False) -> Tensor:
+            rows = None if among is None else among.sum()
+            self._count_forward(images, rows)
+            if grad:
+                self._count_backward(len(images) if rows is None else rows, len(images))
+            with torch.set_grad_enabled(grad):
+                return self._predict(images, weights, branch, self.state.memory, among)[0]
+
+        self._count_forward(shown, needed)
+        with torch.set_grad_enabled(grad):
+            logits, heads, run = self._predict(shown, weights, branch, self.state.memory, None, training=grad)
+        outputs = Outputs(
+            logits, heads, self.batch, again, round, shown, run.features, weights, branch, run.record,
+            self.network.classify,
+        )  # fmt: skip
+        self.state.begin(outputs)
+        return outputs
+
+    def teacher_answer(self) -> Tensor:
+        """The teacher's logits for this batch."""
+        assert self.recipe.teacher is not None
+
+        def source(images: Tensor) -> Tensor:
+            return self._predict_with(images, self.state.source, self.state.memory, training=False)[0]
+
+        return self.recipe.teacher.target(self.batch, self.predict_teacher, source)
+
+    def predict_teacher(self, images: Tensor, *, training: bool = False) -> Tensor:
+        """Logits with the teacher's tensors and, where it keeps them, its own statistics."""
+        assert self.recipe.teacher is not None
+        state, own = self.state, self.recipe.teacher.own_statistics
+        memory = inside(state.memory, "teacher") if own else state.memory
+        logits, record = self._predict_with(images, state.teacher, memory, training=training)
+        if own and training:
+            state.memory = {**state.memory, **{f"teacher.{key}": value for key, value in record.items()}}
         return logits
 
-    def odd(self, logits: Tensor) -> Tensor:
-        """How many answers are not finite, and how many updates were made with a gradient of zeros."""
-        finite = logits.amax(1).isfinite()  # NaN spreads; -inf for one class is an answer
-        idle = [t.made & ~torch.stack([g.any() for g in t.gradients.values()]).any() for t in self.lessons]
-        return torch.stack([(~finite).sum(), torch.stack(idle).sum() if idle else torch.zeros_like(finite[0]).long()])
+    def _predict_with(
+        self, images: Tensor, tensors: Memory, memory: Memory, *, training: bool
+    ) -> tuple[Tensor, Memory]:
+        """Logits without a gradient from other tensors than the adapted ones, and the statistics to remember."""
+        self._count_forward(images, None)
+        with torch.no_grad():
+            theta, branch = tensors["theta"], tensors.get("branch")
+            logits, _, run = self._predict(images, theta, branch, memory, None, training=training)
+        return logits, run.record
 
-    def forget(self) -> None:
-        """Let go of the looks. They know each other, and would keep all activations until the garbage is collected."""
-        self.lessons.clear()
-        self.plain = None
-        del self.first, self.last
+    def _predict(
+        self,
+        images: Tensor,
+        theta: Tensor,
+        branch: Tensor | None,
+        memory: Memory,
+        mask: Tensor | None,
+        *,
+        training: bool = False,
+    ) -> tuple[Tensor, tuple[Tensor, ...], ForwardContext]:
+        """The logits that answer, each head's, and what the pass recorded."""
+        adapted = theta if theta.numel() else None
+        statistics = self.recipe.statistics
+        heads, run = self.network.heads(images, adapted, branch, statistics, memory, mask, training=training)
+        both = self.recipe.branch if len(heads) == 2 else None
+        return heads[0] if both is None else both.together(*heads), heads, run
 
-    def fork(self) -> Turn:
-        """The turn as it stands, with looks and books of its own: finishing it leaves this one as it is."""
-        looks = {id(look): _copied(look) for look in (self.first, self.last, *(each.look for each in self.lessons))}
-        twin = replace(
-            self, entry=Batchwise(replace(self.entry.costs)), sets=list(self.sets),
-            lessons=[replace(each, look=looks[id(each.look)]) for each in self.lessons],
-        )  # fmt: skip
-        twin.seen, twin.first, twin.last = self.seen, looks[id(self.first)], looks[id(self.last)]
-        return twin
+    def _count_forward(self, images: Tensor, needed: Tensor | None) -> None:
+        """Rows of a forward pass: computed, and needed by the method."""
+        twice = self.network.branch is not None and self.network.doubles is False
+        self.costs.forwards_computed += (2 if twice else 1) * len(images)
+        self.costs.forwards = self.costs.forwards + (len(images) if needed is None else needed)
 
-    def choose(self, look: Look, among: Tensor | None = None) -> Tensor:
-        """Who teaches, of everyone or of those given."""
-        everyone = torch.ones(len(look.logits), dtype=torch.bool, device=look.logits.device)
-        question = everyone if among is None else among
-        mask = self.recipe.select(look, question, self.state.memory)
+    def _count_backward(self, needed: Tensor | int, computed: int) -> None:
+        """Rows of a backward pass: needed by the method, and computed."""
+        self.costs.backwards = self.costs.backwards + needed
+        self.costs.backwards_computed += computed
+
+    # Selection --------------------------------------------------------------------------------------------------------
+
+    @property
+    def _updates(self) -> int:
+        """Updates that this batch may have."""
+        return self.recipe.explore.updates if self.learn and self.recipe.learns else 0
+
+    def select(self, outputs: Outputs, among: Tensor | None = None) -> Tensor:
+        """Which samples are selected (B,), of all or of those given."""
+        everyone = torch.ones(len(outputs.logits), dtype=torch.bool, device=outputs.logits.device)
+        candidates = everyone if among is None else among
+        mask = self.recipe.select(outputs, candidates, self.state.memory_of("select"))
         if self.state.calls == 0:
-            checks.selection(mask, question, self.recipe.select)
-        return mask & question
+            checks.selection(mask, candidates, self.recipe.select)
+        return mask & candidates
 
-    def flags(self) -> Tensor:
-        """What the one read of a round asks: how many teach; is the input finite, or has the set changed?"""
-        flags = [self.sets[-1].sum()]
-        if len(self.sets) == 1:
+    def _flagged(self, progress: Progress) -> Progress:
+        """With the flags that the host reads: how many are selected; are the images finite, has the set changed?"""
+        now = progress.selections[-1]
+        flags = [now.sum()]
+        if len(progress.selections) == 1:
             flags.append(self.batch.images.isfinite().all())
         elif self.recipe.explore.reselect:
-            flags.append((self.sets[-1] != self.sets[-2]).any())
-        return torch.stack(flags)
+            flags.append((now != progress.selections[-2]).any())
+        return replace(progress, flags=torch.stack(flags))
 
-    def update(self, look: Look, chosen: Tensor) -> Taught:
-        """One step for the recipe's own group and, from the same graph, one for the branch."""
-        step, state = self.recipe.step, self.state
-        taught = self.teach(look, chosen, final=not step.climbs)
-        if step.climbs:
-            climbed = state.moving["theta"] + step.climb(taught.gradients["theta"])
-            risen = self.look(round=look.round, theta=climbed, needed=chosen.sum())
-            ready, taught = taught.made, self.teach(risen, self.choose(risen, chosen), final=True)
-            taught.made = taught.made & ready
-            if step.coasts:
-                self.coast(ready & ~taught.mask.any())
-        for key, gradient in taught.gradients.items():
-            change, memory = (step if key == "theta" else step.plain)(gradient, self.lr, state.steps[key])
-            put(state.moving, {key: state.moving[key] + change}, taught.made)
-            put(state.steps[key], memory, taught.made)
-        self.entry.costs.rounds += 1
-        self.entry.costs.updates = self.entry.costs.updates + taught.made.long()
-        self.entry.costs.taught = self.entry.costs.taught + taught.mask.sum() * taught.made
-        return taught
+    # The update -------------------------------------------------------------------------------------------------------
 
-    def coast(self, nobody: Tensor) -> None:
-        """Where nobody teaches, a step with a zero gradient for the recipe's own group: the momentum moves it."""
+    def _apply_update(self, progress: Progress) -> Update:
+        """One step for theta and, from the same graph, one for the branch and for tensors that parts bring."""
+        step, state, outputs, mask = self.recipe.step, self.state, progress.last, progress.selections[-1]
+        update = self._loss_and_gradients(progress, outputs, mask, final=not step.perturbs)
+        if step.perturbs:
+            theta = state.moving["theta"] + step.perturbation(update.gradients["theta"])
+            there = self.forward(progress.view.images, round=outputs.round, theta=theta, needed=mask.sum())
+            ready, second = update.applied, self.select(there, mask)
+            update = self._loss_and_gradients(progress, there, second, final=True)
+            update.applied = update.applied & ready
+            if step.steps_when_empty:
+                self._step_with_zeros(ready & ~second.any())
+        for key, gradient in update.gradients.items():
+            rate = self.lr * state.lr_factors.get(key, 1.0)
+            change, memory = (step if key == "theta" else step.optimiser)(gradient, rate, state.steps[key])
+            update_where(state.moving, {key: state.moving[key] + change}, update.applied)
+            update_where(state.steps[key], memory, update.applied)
+        self.costs.rounds += 1
+        self.costs.updates = self.costs.updates + update.applied.long()
+        self.costs.taught = self.costs.taught + update.mask.sum() * update.applied
+        return update
+
+    def _loss_and_gradients(self, progress: Progress, outputs: Outputs, mask: Tensor, *, final: bool) -> Update:
+        """Loss and gradients of the selected samples; to be applied if there is one and every number is finite."""
+        recipe, state = self.recipe, self.state
+        weights = recipe.weigh(outputs, mask, state.memory_of("weigh")).detach()
+        if progress.view.weights is not None:
+            weights = weights * progress.view.weights
+        near, chosen, weights = self.network.acceleration.selected_rows(self, outputs, mask, weights)
+        theta, source = near.theta, state.source["theta"]
+        assert theta is not None
+        trained = {key: state.moving[key].detach().requires_grad_() for key in state.trained}
+        selected = Selected(
+            near, chosen, weights, theta, source, progress.target,
+            state.memory_of("minimise"), inside(trained, "minimise"),
+        )  # fmt: skip
+        loss = recipe.minimise(selected)
+        gradients: dict[str, Tensor] = {}
+        if recipe.branch is not None and near.branch is not None and final:
+            # First, and as far as the split: the longer backward may then free what each layer saved.
+            unweighted = replace(
+                selected, weights=torch.ones_like(weights), memory=state.memory_of("branch.teach"),
+                trained=inside(trained, "branch.teach"),
+            )  # fmt: skip
+            ask = partial(_gradient, recipe.branch.teach(unweighted), near.branch, keep=True)
+            gradients["branch"] = self.network.branch_gradient(self.batch.images, ask)
+        gradients |= _gradients(loss, {"theta": theta, **trained})
+        sound = [mask.any(), loss.isfinite(), *(gradient.isfinite().all() for gradient in gradients.values())]
+        self._count_backward(mask.sum(), len(chosen))
+        return Update(outputs, mask, loss.detach(), gradients, torch.stack(sound).all())
+
+    def _step_with_zeros(self, allowed: Tensor) -> None:
+        """A step for theta with a zero gradient, where `allowed`: the momentum still acts."""
         theta, steps = self.state.moving["theta"], self.state.steps["theta"]
         change, memory = self.recipe.step(torch.zeros_like(theta), self.lr, steps)
-        put(self.state.moving, {"theta": theta + change}, nobody)
-        put(steps, memory, nobody)
+        update_where(self.state.moving, {"theta": theta + change}, allowed)
+        update_where(steps, memory, allowed)
 
-    def teach(self, look: Look, mask: Tensor, *, final: bool) -> Taught:
-        """Loss and gradients of a set. They may be used if somebody teaches and every number is finite."""
-        recipe, source = self.recipe, self.state.source["theta"]
-        near, chosen, weights = self.nearer(look, mask, recipe.weigh(look, mask, self.state.memory).detach())
-        theta = near.theta
-        assert theta is not None
-        loss = recipe.minimise(Lesson(near, chosen, weights, theta, source, self.state.fisher, self.target))
-        gradients: dict[str, Tensor] = {}
-        if recipe.branch is not None and near.zeta is not None and final:
-            # First, and as far as the split: the longer way back may then let go of what each layer saved.
-            own = recipe.branch.teach(Lesson(near, chosen, torch.ones_like(weights), theta, source))
-            ask = partial(_gradient, own, near.zeta, keep=True)
-            gradients["branch"] = self.network.branch_gradient(self.batch.images, ask)
-        gradients["theta"] = _gradient(loss, theta)
-        sound = [mask.any(), loss.isfinite(), *(gradient.isfinite().all() for gradient in gradients.values())]
-        costs = self.entry.costs
-        costs.backwards = costs.backwards + mask.sum()
-        costs.backwards_computed += len(chosen)
-        return Taught(look, mask, loss.detach(), gradients, torch.stack(sound).all())
+    # The end of a batch -----------------------------------------------------------------------------------------------
 
-    def nearer(self, look: Look, mask: Tensor, weights: Tensor) -> tuple[Look, Tensor, Tensor]:
-        """The look, who teaches and how much; where they are few, a look at them alone, if that is less work.
+    def _remember(self, progress: Progress, answer: Outputs, record: BatchRecord) -> None:
+        """Once per batch: the parts' memory, then the teacher follows, then the recovery."""
+        recipe, state, updates = self.recipe, self.state, progress.updates
+        finite = progress.last.logits.isfinite().all()
+        sound = torch.stack([update.applied for update in updates]).any() if updates else finite
+        outcome = Outcome(
+            progress.first, progress.last, list(updates), list(progress.selections), progress.target, answer
+        )
+        before = dict(state.memory)
+        for place, part in recipe.places:
+            if type(part).remember is Part.remember:
+                continue
+            new = part.remember(outcome, {**inside(state.prepared, place), **inside(before, place)})
+            update_where(state.memory, {f"{place}.{name}": value for name, value in new.items()}, sound)
+        update_where(state.memory, {f"views.{name}": value for name, value in progress.view.memory.items()}, finite)
+        update_where(state.memory, progress.last.record, sound & finite)
+        for key in [key for key in ("theta", "branch") if key in state.source] if recipe.learns else ():
+            if recipe.teacher is not None and updates:
+                followed = recipe.teacher.follow(state.teacher[key], state.moving[key])
+                update_where(state.teacher, {key: followed}, sound)
+            pulled = recipe.recover.pull(state.moving[key], state.source[key], state.rng)
+            update_where(state.moving, {key: pulled}, sound)
+        resets = recipe.recover.resets(state.memory_of("recover"))
+        if resets is not None:
+            state.restart(resets)
+            record.reset_flag = resets
 
-        One more forward and the way back for some of the batch, against the way back for all of it. Only where samples
-        do not meet, in the network or in the objective, which is tried the first time. Not on a GPU, where a recording
-        keeps the batch whole and the plain loop must agree with it.
-        """
-        recipe, images = self.recipe, self.batch.images
-        apart = recipe.apart and look.shown is images and not images.is_cuda and self.network.apart(recipe.statistics)
-        if not (apart and self.teaching and FEW * self.teaching <= len(images)):
-            return look, mask, weights
-        rows = mask.long().argsort(descending=True, stable=True)[: self.teaching]
-        near = self.look(images[rows], round=look.round, theta=look.theta, needed=torch.zeros_like(rows[0]))
-        if self.network.alone is None:
-            far = (near.logits - look.logits[rows]).detach().abs().max()
-            self.network.alone = bool(far <= 1e-3 * (1 + look.logits.detach().abs().max()))
-        return (near, mask[rows], weights[rows]) if self.network.alone else (look, mask, weights)
-
-    def remember(self) -> None:
-        """Once per batch: what parts remember, then the teacher follows, then we walk back."""
-        recipe, state, first, last, lessons = self.recipe, self.state, self.first, self.last, self.lessons
-        finite = last.logits.isfinite().all()
-        sound = torch.stack([taught.made for taught in lessons]).any() if lessons else finite
-        known = dict(state.memory)
-        for look, mask, made in [(t.look, t.mask, t.made) for t in lessons] or [(first, m, finite) for m in self.sets]:
-            new = {**recipe.select.remember(look, mask, known), **recipe.weigh.remember(look, mask, known)}
-            put(state.memory, new, made)  # the last update that was made has the last word
-        losses, done = [taught.loss for taught in lessons], [taught.made for taught in lessons]
-        put(state.memory, recipe.recover.remember(losses, done, known), sound)
-        put(state.memory, last.record, sound & finite)
-        for key in state.source if recipe.learns else ():
-            if recipe.teacher is not None:
-                put(state.teacher, {key: recipe.teacher.follow(state.teacher[key], state.moving[key])}, sound)
-            put(state.moving, {key: recipe.recover.pull(state.moving[key], state.source[key], state.rng)}, sound)
-        fires = recipe.recover.fires(state.memory)
-        if fires is not None:
-            state.restart(fires)
-            self.entry.reset_flag = fires
-
-    def enter(self) -> None:
-        """The batch in the books; many views of one image count as that image."""
-        rows, entry, first, lessons = len(self.batch.images), self.entry, self.first, self.lessons
-        chosen = self.sets or [torch.zeros(rows, dtype=torch.bool, device=first.logits.device)]
-        chosen = [each if len(each) == rows else each.any().expand(rows) for each in chosen]
-        entry.selected = chosen[0]
-        entry.newly_reliable = torch.stack(chosen).any(0) & ~chosen[0]
-        entry.no_longer_reliable = chosen[0] & ~chosen[-1]
+    def _fill(self, record: BatchRecord, progress: Progress) -> None:
+        """Record selections, entropies and updates; several views of one image count as that image."""
+        rows, first, updates = len(self.batch.images), progress.first, progress.updates
+        masks = list(progress.selections) or [torch.zeros(rows, dtype=torch.bool, device=first.logits.device)]
+        masks = [mask if len(mask) == rows else mask.any().expand(rows) for mask in masks]
+        record.selected = masks[0]
+        record.newly_reliable = torch.stack(masks).any(0) & ~masks[0]
+        record.no_longer_reliable = masks[0] & ~masks[-1]
         before, logits = first.entropy.detach(), first.logits.detach()
-        if len(before) != rows:
+        if len(before) != rows and progress.teacher_answer is not None:
+            logits = progress.teacher_answer
+            before = entropy(logits.log_softmax(1))
+        elif len(before) != rows:
             before, logits = before.mean().expand(rows), first.log_probs.detach().mean(0, keepdim=True)
-        after = self.last.entropy.detach()
-        entry.entropy = FirstLast(before, after if len(after) == rows else after.mean().expand(rows))
-        entry.first_logits = logits
-        entry.loss_value = lessons[-1].loss if lessons else None
-        entry.made = [taught.made for taught in lessons]
-        entry.some = [taught.mask.any() for taught in lessons]
-        entry.nothing = bool(self.sets) and not lessons
+        after = progress.last.entropy.detach()
+        record.entropy = FirstLast(before, after if len(after) == rows else after.mean().expand(rows))
+        record.first_logits = logits
+        record.loss_value = updates[-1].loss if updates else None
+        record.applied = [update.applied for update in updates]
+        record.any_selected = [update.mask.any() for update in updates]
+        record.none_selected = bool(progress.selections) and not updates
+        record.not_due = progress.view.images is None
 
 
-def worthwhile(flags: Tensor, images: Tensor, *, first: bool) -> int:
-    """The one read of a round: how many teach, 0 if the set stands still. Images that are not finite are an error."""
-    some, *other = flags.tolist()
+def read_flags(flags: Tensor, images: Tensor, *, first: bool) -> int:
+    """The one read before an update: how many samples are selected, 0 if the set is the same as before.
+
+    Images that are not finite are an error.
+    """
+    selected, *other = flags.tolist()
     if first and not other[0]:
         checks.finite(images)
-    return int(some) if all(other) else 0
+    return int(selected) if all(other) else 0
 
 
-def _copied(look: Look) -> Look:
-    """The look with what it knows so far; what it computes from now on stays its own."""
-    twin = copy.copy(look)
-    twin.cache = dict(look.cache)
-    return twin
+def _with_own_caches(progress: Progress) -> Progress:
+    """The same outputs, whose cached values from now on stay here: a captured finish must not feed a later update."""
+    passes = (progress.first, progress.last, progress.plain, *(update.outputs for update in progress.updates))
+    copies = {id(outputs): copy.copy(outputs) for outputs in passes if outputs is not None}
+    for outputs in copies.values():
+        outputs.cache = dict(outputs.cache)
+    updates = tuple(replace(update, outputs=copies[id(update.outputs)]) for update in progress.updates)
+    return replace(
+        progress, first=copies[id(progress.first)], last=copies[id(progress.last)],
+        plain=copies.get(id(progress.plain)), updates=updates,
+    )  # fmt: skip
+
+
+def _anomalies(logits: Tensor, updates: tuple[Update, ...]) -> Tensor:
+    """How many answers are not finite, and how many applied updates had a gradient of zeros."""
+    finite = logits.amax(1).isfinite()  # NaN spreads; -inf for one class is an answer
+    idle = [each.applied & ~torch.stack([g.any() for g in each.gradients.values()]).any() for each in updates]
+    return torch.stack([(~finite).sum(), torch.stack(idle).sum() if idle else torch.zeros_like(finite[0]).long()])
 
 
 def _gradient(loss: Tensor, tensor: Tensor, *, keep: bool = False) -> Tensor:
     """The loss's gradient for this tensor alone; zeros where it has none."""
     return torch.autograd.grad(loss, tensor, retain_graph=keep, materialize_grads=True)[0]
+
+
+def _gradients(loss: Tensor, tensors: Memory) -> Memory:
+    """The loss's gradient for each tensor; zeros where it has none."""
+    return dict(zip(tensors, torch.autograd.grad(loss, list(tensors.values()), materialize_grads=True), strict=True))

@@ -10,28 +10,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from poem.accelerate.batch_norm import FORWARD, Normed, fusable
-from poem.accelerate.weight_casts import Swap
+from poem.engine.acceleration import Acceleration
+from poem.engine.parameter_groups import Swap, swapped
 from poem.parts.base import Memory
 from poem.parts.statistics import FromBatch, Statistics
 
 
-@contextmanager
-def swapped(swaps: Sequence[Swap]) -> Iterator[None]:
-    """The given tensors stand where parameters stood, until the block ends."""
-    before = [(module, key, module._parameters[key]) for module, key, _ in swaps]
-    try:
-        for module, key, tensor in swaps:
-            module._parameters[key] = tensor  # type: ignore[assignment]  # a view with a gradient, for one pass
-        yield
-    finally:
-        for module, key, parameter in before:
-            module._parameters[key] = parameter
-
-
 @dataclass
-class Pass:
-    """What a pass needs to know while it runs."""
+class ForwardContext:
+    """What layers need to know while a forward pass runs, and what they recorded."""
 
     statistics: Statistics
     memory: Memory
@@ -43,17 +30,24 @@ class Pass:
     features: Tensor | None = None
     rows: int = 0  # images in the batch
     ran: set[str] = field(default_factory=set)  # norm layers that were asked
-    traced: bool = False  # to be compiled: what it does is written down, not done
+    traced: bool = False  # it is traced, to be compiled
+    training: bool = False  # its outputs are learnt from
 
 
-class BorrowedNorm:
-    """Takes the place of a norm layer's forward.
+class PatchedNorm:
+    """Replaces a norm layer's forward; every method ends in the layer's own forward, or in a faster equal of it."""
 
-    Every verb ends in the layer's own forward, or in kernels of ours where that is torch's and they say the same.
-    """
-
-    def __init__(self, name: str, layer: nn.Module, current: Callable[[], Pass], *, swappable: bool) -> None:
+    def __init__(
+        self,
+        name: str,
+        layer: nn.Module,
+        current: Callable[[], ForwardContext],
+        acceleration: Acceleration,
+        *,
+        swappable: bool,
+    ) -> None:
         self.name, self.layer, self._current, self.swappable = name, layer, current, swappable
+        self._acceleration = acceleration
         self.batch = isinstance(layer, nn.modules.batchnorm._BatchNorm)
         self.own: Callable[..., Tensor] = layer.forward
 
@@ -75,44 +69,34 @@ class BorrowedNorm:
             if swaps:
                 raise RuntimeError(f"expected the layer {self.name!r} after the split, it ran before; pass split=")
             return self._one(x, rest, named, run, self.key)
-        if self._fuses(x, run, groups=2):
-            with swapped(swaps):
-                other = self._affine()
-            return self._normed(x, run, self._affine(), other)
+        fused = self._acceleration.batch_norm(self, x, run, groups=2) if self._plain_batch(run) else None
+        if fused is not None:
+            return fused
         source, branch = x.chunk(2)
         first = self._one(source, rest, named, run, self.key)
         with swapped(swaps):
             return torch.cat([first, self._one(branch, rest, named, run, f"branch.{self.key}")])
 
-    def _one(self, x: Tensor, rest: list[Any], named: dict[str, Any], run: Pass, key: str) -> Tensor:
+    def _one(self, x: Tensor, rest: list[Any], named: dict[str, Any], run: ForwardContext, key: str) -> Tensor:
         """One head's share, with the statistics that the recipe chose."""
         if not self.batch:
             return self.own(x, *rest, **named)
-        if self._fuses(x, run, groups=1):
-            return self._normed(x, run, self._affine())
-        run.record.update(run.statistics.remember(self, x, run.mask, run.memory, key))
+        fused = self._acceleration.batch_norm(self, x, run, groups=1) if self._plain_batch(run) else None
+        if fused is not None:
+            return fused
+        if run.training or not run.statistics.only_in_training:
+            run.record.update(run.statistics.remember_layer(self, x, run.mask, run.memory, key))
         return run.statistics(self, x, run.mask, run.memory, key)
 
-    def _fuses(self, x: Tensor, run: Pass, *, groups: int) -> bool:
-        """Whether the batch's own statistics are asked for, of a layer that our kernels know."""
-        asked = self.batch and type(run.statistics) is FromBatch and run.mask is None
-        own = getattr(self.own, "__func__", None) is FORWARD
-        return asked and own and fusable(self.layer, x, groups, traced=run.traced)
+    def _plain_batch(self, run: ForwardContext) -> bool:
+        """Whether the layer normalises with the statistics of the whole batch."""
+        return self.batch and type(run.statistics) is FromBatch and run.mask is None
 
-    def _affine(self) -> tuple[Tensor, Tensor]:
-        """Scale and shift that stand in the layer now, number beside number."""
+    def affine(self, swaps: Sequence[Swap] = ()) -> tuple[Tensor, Tensor]:
+        """Scale and shift that are in the layer now, or with these swaps, contiguous."""
         layer: Any = self.layer
-        return layer.weight.contiguous(), layer.bias.contiguous()
-
-    def _normed(self, x: Tensor, run: Pass, *affine: tuple[Tensor, Tensor]) -> Tensor:
-        """Normalised by our kernels, with a scale and a shift for each group of rows."""
-        eps = float(self.layer.eps)  # type: ignore[arg-type]
-        if run.traced:
-            from poem.accelerate import compiled_batch_norm as _traced  # only for those who compile
-
-            return _traced.batch_normed(x, affine, eps)
-        y: Tensor = Normed.apply(x, eps, *(tensor for pair in affine for tensor in pair))
-        return y
+        with swapped(swaps):
+            return layer.weight.contiguous(), layer.bias.contiguous()
 
     @property
     def key(self) -> str:
@@ -128,6 +112,11 @@ class BorrowedNorm:
     def source_var(self) -> Tensor | None:
         """The running variance that came with the model."""
         return self.layer._buffers.get("running_var")
+
+    @property
+    def learning(self) -> bool:
+        """Whether the pass under way is learnt from."""
+        return self._current().training
 
     def with_source(self, x: Tensor) -> Tensor:
         """As the layer came, in eval mode."""

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from poem.accelerate.weight_casts import whereabouts
+from poem.engine.parameter_groups import memory_places
 
 HOOKS = (
     "_forward_hooks",
@@ -81,14 +81,14 @@ class Twin:
         """Whether a module, parameter, buffer, hook or attribute of the model is another object than at `rebuild`."""
         seen = self._look()
         same = _same(seen, self._seen)
-        return not (same and self.translated.current) or whereabouts(self._parameters()) != self._where
+        return not (same and self.translated.current) or memory_places(self._parameters()) != self._where
 
     def rebuild(self) -> None:
         """Copy every module's attributes anew. A module that is still there keeps its twin; patches on it are gone."""
         modules = list(self.model.modules())
         self._twins = {each: self._twins[each] if each in self._twins else _empty(each) for each in modules}
         self.translated = Translation(self._twins)
-        self._seen, self._where = self._look(), whereabouts(self._parameters())
+        self._seen, self._where = self._look(), memory_places(self._parameters())
         # One alias per parameter, so that tied parameters stay tied.
         with torch.inference_mode(False):
             self._aliases = {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in self._parameters()}

@@ -1,13 +1,20 @@
-"""The words that recipes are made of, one file per question.
+"""The parts that recipes are made of, one file per question.
 
 For example `Recipe(select=EntropyBelow(0.5) & PLPDAbove(0.1), weigh=ByEntropy(0.4))`.
 """
 
+from __future__ import annotations
+
+from typing import Any
+
 from poem.parts.augment import Augment, AugMix, Jitter
-from poem.parts.base import Batch, Lesson, Look, Memory, Part
+from poem.parts.bank import MemoryBank
+from poem.parts.base import Batch, Forward, Memory, Need, Outcome, Outputs, Part, Selected, Update, inside
 from poem.parts.branch import AdaptBranch
+from poem.parts.destruction import Occlusion, Patches, Pixels
 from poem.parts.exploration import Exploration, Explore, Once, Repeat
 from poem.parts.objective import (
+    ConservativeEntropy,
     Consistency,
     CrossEntropy,
     Entropy,
@@ -15,10 +22,11 @@ from poem.parts.objective import (
     FollowTeacher,
     MarginalEntropy,
     Objective,
+    SiameseEntropy,
     SoftLikelihoodRatio,
 )
 from poem.parts.parameters import Everything, NormAffine, Nothing, Parameters
-from poem.parts.readout import Correction, Laplacian, Prior, Readout, Uncorrected
+from poem.parts.readout import Correction, Laplacian, Prior, Readout, Recentre, Uncorrected
 from poem.parts.recovery import (
     AverageWithSource,
     EachImage,
@@ -28,26 +36,13 @@ from poem.parts.recovery import (
     Recovery,
     StochasticRestore,
 )
-from poem.parts.selection import (
-    ByDiversityAndCertainty,
-    ByEntropy,
-    ByPLPD,
-    Diverse,
-    EntropyBelow,
-    Equal,
-    Everyone,
-    FirstRound,
-    NotRedundant,
-    Occlusion,
-    Patches,
-    Pixels,
-    PLPDAbove,
-    Select,
-    Weigh,
-)
-from poem.parts.statistics import FromBatch, Mixed, RunningMean, Source, Statistics
+from poem.parts.score import OpinionEntropy, Score, SoftmaxEntropy
+from poem.parts.selection import Diverse, EntropyBelow, Everyone, NotRedundant, PLPDAbove, Select
+from poem.parts.statistics import FromBatch, Mixed, Robust, RunningMean, Source, Statistics
 from poem.parts.step import SAM, SGD, Adam, Step
-from poem.parts.teacher import MeanTeacher
+from poem.parts.teacher import MeanTeacher, SlowTeacher, Teacher
+from poem.parts.views import View, Views
+from poem.parts.weighting import ByDiversityAndCertainty, ByEntropy, ByPLPD, Equal, FirstRound, Weigh
 
 __all__ = [
     "SAM",
@@ -61,6 +56,7 @@ __all__ = [
     "ByDiversityAndCertainty",
     "ByEntropy",
     "ByPLPD",
+    "ConservativeEntropy",
     "Consistency",
     "Correction",
     "CrossEntropy",
@@ -77,16 +73,17 @@ __all__ = [
     "FirstRound",
     "FisherAnchor",
     "FollowTeacher",
+    "Forward",
     "FromBatch",
     "Jitter",
     "Laplacian",
-    "Lesson",
-    "Look",
     "LossAverageBelow",
     "MarginalEntropy",
     "MeanTeacher",
     "Memory",
+    "MemoryBank",
     "Mixed",
+    "Need",
     "Never",
     "NormAffine",
     "NotRedundant",
@@ -94,6 +91,9 @@ __all__ = [
     "Objective",
     "Occlusion",
     "Once",
+    "OpinionEntropy",
+    "Outcome",
+    "Outputs",
     "PLPDAbove",
     "Parameters",
     "Part",
@@ -101,15 +101,36 @@ __all__ = [
     "Pixels",
     "Prior",
     "Readout",
+    "Recentre",
     "Recovery",
     "Repeat",
+    "Robust",
     "RunningMean",
+    "Score",
     "Select",
+    "Selected",
+    "SiameseEntropy",
+    "SlowTeacher",
     "SoftLikelihoodRatio",
+    "SoftmaxEntropy",
     "Source",
     "Statistics",
     "Step",
     "StochasticRestore",
+    "Teacher",
     "Uncorrected",
+    "Update",
+    "View",
+    "Views",
     "Weigh",
+    "inside",
 ]
+_FORMER = {"Look": "Outputs", "Lesson": "Selected"}
+"""Former names, which still work."""
+
+
+def __getattr__(name: str) -> Any:
+    """The part behind a former name."""
+    if name in _FORMER:
+        return globals()[_FORMER[name]]
+    raise AttributeError(f"module 'poem.parts' has no attribute {name!r}")

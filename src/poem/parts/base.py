@@ -1,41 +1,85 @@
-"""What every part sees: a batch, a look at it, a lesson drawn from it.
+"""What every part sees: a batch, the outputs of a forward pass over it, the selected samples.
 
-A part answers one question and keeps nothing. What it must remember between batches lives in a `Memory` that is
-handed in; asking never writes there, and `remember` returns the new values once, when the batch is over.
+A part answers one question and keeps nothing. What it must know at the next batch lives in a `Memory` that is handed
+in: `start` makes it, `remember` returns its new values once, when the batch is over, and calling the part never writes
+there.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from abc import ABC
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from functools import cached_property
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
 from poem.parts.fields import Checked
 
-Memory = dict[str, Tensor]
+Memory: TypeAlias = dict[str, Tensor]
 """Named tensors that a part finds again at the next batch. Reset, save and load treat them all alike."""
+
+
+class Need(Enum):
+    """What a part needs beyond logits; `Part.needs` says which, and one walk over the recipe collects them."""
+
+    FEATURES = "the input of the last linear layer"
+    SOURCE_DATA = "source images, on which `prepare` is called before the stream"
+    UNIT_RANGE = "images in [0, 1], with mean and std inside"
+    PICTURES = "images of shape (batch, channels, height, width)"
+    HOST = "decisions or random draws on the host, which a CUDA graph cannot repeat"
 
 
 @dataclass(frozen=True)
 class Part(Checked, ABC):
-    """A frozen choice whose `repr` reads like the word in the sentence, and whose fields are checked."""
+    """A frozen choice of a recipe, whose `repr` is the text that makes it again and whose fields are checked.
+
+    Any part may keep memory (`start`, `remember`), say what it needs (`needs`), prepare itself on source data
+    (`prepare`) and bring tensors that are trained beside the network's own (`trainable`, `lr_factor`).
+    """
 
     @property
-    def on_host(self) -> bool:
-        """Whether it, or a part inside, decides or draws on the host, so that it cannot be recorded as a CUDA graph."""
-        return any(value.on_host for value in vars(self).values() if isinstance(value, Part))
+    def needs(self) -> frozenset[Need]:
+        """What the part itself needs; parts inside it say so for themselves."""
+        return frozenset()
 
     @property
-    def edits_images(self) -> Part | None:
-        """It, or a part inside, if it works on images (batch, channels, height, width) alone."""
-        inner = (value.edits_images for value in vars(self).values() if isinstance(value, Part))
-        return next((part for part in inner if part is not None), None)
+    def further_passes(self) -> Mapping[object, tuple[int, int]]:
+        """Forward and backward passes over the batch that a call takes, by the key they are cached under."""
+        return {}
+
+    def start(self, outputs: Outputs) -> Memory:
+        """The memory before the first batch, whose outputs tell the number of classes."""
+        return {}
+
+    def remember(self, outcome: Outcome, memory: Memory) -> Memory:
+        """New values of the memory when a batch is over; what is left out stays."""
+        return {}
+
+    def prepare(self, batches: Iterable[Outputs]) -> Memory:
+        """Memory measured on source images before the stream, each batch with a gradient; no reset forgets it."""
+        return {}
+
+    def trainable(self, outputs: Outputs) -> Memory:
+        """Tensors of the part's own that the recipe's step trains, as they are before the first batch."""
+        return {}
+
+    def lr_factor(self, family: str) -> float:
+        """The learning rate of `trainable` as a multiple of the recipe's, for a network of this family."""
+        return 1.0
+
+    @property
+    def places(self) -> Iterator[tuple[str, Part]]:
+        """The part and all parts inside it, each with its place: the names of the fields that lead to it."""
+        yield "", self
+        for name, value in vars(self).items():
+            if isinstance(value, Part):
+                for place, part in value.places:
+                    yield f"{name}.{place}".rstrip("."), part
 
     def __repr__(self) -> str:
         """The class name, with the first setting by position and others only where they differ from the default."""
@@ -50,11 +94,17 @@ class Part(Checked, ABC):
         return f"{type(self).__name__}({', '.join(words)})"
 
 
+def inside(memory: Mapping[str, Tensor], name: str) -> Memory:
+    """The memory of the part in field `name`, for a part that calls it."""
+    prefix = f"{name}."
+    return {key.removeprefix(prefix): tensor for key, tensor in memory.items() if key.startswith(prefix)}
+
+
 @dataclass
 class Batch:
-    """The images in hand, and the draws made for them.
+    """The images in hand, and the random draws made for them.
 
-    Chance is drawn once per batch and reused by every look, so that looking again changes the weights alone.
+    A draw is made once per batch and reused by every forward pass, so that between two passes only the weights differ.
     """
 
     images: Tensor
@@ -63,45 +113,56 @@ class Batch:
     _drawn: dict[object, Tensor] = field(default_factory=dict, repr=False)
 
     def once(self, key: object, draw: Callable[[torch.Generator], Tensor]) -> Tensor:
-        """The draw named `key`: made on first asking, then the same for the rest of the batch, where the images are."""
+        """The draw named `key`: made at the first call, the same for the rest of the batch, on the images' device."""
         if key not in self._drawn:
             self._drawn[key] = draw(self.rng).to(self.images.device)
         return self._drawn[key]
 
 
-class Ask(Protocol):
-    """Runs the network on other images with the weights of this look."""
+class Forward(Protocol):
+    """Runs the network on other images with the weights of some outputs."""
 
     def __call__(self, images: Tensor, *, among: Tensor | None = None, grad: bool = False) -> Tensor:
-        """Logits (B, C). Rows outside `among` do not count: they stay out of the batch statistics too."""
+        """Logits (B, C). Rows outside `among` do not count, and stay out of the batch statistics too."""
         ...
 
 
-def _nothing() -> Batch:
-    """The batch of a look that nobody will ask again."""
+def _no_batch() -> Batch:
+    """The batch of outputs that were made by hand."""
     return Batch(torch.empty(0), torch.Generator(), 0)
 
 
-def _nobody(images: Tensor, *, among: Tensor | None = None, grad: bool = False) -> Tensor:
-    """The network of a look that stands alone."""
-    raise RuntimeError("this look has no network to ask")
+def _no_network(images: Tensor, *, among: Tensor | None = None, grad: bool = False) -> Tensor:
+    """The network of outputs that were made by hand."""
+    raise RuntimeError("these outputs have no network for a further forward pass")
+
+
+def _no_head(features: Tensor) -> Tensor:
+    """The last linear layer of outputs without features."""
+    raise RuntimeError("these outputs have no last linear layer; does the part say that it needs features?")
 
 
 @dataclass
-class Look:
-    """One pass over a batch: what the network says of every sample, with the graph that says why."""
+class Outputs:
+    """What one forward pass over a batch gave for every sample, with its graph."""
 
-    logits: Tensor  # (B, C), what would be answered; with a branch, both heads combined
-    heads: tuple[Tensor, ...]  # (B, C) each: the network's own, then the adapt branch's
-    batch: Batch = field(default_factory=_nothing, repr=False)
-    ask: Ask = field(default=_nobody, repr=False)
+    logits: Tensor  # (B, C), what would be answered; with a branch, both heads combined (see `combined`)
+    heads: tuple[Tensor, ...]  # (B, C) raw logits each: the network's own, then the adapt branch's
+    batch: Batch = field(default_factory=_no_batch, repr=False)
+    forward: Forward = field(default=_no_network, repr=False)
     round: int = 0  # how many updates this batch has already had
-    shown: Tensor | None = None  # the images that were looked at: the batch's own, or views of them
-    features: Tensor | None = None  # (B, D), input of the last linear layer, where a correction wants it
-    theta: Tensor | None = None  # the weights this look was taken with
-    zeta: Tensor | None = None  # and the branch's
-    record: Memory = field(default_factory=dict, repr=False)  # statistics to remember if this look is the last
+    images: Tensor | None = None  # what the network saw: the batch's images, or views of them
+    features: Tensor | None = None  # (B, D), input of the last linear layer, where a part needs it
+    theta: Tensor | None = None  # the adapted tensors of this pass, flat
+    branch: Tensor | None = None  # and the branch's
+    record: Memory = field(default_factory=dict, repr=False)  # statistics to remember if this pass is the last
+    classify: Callable[[Tensor], Tensor] = field(default=_no_head, repr=False)  # logits of other features (B, D)
     cache: dict[object, Tensor] = field(default_factory=dict, repr=False)
+
+    @property
+    def combined(self) -> bool:
+        """Whether `logits` combine two heads; with `AdaptBranch()` they are then log-probabilities."""
+        return len(self.heads) > 1
 
     @cached_property
     def log_probs(self) -> Tensor:
@@ -110,7 +171,7 @@ class Look:
 
     @cached_property
     def probs(self) -> Tensor:
-        """Probabilities (B, C), without a gradient: for choosing, weighing and remembering."""
+        """Probabilities (B, C), without a gradient: for selecting, weighting and remembering."""
         return self.log_probs.detach().exp()
 
     @cached_property
@@ -125,21 +186,63 @@ class Look:
 
 
 @dataclass
-class Lesson:
-    """A look, who teaches, and how much each counts: all that an objective may use."""
+class Selected:
+    """Outputs, which samples are selected, and how much each counts: all that an objective may use."""
 
-    look: Look
+    outputs: Outputs
     mask: Tensor  # (B,) bool
     weights: Tensor  # (B,), no gradient
-    theta: Tensor  # every moving number, flat
+    theta: Tensor  # every adapted number, flat
     source: Tensor  # where theta started
-    fisher: Tensor | None = None  # importance of each number, where source data was given
     target: Tensor | None = None  # (B, C), the teacher's logits, where there is one
+    memory: Memory = field(default_factory=dict)  # the objective's own
+    trained: Memory = field(default_factory=dict)  # the objective's own trainable tensors
 
     def mean(self, losses: Tensor, over: Literal["selected", "batch"] = "selected") -> Tensor:
-        """Weighted losses of those who teach, summed and divided by their number, or by the configured batch size."""
+        """Weighted losses of the selected samples, summed and divided by their number or the configured batch size."""
         total = torch.where(self.mask, self.weights * losses, 0).sum()
-        return total / (self.look.batch.size if over == "batch" else self.mask.sum().clamp(min=1))
+        return total / (self.outputs.batch.size if over == "batch" else self.mask.sum().clamp(min=1))
+
+    def inside(self, name: str) -> Selected:
+        """The same for the objective in field `name`, with that one's memory and tensors."""
+        return dataclasses.replace(self, memory=inside(self.memory, name), trained=inside(self.trained, name))
+
+
+@dataclass
+class Update:
+    """One update: the outputs and the selected samples it was made of, its loss, and whether it was applied."""
+
+    outputs: Outputs
+    mask: Tensor  # (B,) bool
+    loss: Tensor
+    gradients: dict[str, Tensor]
+    applied: Tensor  # () bool: some sample was selected and every number is finite
+
+
+@dataclass
+class Outcome:
+    """What a batch did, when it is over."""
+
+    first: Outputs
+    last: Outputs
+    updates: list[Update]
+    selections: list[Tensor]  # (B,) bool, one for each time samples were selected
+    target: Tensor | None = None  # the teacher's logits, where there is one
+    answer: Outputs | None = None  # the pass that is answered with
+
+    def after_updates(self, change: Callable[[Outputs, Tensor], Memory], memory: Memory) -> Memory:
+        """What `change` makes of the last update that was applied, or of the first outputs where none was tried.
+
+        Decided on the device: `change` is called for each update and the results are selected by `applied`.
+        """
+        tried = [(each.outputs, each.mask, each.applied) for each in self.updates]
+        finite = self.last.logits.isfinite().all()
+        result: Memory = {}
+        for outputs, mask, applied in tried or [(self.first, mask, finite) for mask in self.selections]:
+            new = change(outputs, mask)
+            held = {**memory, **result}
+            result |= {key: torch.where(applied, value.detach(), held[key]) for key, value in new.items()}
+        return result
 
 
 def entropy(log_probs: Tensor) -> Tensor:

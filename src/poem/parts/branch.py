@@ -1,4 +1,4 @@
-"""Is there a second head to teach, and how do both answer?"""
+"""Is there an adapt branch, and how are both heads combined?"""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from poem.parts.objective import CrossEntropy, Objective
 
 @dataclass(frozen=True, repr=False)
 class AdaptBranch(Part):
-    """A second deep part beside the frozen one. Only its norm layers are its own; it answers together with the source.
+    """A second deep part beside the frozen one. Only its norm layers are its own; the answer combines both heads.
 
     `depth` counts the stages (or blocks) it spans. `alpha` is the source's share of the answer. `combine` mixes
     probabilities as in the paper, or logits as in the published code.

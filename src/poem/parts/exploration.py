@@ -1,4 +1,4 @@
-"""Do we look again at the same batch, and pick anew?"""
+"""How many updates does a batch get, and are samples selected again before each?"""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ Updates = Annotated[int, Range(at_least=1, hint="use the method 'source' to lear
 
 @dataclass(frozen=True, repr=False)
 class Exploration(Part):
-    """At most `updates` updates per batch; with `reselect` the set is picked anew before each until it stands still."""
+    """At most `updates` updates per batch; with `reselect`, samples are selected anew for each until none changes."""
 
     updates: Updates = 1
 
     @property
     def reselect(self) -> bool:
-        """Whether each look picks its own set."""
+        """Whether samples are selected again after each update."""
         return False
 
 
 @dataclass(frozen=True, repr=False)
 class Once(Exploration):
-    """One update, as everyone did before."""
+    """One update per batch."""
 
     updates: Annotated[int, Range(at_least=1, at_most=1, hint="Explore(2) and Repeat(2) make more updates")] = 1
 
 
 @dataclass(frozen=True, repr=False)
 class Repeat(Exploration):
-    """The same samples again: the set of the first look teaches every update (the baselines marked * in the paper)."""
+    """Every update is made of the samples selected first (the baselines marked * in the paper)."""
 
     updates: Updates = 2
 
 
 @dataclass(frozen=True, repr=False)
 class Explore(Exploration):
-    """Looks again after each update and teaches those who are reliable now, until the set stands still.
+    """Selects again after each update, and updates on the samples that are reliable now, until the set is the same.
 
     Paper: POEM, Eq. 2 and 4, Algorithm 1.
     Differs: the text says two iterations, the algorithm's `t <= N` allows three; two is the default here. Sets are
@@ -50,5 +50,5 @@ class Explore(Exploration):
 
     @property
     def reselect(self) -> bool:
-        """Yes: that is the idea."""
+        """Samples are selected again: POEM's first idea."""
         return True

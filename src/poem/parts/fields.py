@@ -8,17 +8,17 @@ cannot be resolved, is not checked; a field's own default is always allowed.
 
 from __future__ import annotations
 
-import difflib
 import functools
 import inspect
 import math
-import operator
 import sys
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from numbers import Integral, Real
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from poem._util.nearest import nearest_names
 
 LARGEST = 2**63 - 1  # what torch takes as an integer
 
@@ -54,6 +54,9 @@ Positive = Annotated[float, Range(above=0)]
 """More than 0."""
 Count = Annotated[int, Range(at_least=1)]
 """An integer, 1 or more."""
+_OF_LN_C = "it is a fraction of ln C, the largest entropy that C classes can have: 40 % of it is EntropyBelow(0.4)"
+Fraction = Annotated[float, Range(at_least=0, at_most=10, hint=_OF_LN_C)]
+"""An entropy as a fraction of ln C."""
 
 
 @dataclass(frozen=True)
@@ -106,20 +109,6 @@ def field_annotations(kind: type) -> dict[str, Any]:
     """The resolved annotation of each field of a dataclass; Any where it cannot be resolved."""
     hints = {name: hint for owner in reversed(kind.__mro__) for name, hint in _resolved(owner)}
     return {item.name: hints.get(item.name, Any) for item in fields(kind)}
-
-
-def whole(value: Any) -> int | None:
-    """The integer that a value is, NumPy's and torch's kinds too; None for all else, such as True, 5.0 and '5'."""
-    value = unboxed(value)
-    try:
-        return None if isinstance(value, bool) or hasattr(value, "ndim") else operator.index(value)
-    except TypeError:
-        return None
-
-
-def unboxed(value: Any) -> Any:
-    """A scalar of NumPy or torch as Python's own; all else as it is."""
-    return value.item() if getattr(value, "ndim", None) == 0 else value
 
 
 def _annotated(kind: type) -> tuple[tuple[str, Any, Any], ...]:
@@ -232,7 +221,7 @@ def _remedies(hint: Any, value: Any) -> Iterator[str]:
         choices = {str(each): repr(each) for leaf in inside if get_origin(leaf) is Literal for each in get_args(leaf)}
         kinds = [leaf for leaf in inside if isinstance(leaf, type) and issubclass(leaf, Checked)]
         choices |= {part.__name__.lower(): f"{part.__name__}()" for kind in kinds for part in _below(kind)}
-        near = difflib.get_close_matches(value.lower(), choices, n=1, cutoff=0.5)
+        near = nearest_names(value.lower(), choices, cutoff=0.5)
         yield from (f"did you mean {choices[each]}?" for each in near)
     elif isinstance(value, type):
         yield f"write {value.__name__}() for an object of the class"

@@ -1,20 +1,23 @@
-"""What do the chosen samples minimise?
+"""What do the selected samples minimise?
 
-An objective turns a lesson into one number; objectives add up with `+`.
+An objective turns selected outputs into one number; objectives add up with `+`.
 """
 
 from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
+import torch
 from torch import Tensor
 
 from poem.parts.augment import Augment, Jitter
-from poem.parts.base import Lesson, Part, entropy
+from poem.parts.base import Memory, Need, Outputs, Part, Selected, entropy
 from poem.parts.fields import NotNegative, Positive, Range
+from poem.parts.score import OpinionEntropy
 
 
 @dataclass(frozen=True, repr=False)
@@ -22,22 +25,12 @@ class Objective(Part):
     """One number to make smaller."""
 
     @property
-    def augments(self) -> bool:
-        """Whether it augments images, and so needs them in [0, 1]."""
-        return False
-
-    @property
-    def anchored(self) -> bool:
-        """Whether it asks for source data."""
-        return False
-
-    @property
-    def apart(self) -> bool:
-        """Whether it is a sum over samples, each of which needs only its own prediction."""
+    def per_sample(self) -> bool:
+        """Whether the loss is a sum over samples, each of which needs its own logits alone."""
         return False
 
     @abstractmethod
-    def __call__(self, lesson: Lesson) -> Tensor:
+    def __call__(self, selected: Selected) -> Tensor:
         """A scalar with a gradient."""
 
     def __bool__(self) -> bool:
@@ -57,23 +50,13 @@ class Total(Objective):
     second: Objective
 
     @property
-    def augments(self) -> bool:
-        """Whether either does."""
-        return self.first.augments or self.second.augments
+    def per_sample(self) -> bool:
+        """Whether both are sums over samples."""
+        return self.first.per_sample and self.second.per_sample
 
-    @property
-    def anchored(self) -> bool:
-        """Whether either does."""
-        return self.first.anchored or self.second.anchored
-
-    @property
-    def apart(self) -> bool:
-        """Whether both are."""
-        return self.first.apart and self.second.apart
-
-    def __call__(self, lesson: Lesson) -> Tensor:
-        """One plus the other."""
-        return self.first(lesson) + self.second(lesson)
+    def __call__(self, selected: Selected) -> Tensor:
+        """The first objective plus the second."""
+        return self.first(selected.inside("first")) + self.second(selected.inside("second"))
 
     def __repr__(self) -> str:
         return f"{self.first!r} + {self.second!r}"
@@ -81,19 +64,79 @@ class Total(Objective):
 
 @dataclass(frozen=True, repr=False)
 class Entropy(Objective):
-    """Mean entropy of the prediction over those who teach; with a branch, of the combined one.
+    """Mean entropy of the prediction over the selected samples; with a branch, of the combined one.
 
     Paper: Tent (Wang et al., ICLR 2021); POEM, Eq. 3.
     """
 
     @property
-    def apart(self) -> bool:
-        """Yes."""
+    def per_sample(self) -> bool:
+        """A mean over samples."""
         return True
 
-    def __call__(self, lesson: Lesson) -> Tensor:
+    def __call__(self, selected: Selected) -> Tensor:
         """Weighted mean over the selection, not over the batch."""
-        return lesson.mean(lesson.look.entropy)
+        return selected.mean(selected.outputs.entropy)
+
+
+@dataclass(frozen=True, repr=False)
+class ConservativeEntropy(Objective):
+    """Mean entropy of the opinion over the selected samples: certainty may not grow by longer logits alone.
+
+    Paper: COME (Zhang et al., ICLR 2025); see `OpinionEntropy`.
+    """
+
+    @property
+    def per_sample(self) -> bool:
+        """A mean over samples."""
+        return True
+
+    def __call__(self, selected: Selected) -> Tensor:
+        """Weighted mean over the selection."""
+        return selected.mean(OpinionEntropy()(selected.outputs))
+
+
+@dataclass(frozen=True, repr=False)
+class SiameseEntropy(Objective):
+    """Entropy behind a trained predictor, and its symmetric divergence from the plain head: a guard against collapse.
+
+    Features `z` pass a matrix `P` (the identity at first) before the frozen last layer: `r = W P z + b`. Minimises
+    `H(r) + divergence * (KL(t, r) + KL(r, t))`, with `t` the plain head's prediction, as a constant. `P` is trained
+    with a learning rate of its own, a multiple of the recipe's by network family, and is not used for the answer.
+
+    Paper: ZeroSiam (ICLR 2026, arXiv 2509.23183).
+    Reference code: Cascol-Chen/ZeroSiam (no licence).
+    Differs: one optimiser step for both groups from one backward pass; a reset clears both.
+    """
+
+    divergence: NotNegative = 1.0
+    convolutional: NotNegative = 10.0
+    transformer: NotNegative = 1.0
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """Features for the predictor."""
+        return frozenset({Need.FEATURES})
+
+    def trainable(self, outputs: Outputs) -> Memory:
+        """The predictor, an identity."""
+        if outputs.features is None:
+            raise ValueError("SiameseEntropy() needs a model whose last layer is linear; none was found")
+        size = outputs.features.shape[1]
+        return {"predictor": torch.eye(size, dtype=outputs.logits.dtype, device=outputs.logits.device)}
+
+    def lr_factor(self, family: str) -> float:
+        """By network family."""
+        return self.transformer if family == "transformer" else self.convolutional
+
+    def __call__(self, selected: Selected) -> Tensor:
+        """Mean over the selection; the plain head gets no gradient."""
+        outputs, predictor = selected.outputs, selected.trained["predictor"]
+        assert outputs.features is not None
+        online = outputs.classify(outputs.features.to(predictor.dtype) @ predictor.T).log_softmax(1)
+        plain = outputs.heads[0].detach().log_softmax(1)
+        gap = ((online.exp() - plain.exp()) * (online - plain)).sum(1)
+        return selected.mean(entropy(online) + self.divergence * gap)
 
 
 @dataclass(frozen=True, repr=False)
@@ -107,15 +150,15 @@ class CrossEntropy(Objective):
     labels: Literal["combined", "own"] = "combined"
 
     @property
-    def apart(self) -> bool:
-        """Yes."""
+    def per_sample(self) -> bool:
+        """A mean over samples."""
         return True
 
-    def __call__(self, lesson: Lesson) -> Tensor:
+    def __call__(self, selected: Selected) -> Tensor:
         """Mean over the selection."""
-        head = lesson.look.heads[-1]
-        label = (lesson.look.logits if self.labels == "combined" else head).detach().argmax(1, keepdim=True)
-        return lesson.mean(-head.log_softmax(1).gather(1, label)[:, 0])
+        head = selected.outputs.heads[-1]
+        label = (selected.outputs.logits if self.labels == "combined" else head).detach().argmax(1, keepdim=True)
+        return selected.mean(-head.log_softmax(1).gather(1, label)[:, 0])
 
 
 @dataclass(frozen=True, repr=False)
@@ -130,20 +173,31 @@ class FisherAnchor(Objective):
     weight: NotNegative = 2000.0
 
     @property
-    def anchored(self) -> bool:
-        """Yes."""
-        return True
+    def needs(self) -> frozenset[Need]:
+        """Source images, to measure importance on."""
+        return frozenset({Need.SOURCE_DATA})
 
     @property
-    def apart(self) -> bool:
-        """Yes."""
+    def per_sample(self) -> bool:
+        """The penalty needs no sample at all."""
         return True
 
-    def __call__(self, lesson: Lesson) -> Tensor:
+    def prepare(self, batches: Iterable[Outputs]) -> Memory:
+        """The mean over batches of the squared gradient of the mean loss to the network's own labels."""
+        importance, count = torch.zeros(()), 0
+        for outputs in batches:
+            label = outputs.logits.detach().argmax(1, keepdim=True)
+            loss = -outputs.log_probs.gather(1, label).mean()
+            assert outputs.theta is not None
+            (gradient,) = torch.autograd.grad(loss, outputs.theta)
+            importance, count = importance.to(gradient.device) + gradient.square(), count + 1
+        return {"importance": importance / count}
+
+    def __call__(self, selected: Selected) -> Tensor:
         """A penalty on the parameters; no average, no half."""
-        if lesson.fisher is None:
-            return lesson.theta.new_zeros(())
-        return self.weight * (lesson.fisher * (lesson.theta - lesson.source).square()).sum()
+        if "importance" not in selected.memory:
+            return selected.theta.new_zeros(())
+        return self.weight * (selected.memory["importance"] * (selected.theta - selected.source).square()).sum()
 
 
 @dataclass(frozen=True, repr=False)
@@ -157,14 +211,14 @@ class SoftLikelihoodRatio(Objective):
     eps: Positive = 1e-5
 
     @property
-    def apart(self) -> bool:
-        """Yes."""
+    def per_sample(self) -> bool:
+        """A mean over samples."""
         return True
 
-    def __call__(self, lesson: Lesson) -> Tensor:
+    def __call__(self, selected: Selected) -> Tensor:
         """Summed over the selection, divided by the configured batch size."""
-        probs = lesson.look.log_probs.exp().clamp(0, self.clip)
-        return lesson.mean(-(probs * (probs / (1 - probs) + self.eps).log()).sum(1), over="batch")
+        probs = selected.outputs.log_probs.exp().clamp(0, self.clip)
+        return selected.mean(-(probs * (probs / (1 - probs) + self.eps).log()).sum(1), over="batch")
 
 
 @dataclass(frozen=True, repr=False)
@@ -178,26 +232,31 @@ class Consistency(Objective):
     augment: Augment = field(default_factory=Jitter)
 
     @property
-    def augments(self) -> bool:
-        """Yes."""
-        return True
+    def needs(self) -> frozenset[Need]:
+        """Images in [0, 1] to augment."""
+        return frozenset({Need.UNIT_RANGE})
 
-    def __call__(self, lesson: Lesson) -> Tensor:
+    @property
+    def further_passes(self) -> Mapping[object, tuple[int, int]]:
+        """The augmented copy, forward and backward."""
+        return {self: (1, 1)}
+
+    def __call__(self, selected: Selected) -> Tensor:
         """Half each way."""
-        batch = lesson.look.batch
+        batch = selected.outputs.batch
         augmented = batch.once(self, lambda rng: self.augment(batch.images, rng))
-        other = lesson.look.ask(augmented, among=lesson.mask, grad=True).log_softmax(1)
-        mine = lesson.look.log_probs
-        return lesson.mean(-0.5 * (mine.exp() * other + other.exp() * mine).sum(1), over="batch")
+        other = selected.outputs.forward(augmented, among=selected.mask, grad=True).log_softmax(1)
+        mine = selected.outputs.log_probs
+        return selected.mean(-0.5 * (mine.exp() * other + other.exp() * mine).sum(1), over="batch")
 
 
 @dataclass(frozen=True, repr=False)
 class MarginalEntropy(Objective):
     """Entropy of the mean prediction over all views of one image. Paper: MEMO (Zhang et al., NeurIPS 2022)."""
 
-    def __call__(self, lesson: Lesson) -> Tensor:
+    def __call__(self, selected: Selected) -> Tensor:
         """In log space: the mean of probabilities is a logsumexp."""
-        log_probs = lesson.look.log_probs
+        log_probs = selected.outputs.log_probs
         return entropy(log_probs.logsumexp(0) - math.log(len(log_probs)))
 
 
@@ -210,12 +269,12 @@ class FollowTeacher(Objective):
 
     symmetric: bool = True
 
-    def __call__(self, lesson: Lesson) -> Tensor:
-        """Mean over those who teach; the teacher gets no gradient."""
-        if lesson.target is None:
+    def __call__(self, selected: Selected) -> Tensor:
+        """Mean over the selected samples; the teacher gets no gradient."""
+        if selected.target is None:
             raise ValueError("FollowTeacher() needs a teacher; add teacher=MeanTeacher() to the recipe")
-        teacher, student = lesson.target.log_softmax(1), lesson.look.log_probs
+        teacher, student = selected.target.log_softmax(1), selected.outputs.log_probs
         losses = -(teacher.exp() * student).sum(1)
         if self.symmetric:
             losses = 0.5 * losses - 0.5 * (student.exp() * teacher).sum(1)
-        return lesson.mean(losses)
+        return selected.mean(losses)

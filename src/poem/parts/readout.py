@@ -1,4 +1,4 @@
-"""Which look answers, and which correction follows?"""
+"""Which forward pass is the answer, and which correction follows?"""
 
 from __future__ import annotations
 
@@ -8,29 +8,27 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from poem.parts.base import Look, Part
-from poem.parts.fields import Count
+from poem.parts.base import Memory, Need, Outcome, Outputs, Part
+from poem.parts.fields import Count, Share
 
 Which = Literal["first", "before-last", "last", "teacher"]
 
 
 @dataclass(frozen=True, repr=False)
 class Correction(Part):
-    """Leaves the answer as it is."""
+    """Turns the outputs of the answering pass into the answer; by default their logits.
 
-    @property
-    def features(self) -> bool:
-        """Whether the correction reads the input of the last linear layer."""
-        return False
+    `memory` is that of before the batch; `remember` sees the same outputs as `outcome.last` after it.
+    """
 
-    def __call__(self, look: Look) -> Tensor:
+    def __call__(self, outputs: Outputs, memory: Memory) -> Tensor:
         """The answer (B, C)."""
-        return look.logits
+        return outputs.logits
 
 
 @dataclass(frozen=True, repr=False)
 class Uncorrected(Correction):
-    """The look's own logits."""
+    """The logits as they are."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -45,13 +43,59 @@ class Prior(Correction):
 
     by: Literal["factor", "log"] = "factor"
 
-    def __call__(self, look: Look) -> Tensor:
-        """Logits favouring what the batch is full of."""
-        mean = look.probs.mean(0)
-        smooth = max(1 / len(look.logits), 1 / look.classes) / mean.max()
-        prior = (mean + smooth) / (1 + smooth * look.classes)
-        logits = look.logits if len(look.heads) == 1 else look.logits - look.logits.mean(1, keepdim=True)
+    def __call__(self, outputs: Outputs, memory: Memory) -> Tensor:
+        """Logits that favour the classes frequent in the batch."""
+        mean = outputs.probs.mean(0)
+        smooth = max(1 / len(outputs.logits), 1 / outputs.classes) / mean.max()
+        prior = (mean + smooth) / (1 + smooth * outputs.classes)
+        logits = outputs.logits - outputs.logits.mean(1, keepdim=True) if outputs.combined else outputs.logits
         return logits * prior if self.by == "factor" else logits + prior.log()
+
+
+@dataclass(frozen=True, repr=False)
+class Recentre(Correction):
+    """Subtracts the stream's mean feature before the last linear layer; the batch in hand is part of the mean.
+
+    The mean is over all images so far or, with `momentum`, a moving average that keeps that share at each batch and
+    starts at zero.
+
+    Paper: NEO (ICLR 2026).
+    Reference code: awesomealex1/NEO (no licence).
+    Differs: none for one head; with an adapt branch it is an error, since two heads have two means.
+    """
+
+    momentum: Share | None = None
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """Features to centre."""
+        return frozenset({Need.FEATURES})
+
+    def start(self, outputs: Outputs) -> Memory:
+        """No mean yet."""
+        if outputs.features is None:
+            raise ValueError("Recentre() needs a model whose last layer is linear; none was found")
+        mean = outputs.features.detach().new_zeros(outputs.features.shape[1], dtype=outputs.logits.dtype)
+        return {"mean": mean, "count": mean.new_zeros(())}
+
+    def __call__(self, outputs: Outputs, memory: Memory) -> Tensor:
+        """The last layer's logits for centred features."""
+        if outputs.combined:
+            raise ValueError("Recentre() centres the features of one head; use it in a recipe without branch=")
+        assert outputs.features is not None
+        return outputs.classify(outputs.features - self._moved(outputs, memory)["mean"])
+
+    def remember(self, outcome: Outcome, memory: Memory) -> Memory:
+        """The mean with this batch."""
+        return {} if outcome.answer is None else self._moved(outcome.answer, memory)
+
+    def _moved(self, outputs: Outputs, memory: Memory) -> Memory:
+        """The mean that this batch is part of."""
+        assert outputs.features is not None
+        features = outputs.features.detach().to(memory["mean"].dtype)
+        count = memory["count"] + len(features)
+        share = len(features) / count if self.momentum is None else 1 - self.momentum
+        return {"mean": memory["mean"] + share * (features.mean(0) - memory["mean"]), "count": count}
 
 
 @dataclass(frozen=True, repr=False)
@@ -72,23 +116,18 @@ class Laplacian(Correction):
     steps: Count = 100
 
     @property
-    def on_host(self) -> bool:
-        """Stops when its energy stands still."""
-        return True
+    def needs(self) -> frozenset[Need]:
+        """Features to find neighbours by, and the host, which stops when the energy is constant."""
+        return frozenset({Need.FEATURES, Need.HOST})
 
-    @property
-    def features(self) -> bool:
-        """Yes."""
-        return True
-
-    def __call__(self, look: Look) -> Tensor:
-        """A fixed point of `Y = softmax(log p + K Y)`, stopped when its energy stands still."""
-        if look.features is None:
+    def __call__(self, outputs: Outputs, memory: Memory) -> Tensor:
+        """A fixed point of `Y = softmax(log p + K Y)`, stopped when its energy is constant."""
+        if outputs.features is None:
             raise ValueError("Laplacian() needs a model whose last layer is linear; none was found")
-        if len(look.logits) <= 2:
-            return look.log_probs
-        unary = -(look.probs + 1e-10).log()
-        kernel = self._kernel(torch.nn.functional.normalize(look.features.detach().to(unary.dtype), dim=1))
+        if len(outputs.logits) <= 2:
+            return outputs.log_probs
+        unary = -(outputs.probs + 1e-10).log()
+        kernel = self._kernel(torch.nn.functional.normalize(outputs.features.detach().to(unary.dtype), dim=1))
         answer, energy = (-unary).log_softmax(1), torch.inf
         for step in range(self.steps):
             pairwise = kernel @ answer.exp()
@@ -116,7 +155,10 @@ class Laplacian(Correction):
 
 @dataclass(frozen=True, repr=False)
 class Readout(Part):
-    """`look` answers (before the first update, before the last, after the last, or the teacher), then `correct`."""
+    """The answer is of pass `which` (before the first update, before the last, after the last, or the teacher's).
 
-    look: Which = "first"
+    `correct` then turns it into what the caller gets.
+    """
+
+    which: Which = "first"
     correct: Correction = Uncorrected()

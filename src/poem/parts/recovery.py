@@ -1,51 +1,42 @@
-"""When do we walk back towards the source, and how far?"""
+"""When do the adapted tensors return towards the source, and how far?"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from poem.parts.base import Memory, Part
+from poem.parts.base import Memory, Need, Outcome, Outputs, Part
 from poem.parts.fields import Count, Share
 
 
 @dataclass(frozen=True, repr=False)
 class Recovery(Part):
-    """Never walks back; the others override one verb each."""
+    """Keeps the adapted tensors; subclasses override one method each."""
 
     @property
     def each_image(self) -> bool:
-        """Whether every image starts from the source."""
+        """Whether the batch is taken image by image, each from the source."""
         return False
 
     def due(self, calls: int) -> bool:
-        """Whether to go all the way back before call number `calls`, counted from 0."""
+        """Whether to reset to the source before call number `calls`, counted from 0."""
         return False
 
-    def start(self, like: Tensor) -> Memory:
-        """What is remembered before the first batch."""
-        return {}
-
-    def remember(self, losses: Sequence[Tensor], made: Sequence[Tensor], memory: Memory) -> Memory:
-        """New memory, given the loss of each update of the batch and whether it was made."""
-        return {}
-
-    def fires(self, memory: Memory) -> Tensor | None:
-        """Whether to go all the way back after this batch; None is never."""
+    def resets(self, memory: Memory) -> Tensor | None:
+        """Whether to reset to the source after this batch, decided on the device; None is never."""
         return None
 
     def pull(self, theta: Tensor, source: Tensor, rng: torch.Generator) -> Tensor:
-        """Part of the way back, after every batch."""
+        """The adapted tensors after every batch, moved towards the source."""
         return theta
 
 
 @dataclass(frozen=True, repr=False)
 class Never(Recovery):
-    """Keeps what was learnt."""
+    """Keeps the adapted tensors as they are."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -62,28 +53,30 @@ class LossAverageBelow(Recovery):
     momentum: Share = 0.9
     of: Literal["first", "last"] = "last"
 
-    def start(self, like: Tensor) -> Memory:
+    def start(self, outputs: Outputs) -> Memory:
         """No average yet."""
-        return {"loss.mean": like.new_zeros(()), "loss.seen": torch.zeros((), dtype=torch.bool, device=like.device)}
+        zero = outputs.logits.detach().new_zeros(())
+        return {"mean": zero, "seen": torch.zeros_like(zero, dtype=torch.bool)}
 
-    def remember(self, losses: Sequence[Tensor], made: Sequence[Tensor], memory: Memory) -> Memory:
-        """The average moved by this batch's loss, if an update was made."""
-        if not losses:
+    def remember(self, outcome: Outcome, memory: Memory) -> Memory:
+        """The average moved by this batch's loss, if an update was applied."""
+        if not outcome.updates:
             return {}
-        loss, taught, mean, seen = losses[0], made[0], memory["loss.mean"], memory["loss.seen"]
-        for later, also in zip(losses[1:], made[1:], strict=True) if self.of == "last" else ():
-            loss, taught = torch.where(also, later, loss), taught | also
+        first, *others = outcome.updates
+        loss, applied, mean, seen = first.loss, first.applied, memory["mean"], memory["seen"]
+        for update in others if self.of == "last" else ():
+            loss, applied = torch.where(update.applied, update.loss, loss), applied | update.applied
         moved = torch.where(seen, self.momentum * mean + (1 - self.momentum) * loss, loss)
-        return {"loss.mean": torch.where(taught, moved, mean), "loss.seen": seen | taught}
+        return {"mean": torch.where(applied, moved, mean), "seen": seen | applied}
 
-    def fires(self, memory: Memory) -> Tensor | None:
-        """An average below the limit."""
-        return memory["loss.seen"] & (memory["loss.mean"] < self.limit)
+    def resets(self, memory: Memory) -> Tensor | None:
+        """Whether the average is below the limit."""
+        return memory["seen"] & (memory["mean"] < self.limit)
 
 
 @dataclass(frozen=True, repr=False)
 class AverageWithSource(Recovery):
-    """After every batch keeps `keep` of what was learnt and takes the rest from the source.
+    """After every batch keeps `keep` of the adapted tensors and takes the rest from the source.
 
     Paper: ROID (Marsden et al., WACV 2024), weight ensembling.
     """
@@ -91,7 +84,7 @@ class AverageWithSource(Recovery):
     keep: Share = 0.99
 
     def pull(self, theta: Tensor, source: Tensor, rng: torch.Generator) -> Tensor:
-        """A step along the line to the source; nowhere, to the bit, where nothing has moved."""
+        """A step along the line to the source; none, to the bit, where nothing has moved."""
         return theta + (1 - self.keep) * (source - theta)
 
 
@@ -100,19 +93,19 @@ class EachImage(Recovery):
     """Every image starts from the source, and the batch is taken image by image. Paper: MEMO (NeurIPS 2022)."""
 
     @property
-    def on_host(self) -> bool:
-        """Takes the batch apart."""
-        return True
+    def needs(self) -> frozenset[Need]:
+        """The host, which splits the batch."""
+        return frozenset({Need.HOST})
 
     @property
     def each_image(self) -> bool:
-        """Yes."""
+        """Every batch is split."""
         return True
 
 
 @dataclass(frozen=True, repr=False)
 class EveryCalls(Recovery):
-    """All the way back every `calls` calls, whether or not they taught anything.
+    """A reset to the source every `calls` calls, whether or not they made an update.
 
     Paper: RDumb (Press et al., NeurIPS 2023).
     """
@@ -134,11 +127,11 @@ class StochasticRestore(Recovery):
     chance: Share = 0.001
 
     @property
-    def on_host(self) -> bool:
-        """Draws after the last update."""
-        return True
+    def needs(self) -> frozenset[Need]:
+        """The host, which draws after the last update."""
+        return frozenset({Need.HOST})
 
     def pull(self, theta: Tensor, source: Tensor, rng: torch.Generator) -> Tensor:
-        """Source values where the coin says so."""
+        """Source values where the draw says so."""
         back = torch.rand(theta.numel(), generator=rng) < self.chance
         return torch.where(back.to(theta.device), source, theta)

@@ -29,6 +29,11 @@ class BatchLayer(Protocol):
         """Running variance that came with the model."""
         ...
 
+    @property
+    def learning(self) -> bool:
+        """Whether the pass under way is learnt from."""
+        ...
+
     def with_source(self, x: Tensor) -> Tensor:
         """Normalise with the model's own running statistics."""
         ...
@@ -46,15 +51,20 @@ class BatchLayer(Protocol):
 class Statistics(Part):
     """Chooses the mean and variance of each batch-norm layer, at every pass."""
 
-    def start(self, key: str, layer: BatchLayer) -> Memory:
-        """What a layer remembers before the first batch."""
+    @property
+    def only_in_training(self) -> bool:
+        """Whether only passes that are learnt from are remembered, and others normalise with what is remembered."""
+        return False
+
+    def start_layer(self, key: str, layer: BatchLayer) -> Memory:
+        """A layer's memory before the first batch."""
         return {}
 
     @abstractmethod
     def __call__(self, layer: BatchLayer, x: Tensor, mask: Tensor | None, memory: Memory, key: str) -> Tensor:
         """The layer's output for `x`; rows that `mask` leaves out do not enter the statistics."""
 
-    def remember(self, layer: BatchLayer, x: Tensor, mask: Tensor | None, memory: Memory, key: str) -> Memory:
+    def remember_layer(self, layer: BatchLayer, x: Tensor, mask: Tensor | None, memory: Memory, key: str) -> Memory:
         """What the layer should find at the next batch, given what it saw at this one."""
         return {}
 
@@ -120,7 +130,7 @@ class RunningMean(Statistics):
 
     alpha: Share = 0.1
 
-    def start(self, key: str, layer: BatchLayer) -> Memory:
+    def start_layer(self, key: str, layer: BatchLayer) -> Memory:
         """The source's statistics."""
         if layer.source_mean is None or layer.source_var is None:
             return {}
@@ -128,17 +138,63 @@ class RunningMean(Statistics):
 
     def __call__(self, layer: BatchLayer, x: Tensor, mask: Tensor | None, memory: Memory, key: str) -> Tensor:
         """The average, this batch included."""
-        new = self.remember(layer, x, mask, memory, key)
+        new = self.remember_layer(layer, x, mask, memory, key)
         if not new:
             return FromBatch()(layer, x, mask, memory, key)
         return layer.with_moments(x, new[f"{key}.mean"], new[f"{key}.var"])
 
-    def remember(self, layer: BatchLayer, x: Tensor, mask: Tensor | None, memory: Memory, key: str) -> Memory:
+    def remember_layer(self, layer: BatchLayer, x: Tensor, mask: Tensor | None, memory: Memory, key: str) -> Memory:
         """The average moved by this batch."""
         if f"{key}.mean" not in memory:
             return {}
         mean, var = mix(x, mask, memory[f"{key}.mean"], memory[f"{key}.var"], self.alpha)
         return {f"{key}.mean": mean, f"{key}.var": var}
+
+
+@dataclass(frozen=True, repr=False)
+class Robust(Statistics):
+    """Statistics of its own for every network: passes that are learnt from mix in the batch's, others only read them.
+
+    A learning pass normalises with `(1 - alpha) own + alpha batch`, through which the gradient flows, and keeps that.
+
+    Paper: RoTTA (Yuan et al., CVPR 2023), robust batch normalisation.
+    Reference code: BIT-DA/RoTTA (MIT).
+    Differs: none.
+    """
+
+    alpha: Share = 0.05
+
+    @property
+    def only_in_training(self) -> bool:
+        """A pass that only predicts changes nothing."""
+        return True
+
+    def start_layer(self, key: str, layer: BatchLayer) -> Memory:
+        """The source's statistics."""
+        if layer.source_mean is None or layer.source_var is None:
+            return {}
+        return {f"{key}.mean": layer.source_mean.clone(), f"{key}.var": layer.source_var.clone()}
+
+    def __call__(self, layer: BatchLayer, x: Tensor, mask: Tensor | None, memory: Memory, key: str) -> Tensor:
+        """Mixed in a learning pass, else as remembered."""
+        if f"{key}.mean" not in memory:
+            return FromBatch()(layer, x, mask, memory, key)
+        if layer.learning:
+            return layer.with_moments(x, *self._mixed(x, mask, memory, key))
+        return layer.with_moments(x, memory[f"{key}.mean"], memory[f"{key}.var"])
+
+    def remember_layer(self, layer: BatchLayer, x: Tensor, mask: Tensor | None, memory: Memory, key: str) -> Memory:
+        """The mixed statistics of a learning pass."""
+        if f"{key}.mean" not in memory:
+            return {}
+        mean, var = self._mixed(x.detach(), mask, memory, key)
+        return {f"{key}.mean": mean, f"{key}.var": var}
+
+    def _mixed(self, x: Tensor, mask: Tensor | None, memory: Memory, key: str) -> tuple[Tensor, Tensor]:
+        """The remembered statistics moved by the batch's, biased variance."""
+        mean, var = moments(x, mask)
+        own_mean, own_var = memory[f"{key}.mean"], memory[f"{key}.var"]
+        return own_mean + self.alpha * (mean - own_mean), own_var + self.alpha * (var - own_var)
 
 
 def moments(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,7 @@
 """How does a gradient become an update?
 
-All moving numbers are one flat vector, so an optimiser is a few lines, and the new vector is a value: nothing moves
-until the loop says so.
+All adapted numbers are one flat vector, so an optimiser is a few lines, and the new vector is a value: nothing changes
+until the loop applies it.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ class Step(Part):
     """Turns a gradient into a change."""
 
     @property
-    def plain(self) -> Step:
-        """The optimiser underneath: what teaches the branch."""
+    def optimiser(self) -> Step:
+        """The plain optimiser, which also steps the branch and the tensors that parts bring."""
         return self
 
     @property
-    def climbs(self) -> bool:
-        """Whether the step looks elsewhere first."""
+    def perturbs(self) -> bool:
+        """Whether the loss and its gradient are taken again at `theta + perturbation(gradient)`, and that one used."""
         return False
 
     @property
-    def coasts(self) -> bool:
-        """Whether the step is made with a zero gradient where nobody teaches, so that the momentum still moves."""
+    def steps_when_empty(self) -> bool:
+        """Whether a step with a zero gradient is made where no sample is selected, so that the momentum still acts."""
         return False
 
-    def start(self, theta: Tensor) -> Memory:
-        """What the optimiser remembers before the first step."""
+    def init(self, theta: Tensor) -> Memory:
+        """The optimiser's memory of one group before its first step."""
         return {}
 
-    def climb(self, gradient: Tensor) -> Tensor:
-        """Where to look before stepping, relative to here."""
+    def perturbation(self, gradient: Tensor) -> Tensor:
+        """Where the gradient is taken again, relative to theta."""
         return torch.zeros_like(gradient)
 
     @abstractmethod
@@ -58,12 +58,12 @@ class SGD(Step):
     momentum: Share = 0.9
     nesterov: bool = False
 
-    def start(self, theta: Tensor) -> Memory:
+    def init(self, theta: Tensor) -> Memory:
         """No velocity."""
         return {"velocity": torch.zeros_like(theta)}
 
     def __call__(self, gradient: Tensor, lr: float, memory: Memory) -> tuple[Tensor, Memory]:
-        """Along the velocity, or with Nesterov one look ahead of it."""
+        """Along the velocity, or with Nesterov one step ahead of it."""
         velocity = self.momentum * memory["velocity"] + gradient
         direction = gradient + self.momentum * velocity if self.nesterov else velocity
         return -lr * direction, {"velocity": velocity}
@@ -76,7 +76,7 @@ class Adam(Step):
     betas: tuple[Decay, Decay] = (0.9, 0.999)
     eps: NotNegative = 1e-8
 
-    def start(self, theta: Tensor) -> Memory:
+    def init(self, theta: Tensor) -> Memory:
         """No averages, no steps."""
         return {"mean": torch.zeros_like(theta), "square": torch.zeros_like(theta), "steps": theta.new_zeros(())}
 
@@ -92,9 +92,9 @@ class Adam(Step):
 
 @dataclass(frozen=True, repr=False)
 class SAM(Step):
-    """Sharpness-aware: climbs `radius` along the gradient, asks again who teaches there, and steps by what it finds.
+    """Sharpness-aware: selects again at `radius` along the gradient, and steps by the gradient there.
 
-    With `momentum_coast` a batch in which nobody teaches, at the first look or at the second, is a step of the inner
+    With `momentum_coast` a batch that selects no sample, in the first pass or in the second, is a step of the inner
     optimiser with a zero gradient, as in the published code. It is counted as no update, and the branch does not move.
 
     Paper: SAR (Niu et al., ICLR 2023), after Foret et al., ICLR 2021.
@@ -107,29 +107,29 @@ class SAM(Step):
     momentum_coast: bool = False
 
     @property
-    def plain(self) -> Step:
+    def optimiser(self) -> Step:
         """The inner optimiser."""
         return self.base
 
-    def start(self, theta: Tensor) -> Memory:
-        """The inner optimiser's memory: climbing leaves no trace."""
-        return self.base.start(theta)
+    def init(self, theta: Tensor) -> Memory:
+        """The inner optimiser's memory; the perturbation keeps none."""
+        return self.base.init(theta)
 
     @property
-    def climbs(self) -> bool:
-        """Yes."""
+    def perturbs(self) -> bool:
+        """The gradient is always taken twice."""
         return True
 
     @property
-    def coasts(self) -> bool:
+    def steps_when_empty(self) -> bool:
         """As `momentum_coast` says."""
         return self.momentum_coast
 
-    def climb(self, gradient: Tensor) -> Tensor:
+    def perturbation(self, gradient: Tensor) -> Tensor:
         """`radius` along the gradient, one norm over all numbers."""
         length = gradient.square().sum().sqrt()
         return gradient * (self.radius / (length + 1e-12))
 
     def __call__(self, gradient: Tensor, lr: float, memory: Memory) -> tuple[Tensor, Memory]:
-        """The inner optimiser's step, from where we stood."""
+        """The inner optimiser's step, from the unperturbed theta."""
         return self.base(gradient, lr, memory)

@@ -1,7 +1,8 @@
-"""Is there a teacher, and what does it say?"""
+"""Is there a teacher, what is its target, and how does it follow the student?"""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Annotated
@@ -10,14 +11,37 @@ import torch
 from torch import Tensor
 
 from poem.parts.augment import Augment, Jitter
-from poem.parts.base import Batch, Part
+from poem.parts.base import Batch, Need, Part
 from poem.parts.fields import Count, Range, Share
 
 Predict = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, repr=False)
-class MeanTeacher(Part):
+class Teacher(Part):
+    """A second set of the adapted tensors, which sets the target of the update and may give the answer."""
+
+    @property
+    def own_statistics(self) -> bool:
+        """Whether its batch-norm layers keep statistics of their own, apart from the student's."""
+        return False
+
+    @property
+    def passes(self) -> int:
+        """Forward passes that `target` takes, as a rule."""
+        return 1
+
+    @abstractmethod
+    def target(self, batch: Batch, teacher: Predict, source: Predict) -> Tensor:
+        """Logits (B, C) for this batch; `teacher` and `source` predict with the teacher's and the source's tensors."""
+
+    @abstractmethod
+    def follow(self, teacher: Tensor, student: Tensor) -> Tensor:
+        """The teacher's tensors after a batch, given the student's."""
+
+
+@dataclass(frozen=True, repr=False)
+class MeanTeacher(Teacher):
     """A slow average of the student, which sets the target and gives the answer.
 
     Where the source model is unsure of the batch (mean confidence below `unsure`), the target is the mean of the
@@ -34,9 +58,14 @@ class MeanTeacher(Part):
     augment: Augment = field(default_factory=Jitter.cotta)
 
     @property
-    def on_host(self) -> bool:
-        """Asks augmented copies only where the source is unsure."""
-        return True
+    def needs(self) -> frozenset[Need]:
+        """Images in [0, 1], and the host, which decides whether augmented copies are predicted."""
+        return frozenset({Need.UNIT_RANGE, Need.HOST})
+
+    @property
+    def passes(self) -> int:
+        """The source's, and the teacher's: over the copies where the source is often unsure, else over the batch."""
+        return 1 + (self.copies if self.unsure > 0.5 else 1)
 
     def target(self, batch: Batch, teacher: Predict, source: Predict) -> Tensor:
         """The teacher's logits (B, C) for this batch."""
@@ -51,5 +80,30 @@ class MeanTeacher(Part):
         return total / self.copies
 
     def follow(self, teacher: Tensor, student: Tensor) -> Tensor:
-        """The teacher moved a little towards the student."""
+        """The exponential moving average of the student."""
+        return torch.lerp(student, teacher, self.momentum)
+
+
+@dataclass(frozen=True, repr=False)
+class SlowTeacher(Teacher):
+    """A slow average of the student with statistics of its own, which answers plainly and predicts the target.
+
+    Paper: RoTTA (Yuan et al., CVPR 2023).
+    Reference code: BIT-DA/RoTTA (MIT).
+    Differs: none.
+    """
+
+    momentum: Share = 0.999
+
+    @property
+    def own_statistics(self) -> bool:
+        """They evolve by the teacher's own forward passes."""
+        return True
+
+    def target(self, batch: Batch, teacher: Predict, source: Predict) -> Tensor:
+        """The teacher's logits for the batch."""
+        return teacher(batch.images)
+
+    def follow(self, teacher: Tensor, student: Tensor) -> Tensor:
+        """The exponential moving average of the student."""
         return torch.lerp(student, teacher, self.momentum)

@@ -1,40 +1,41 @@
-"""Every method as a sentence. A new one is a new sentence here; a new idea is a new word in `parts/`.
+"""Every method as a recipe. A new method is a new recipe here; a new idea is a new part in `parts/`.
 
-`BASE+poem` adds exploration and the adapt branch to a base, `BASE+poem-i` exploration alone, `BASE+poem-ii` the branch
-alone, and `BASE*` repeats the base's update without picking anew.
+`HOST+poem` adds exploration and the adapt branch to a host method, `HOST+poem-i` exploration alone, `HOST+poem-ii` the
+branch alone, and `HOST*` repeats the host's update without selecting again.
 """
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Literal, get_args
 
+from poem._util.nearest import nearest_names
 from poem.parts.augment import AugMix
+from poem.parts.bank import MemoryBank
 from poem.parts.branch import AdaptBranch
 from poem.parts.exploration import Explore, Repeat
-from poem.parts.objective import Consistency, Entropy, FisherAnchor, FollowTeacher, MarginalEntropy, SoftLikelihoodRatio
-from poem.parts.parameters import Everything, NormAffine, Nothing
-from poem.parts.readout import Laplacian, Prior, Readout
-from poem.parts.recovery import AverageWithSource, EachImage, EveryCalls, LossAverageBelow, StochasticRestore
-from poem.parts.selection import (
-    ByDiversityAndCertainty,
-    ByEntropy,
-    ByPLPD,
-    Diverse,
-    EntropyBelow,
-    Everyone,
-    FirstRound,
-    NotRedundant,
-    PLPDAbove,
-    Select,
+from poem.parts.objective import (
+    ConservativeEntropy,
+    Consistency,
+    Entropy,
+    FisherAnchor,
+    FollowTeacher,
+    MarginalEntropy,
+    SiameseEntropy,
+    SoftLikelihoodRatio,
 )
-from poem.parts.statistics import Mixed, Source
+from poem.parts.parameters import Everything, NormAffine, Nothing
+from poem.parts.readout import Laplacian, Prior, Readout, Recentre
+from poem.parts.recovery import AverageWithSource, EachImage, EveryCalls, LossAverageBelow, StochasticRestore
+from poem.parts.score import OpinionEntropy
+from poem.parts.selection import Diverse, EntropyBelow, Everyone, NotRedundant, PLPDAbove, Select
+from poem.parts.statistics import Mixed, Robust, Source
 from poem.parts.step import SAM, SGD, Adam
-from poem.parts.teacher import MeanTeacher
+from poem.parts.teacher import MeanTeacher, SlowTeacher
+from poem.parts.weighting import ByDiversityAndCertainty, ByEntropy, ByPLPD, FirstRound
 from poem.recipes.recipe import Recipe, Rule
 
 Preset = Literal["imagenet", "cifar", "cifar10", "cifar100"]
@@ -45,7 +46,7 @@ DOUBLED = Rule(double_one=True)
 
 
 def source() -> Recipe:
-    """The model as it came: source statistics, nothing learnt.
+    """The model as it came: source statistics, no update.
 
     Paper: none; the row every table starts with.
     Reference code: none.
@@ -65,7 +66,7 @@ def bn() -> Recipe:
 
 
 def tent() -> Recipe:
-    """Every sample lowers its entropy, through scale and shift of the norm layers.
+    """Minimises the entropy of every sample, through scale and shift of the norm layers.
 
     Paper: Wang et al., "Tent: Fully Test-Time Adaptation by Entropy Minimization", ICLR 2021.
     Reference code: DequanWang/tent (MIT).
@@ -85,7 +86,7 @@ def tent_filtered() -> Recipe:
 
 
 def eta() -> Recipe:
-    """Reliable and not redundant samples, the surer the heavier.
+    """Reliable and not redundant samples, weighted by certainty.
 
     Paper: Niu et al., "Efficient Test-Time Model Adaptation without Forgetting", ICML 2022.
     Reference code: mr-eggplant/EATA (MIT).
@@ -96,7 +97,7 @@ def eta() -> Recipe:
 
 
 def eata() -> Recipe:
-    """ETA with an anchor: what mattered on source data moves less. Without `source_data` it runs as ETA and says so.
+    """ETA with an anchor: parameters important on source data change less. Without `source_data` it runs as ETA.
 
     Paper: Niu et al., "Efficient Test-Time Model Adaptation without Forgetting", ICML 2022.
     Reference code: mr-eggplant/EATA (MIT).
@@ -108,11 +109,11 @@ def eata() -> Recipe:
 
 
 def sar() -> Recipe:
-    """Reliable samples, a sharpness-aware step, and a way back when the loss says collapse.
+    """Reliable samples, a sharpness-aware step, and a reset when the loss says collapse.
 
     Paper: Niu et al., "Towards Stable Test-Time Adaptation in Dynamic Wild World", ICLR 2023.
     Reference code: mr-eggplant/SAR (BSD-3).
-    Differs: an empty selection steps nowhere (`step=SAM(0.05, momentum_coast=True)` steps by the momentum, as the code
+    Differs: an empty selection makes no step (`step=SAM(0.05, momentum_coast=True)` steps by the momentum, as the code
     does); a reset forgets the loss average and the inner momentum too; eval mode throughout.
     """
     return Recipe(
@@ -121,7 +122,7 @@ def sar() -> Recipe:
 
 
 def deyo() -> Recipe:
-    """Samples that are sure, and sure because of shape: destroying it must cost them confidence.
+    """Samples of low entropy whose prediction depends on shape: destroying it must lower their confidence.
 
     Paper: Lee et al., "Entropy is not Enough for Test-Time Adaptation", ICLR 2024.
     Reference code: Jhyun17/DeYO (MIT).
@@ -137,12 +138,12 @@ def deyo() -> Recipe:
 
 
 def roid() -> Recipe:
-    """Diverse and certain samples, a ratio loss that does not fade, consistency, and a steady pull to the source.
+    """Diverse and certain samples, a ratio loss that does not vanish, consistency, and averaging with the source.
 
     Paper: Marsden et al., "Universal Test-time Adaptation through Weight Ensembling, Diversity Weighting, and Prior
     Correction", WACV 2024.
     Reference code: mariodoebler/test-time-adaptation (MIT).
-    Differs: a batch whose predictions are all alike teaches equally; the published code divides by zero.
+    Differs: a batch whose predictions are all alike is weighted equally; the published code divides by zero.
     """
     return Recipe(
         select=Diverse(),
@@ -156,7 +157,7 @@ def roid() -> Recipe:
 
 
 def memo() -> Recipe:
-    """One image at a time: many views of it should agree; then back to the source.
+    """One image at a time: minimises the entropy of its mean prediction over many views, then resets.
 
     Paper: Zhang et al., "MEMO: Test Time Robustness via Adaptation and Augmentation", NeurIPS 2022.
     Reference code: zhangmarvin/memo (MIT).
@@ -175,7 +176,7 @@ def memo() -> Recipe:
 
 
 def cotta() -> Recipe:
-    """A student follows its own slow average over augmentations; now and then a weight returns to its source value.
+    """A student follows a teacher, its own slow average; now and then a weight is set back to its source value.
 
     Paper: Wang et al., "Continual Test-Time Domain Adaptation", CVPR 2022.
     Reference code: qinenergy/cotta (MIT).
@@ -194,7 +195,7 @@ def cotta() -> Recipe:
 
 
 def rdumb() -> Recipe:
-    """ETA that starts over every 1000 batches.
+    """ETA with a reset every 1000 batches.
 
     Paper: Press et al., "RDumb: A simple approach that questions our progress in continual test-time adaptation",
     NeurIPS 2023.
@@ -206,7 +207,7 @@ def rdumb() -> Recipe:
 
 
 def lame() -> Recipe:
-    """Nothing learnt: predictions of neighbours in feature space are made to agree.
+    """No update: predictions of neighbours in feature space are made to agree.
 
     Paper: Boudiaf et al., "Parameter-free Online Test-time Adaptation", CVPR 2022.
     Reference code: fiveai/LAME; affinity as in mariodoebler/test-time-adaptation (MIT).
@@ -215,13 +216,65 @@ def lame() -> Recipe:
     return Recipe(parameters=Nothing(), statistics=Source(), readout=Readout("first", Laplacian()))
 
 
+def rotta() -> Recipe:
+    """A student learns from a bank of recent, certain images what a slow teacher predicts; the teacher answers.
+
+    Paper: Yuan et al., "Robust Test-Time Adaptation in Dynamic Scenarios", CVPR 2023.
+    Reference code: BIT-DA/RoTTA (MIT), as in mariodoebler/test-time-adaptation (MIT).
+    Differs: one update per batch at most (the code makes one for each 64 images that came); group and layer norms are
+    adapted too; eval mode throughout.
+    """
+    return Recipe(
+        statistics=Robust(0.05),
+        views=MemoryBank(),
+        teacher=SlowTeacher(),
+        minimise=FollowTeacher(symmetric=False),
+        step=Adam(),
+        lr=0.001,
+        readout=Readout("teacher"),
+    )
+
+
+def come() -> Recipe:
+    """Tent with the entropy of an opinion that leaves room for not knowing.
+
+    Paper: Zhang et al., "COME: Test-time Adaption by Conservatively Minimizing Entropy", ICLR 2025.
+    Reference code: BlueWhaleLab/COME (no licence).
+    Differs: the number of classes is the network's (the code has 1000); with `+poem` the opinion is of the mean of both
+    heads' logits, and the filter compares its entropy with 0.4 ln C; eval mode throughout.
+    """
+    return replace(tent(), minimise=ConservativeEntropy())
+
+
+def zerosiam() -> Recipe:
+    """Minimises the entropy behind a trained predictor that must stay near the plain head.
+
+    Paper: "ZeroSiam", ICLR 2026, arXiv 2509.23183.
+    Reference code: Cascol-Chen/ZeroSiam (no licence).
+    Differs: the rates are those for ResNet-50-GN (convolutional) and ViT-B (transformer), by SAR's rule for the batch
+    size; the code has others for smaller networks.
+    """
+    rate = Rule(double_one=True, convolutional=0.0025, transformer=0.005)
+    return replace(tent(), minimise=SiameseEntropy(), lr=rate)
+
+
+def neo() -> Recipe:
+    """No update: features are centred by the stream's mean before the last layer.
+
+    Paper: "NEO", ICLR 2026, arXiv 2510.05635.
+    Reference code: awesomealex1/NEO (no licence).
+    Differs: none. Evaluated on vision transformers; a first batch of one image is answered by the bias alone.
+    """
+    return Recipe(parameters=Nothing(), statistics=Source(), readout=Readout("first", Recentre()))
+
+
 def poem() -> Recipe:
-    """Looks again after each update and teaches those who are reliable now; source and adapt branch answer together.
+    """Selects again after each update and updates on samples reliable now; source and adapt branch answer together.
 
     Paper: Yi et al., "POEM: Explore Unexplored Reliable Samples to Enhance Test-Time Adaptation", Algorithm 1.
     Reference code: ycarobot/POEM (no licence; cannot run).
     Differs: two updates at most (the text; the algorithm's bound allows three); an empty set ends the batch; both
-    gradients come from one look; the threshold follows the number of classes; eval mode throughout.
+    gradients come from one forward pass; the threshold follows the number of classes; eval mode throughout.
     """
     return Recipe(
         parameters=SHALLOW,
@@ -241,8 +294,8 @@ def poem_official() -> Recipe:
     Differs: PLPD and the redundancy test read the mixture throughout (the code reads the source branch in places), and
     PLPD has one permutation per image per batch; the branch minimises the cross-entropy of its own logits to the
     mixture's label (the code raises a probability: the branch's of its own label, then the mixture's of the mixture's);
-    both groups step from one pass (the code looks and selects again in between); gradients do not leak between the
-    groups; the first batch teaches the branch too; the loss average is kept; a batch that resets answers after its
+    both groups step from one pass (the code runs and selects again in between); gradients do not leak between the
+    groups; the first batch updates the branch too; the loss average is kept; a batch that resets answers after its
     update (the code: before); sets are compared instead of their sizes; a reset clears both optimisers and the average
     prediction; the threshold follows the number of classes; eval mode throughout.
     """
@@ -272,7 +325,7 @@ def poem_official_v2() -> Recipe:
     )
 
 
-BASES: dict[str, Callable[[], Recipe]] = {
+METHODS: dict[str, Callable[[], Recipe]] = {
     "source": source,
     "bn": bn,
     "tent": tent,
@@ -286,38 +339,44 @@ BASES: dict[str, Callable[[], Recipe]] = {
     "cotta": cotta,
     "rdumb": rdumb,
     "lame": lame,
+    "rotta": rotta,
+    "come": come,
+    "zerosiam": zerosiam,
+    "neo": neo,
     "poem": poem,
     "poem-official": poem_official,
     "poem-official-v2": poem_official_v2,
 }
-GROWING = ("tent", "tent-filtered", "eta", "eata", "sar", "deyo", "roid", "memo", "cotta", "rdumb")
-"""Bases that learn, and so can take POEM's parts."""
+HOSTS = ("tent", "tent-filtered", "eta", "eata", "sar", "deyo", "roid", "memo", "cotta", "rdumb", "come")
+"""Methods that learn, and so can take POEM's parts."""
 
 
-def with_poem(base: Recipe) -> Recipe:
-    """Exploration and the adapt branch on top of a base."""
-    return with_branch(with_exploration(base))
+def with_poem(host: Recipe) -> Recipe:
+    """Exploration and the adapt branch on top of a host."""
+    return with_branch(with_exploration(host))
 
 
-def with_exploration(base: Recipe) -> Recipe:
-    """POEM-I: the base's own selection, asked again after each update; answers after the last."""
-    return replace(base, select=_telling(base), explore=Explore(2), readout=replace(base.readout, look="last"))
+def with_exploration(host: Recipe) -> Recipe:
+    """POEM-I: the host's own selection, made again after each update; answers after the last."""
+    return replace(host, select=_filter(host), explore=Explore(2), readout=replace(host.readout, which="last"))
 
 
-def with_branch(base: Recipe) -> Recipe:
-    """POEM-II: the adapt branch, taught by the base's own selection; answers after the update."""
-    return replace(base, select=_telling(base), branch=AdaptBranch(), readout=replace(base.readout, look="last"))
+def with_branch(host: Recipe) -> Recipe:
+    """POEM-II: the adapt branch, updated on the host's own selection; answers after the update."""
+    return replace(host, select=_filter(host), branch=AdaptBranch(), readout=replace(host.readout, which="last"))
 
 
-def _telling(base: Recipe) -> Select:
-    """The base's selection, or the entropy filter where Tent has none: everyone leaves nothing to explore."""
-    everyone = base.select == Everyone() and base.views is None and base.teacher is None
-    return EntropyBelow(0.4) if everyone else base.select
+def _filter(host: Recipe) -> Select:
+    """The host's selection, or the entropy filter where Tent has none, so that there is something to explore."""
+    if host.select != Everyone() or host.views is not None or host.teacher is not None:
+        return host.select
+    conservative = isinstance(host.minimise, ConservativeEntropy)
+    return EntropyBelow(0.4, score=OpinionEntropy()) if conservative else EntropyBelow(0.4)
 
 
-def iterated(base: Recipe) -> Recipe:
-    """The base's update twice, on the samples of its first look; answers after the last."""
-    return replace(base, explore=Repeat(2), readout=replace(base.readout, look="last"))
+def iterated(host: Recipe) -> Recipe:
+    """The host's update twice, on the samples selected first; answers after the last."""
+    return replace(host, explore=Repeat(2), readout=replace(host.readout, which="last"))
 
 
 SUFFIXES: dict[str, Callable[[Recipe], Recipe]] = {
@@ -329,45 +388,44 @@ SUFFIXES: dict[str, Callable[[Recipe], Recipe]] = {
 
 
 def recipe(name: str, preset: Preset = "imagenet") -> Recipe:
-    """The recipe of a method by name: a base, or a base with `+poem`, `+poem-i`, `+poem-ii` or `*`."""
-    base, suffix = _parsed(name)
-    if base and name not in methods():
-        raise ValueError(f"{base} has nothing for {suffix!r} to build on; it goes with {' '.join(GROWING)}")
-    if not base:
-        near = difflib.get_close_matches(name.lower(), methods(), n=3, cutoff=0.5)
+    """The recipe of a method by name: a method, or a host with `+poem`, `+poem-i`, `+poem-ii` or `*`."""
+    host, suffix = _parsed(name)
+    if host and name not in methods():
+        raise ValueError(f"{host} has nothing for {suffix!r} to build on; it goes with {' '.join(HOSTS)}")
+    if not host:
+        near = nearest_names(name.lower(), methods(), most=3, cutoff=0.5)
         hint = f" Did you mean {' or '.join(near)}?" if near else ""
-        raise ValueError(f"unknown method {name!r}.{hint} Methods: {' '.join(BASES)}; suffixes: {' '.join(SUFFIXES)}")
-    found = preset_values(BASES[base](), base, preset)
+        raise ValueError(f"unknown method {name!r}.{hint} Methods: {' '.join(METHODS)}; suffixes: {' '.join(SUFFIXES)}")
+    found = preset_values(METHODS[host](), host, preset)
     return SUFFIXES[suffix](found) if suffix else found
 
 
 def methods(pattern: str = "*") -> list[str]:
-    """Names of all methods, bases first, or those that match a pattern such as `'sar*'`."""
-    grown = [f"{base}{suffix}" for base in GROWING for suffix in SUFFIXES]
-    names = [*BASES, *grown]
+    """Names of all methods, those without a suffix first, or those that match a pattern such as `'sar*'`."""
+    names = [*METHODS, *(f"{host}{suffix}" for host in HOSTS for suffix in SUFFIXES)]
     return names if pattern == "*" else [name for name in names if fnmatchcase(name, pattern)]
 
 
-def preset_values(base: Recipe, name: str, preset: Preset) -> Recipe:
-    """A base with another data set's published constants: Adam at 0.001 and looser filters on CIFAR.
+def preset_values(method: Recipe, name: str, preset: Preset) -> Recipe:
+    """A method with another data set's published constants: Adam at 0.001 and looser filters on CIFAR.
 
     `"cifar10"` is another name of `"cifar"`.
 
     Paper: the configurations of tent, cotta and the online-TTA benchmark of Marsden et al. for CIFAR-10-C and -100-C.
     """
     if preset == "imagenet":
-        return base
+        return method
     if preset not in get_args(Preset):
-        near = difflib.get_close_matches(str(preset), get_args(Preset), n=1)
+        near = nearest_names(str(preset), get_args(Preset))
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ValueError(f"expected preset imagenet, cifar or cifar100, got {preset!r}{hint}")
     ten = preset != "cifar100"
     cosine = 0.4 if ten or name == "rdumb" else 0.1
-    if name in ("source", "bn", "lame"):
-        return base
+    if not method.learns:
+        return method
     if name == "memo":
-        return replace(base, lr=0.005, views=AugMix(views=32, pre="crop"))
-    changed = replace(base, lr=0.001) if name == "sar" else replace(base, lr=0.001, step=Adam())
+        return replace(method, lr=0.005, views=AugMix(views=32, pre="crop"))
+    changed = replace(method, lr=0.001) if name == "sar" else replace(method, lr=0.001, step=Adam())
     if name in ("eta", "eata", "rdumb"):
         changed = replace(changed, select=EntropyBelow(0.4) & NotRedundant(cosine))
     if name == "eata":
@@ -382,18 +440,18 @@ def preset_values(base: Recipe, name: str, preset: Preset) -> Recipe:
 def describe(name: str) -> str:
     """What a method does, its paper, reference code and differences, as its docstring says."""
     recipe(name)
-    base, suffix = _parsed(name)
-    text = inspect.cleandoc(BASES[base].__doc__ or "")
+    host, suffix = _parsed(name)
+    text = inspect.cleandoc(METHODS[host].__doc__ or "")
     if suffix:
         added = inspect.cleandoc(SUFFIXES[suffix].__doc__ or "")
-        text = f"{base} with this on top: {added}\n\n{base}: {text}"
+        text = f"{host} with this on top: {added}\n\n{host}: {text}"
     return text
 
 
 def _parsed(name: str) -> tuple[str, str]:
-    """Base and suffix of a name, both empty where it is none."""
-    if name in BASES:
+    """Host method and suffix of a name, both empty where it is none."""
+    if name in METHODS:
         return name, ""
-    fits = (ending for ending in SUFFIXES if name.endswith(ending) and name.removesuffix(ending) in BASES)
+    fits = (ending for ending in SUFFIXES if name.endswith(ending) and name.removesuffix(ending) in METHODS)
     suffix = next(fits, "")
     return (name.removesuffix(suffix), suffix) if suffix else ("", "")

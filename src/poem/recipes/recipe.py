@@ -1,15 +1,16 @@
-"""A method as a sentence: one choice per question, frozen, printable, comparable."""
+"""A method as a recipe: one part per question, frozen, printable, comparable."""
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
+from poem._util.nearest import nearest_names
 from poem.parts.augment import Augment
-from poem.parts.base import Part
+from poem.parts.base import Need, Part
 from poem.parts.branch import AdaptBranch
 from poem.parts.exploration import Exploration, Explore, Once
 from poem.parts.fields import Checked, NotNegative
@@ -17,10 +18,15 @@ from poem.parts.objective import Entropy, Objective
 from poem.parts.parameters import NormAffine, Nothing, Parameters
 from poem.parts.readout import Readout
 from poem.parts.recovery import Never, Recovery
-from poem.parts.selection import EntropyBelow, Equal, Everyone, Select, Weigh
+from poem.parts.selection import EntropyBelow, Everyone, Select
 from poem.parts.statistics import FromBatch, Statistics
 from poem.parts.step import SGD, Step
-from poem.parts.teacher import MeanTeacher
+from poem.parts.teacher import Teacher
+from poem.parts.views import Views
+from poem.parts.weighting import Equal, Weigh
+
+AUGMENTING = {Need.UNIT_RANGE, Need.PICTURES, Need.HOST}
+"""What an augmentation needs."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +61,8 @@ class Recipe(Checked):
 
     parameters: Parameters = field(default_factory=NormAffine)
     statistics: Statistics = field(default_factory=FromBatch)
-    views: Augment | None = None
-    teacher: MeanTeacher | None = None
+    views: Augment | Views | None = None
+    teacher: Teacher | None = None
     select: Select = field(default_factory=Everyone)
     weigh: Weigh = field(default_factory=Equal)
     minimise: Objective = field(default_factory=Entropy)
@@ -68,43 +74,51 @@ class Recipe(Checked):
     readout: Readout = field(default_factory=Readout)
 
     def __post_init__(self) -> None:
-        """Refuses sentences that contradict themselves."""
+        """Refuses recipes that contradict themselves."""
         super().__post_init__()
-        if self.readout.look == "teacher" and self.readout.correct.features:
+        if self.readout.which == "teacher" and Need.FEATURES in self.readout.correct.needs:
             raise ValueError(f"{self.readout.correct!r} reads features, which a teacher's answer has not")
-        if self.readout.look == "teacher" and self.teacher is None:
+        if self.readout.which == "teacher" and self.teacher is None:
             raise ValueError("readout 'teacher' needs a teacher; add teacher=MeanTeacher() to the recipe")
 
-    @property
+    @cached_property
+    def places(self) -> tuple[tuple[str, Part], ...]:
+        """Every part of the recipe, parts inside parts too, with the names of the fields that lead to it."""
+        fields = ((item.name, getattr(self, item.name)) for item in dataclasses.fields(self))
+        own = [(name, part) for name, part in fields if isinstance(part, Part)]
+        return tuple((f"{name}.{place}".rstrip("."), inner) for name, part in own for place, inner in part.places)
+
+    def first_with(self, *needs: Need) -> Part | Augment | None:
+        """The first choice that has one of these needs, or None; augmentations have the needs of images in [0, 1]."""
+        if self.views is not None and not isinstance(self.views, Part) and set(needs) & AUGMENTING:
+            return self.views
+        return next((part for _, part in self.places if part.needs & set(needs)), None)
+
+    @cached_property
     def learns(self) -> bool:
-        """Whether any tensor may move."""
+        """Whether any tensor is adapted."""
         return not isinstance(self.parameters, Nothing)
 
-    @property
+    @cached_property
     def unit_range(self) -> bool:
         """Whether the method augments images and so needs them in [0, 1], with mean and std inside."""
-        return self.views is not None or self.teacher is not None or self.minimise.augments
+        return self.first_with(Need.UNIT_RANGE) is not None
 
-    @property
-    def apart(self) -> bool:
-        """Whether those who teach do so each for itself: nothing is shared between samples but the weights."""
-        own = self.minimise.apart and (self.branch is None or self.branch.teach.apart)
-        return own and self.views is None and self.teacher is None and not self.step.climbs
+    @cached_property
+    def uses_source_data(self) -> bool:
+        """Whether a part prepares itself on source images."""
+        return self.first_with(Need.SOURCE_DATA) is not None
 
-    @property
-    def edits_images(self) -> object | None:
-        """The first choice that works on images alone, if there is one."""
-        if self.unit_range:
-            return self.views or self.teacher or self.minimise
-        parts = (getattr(self, item.name) for item in dataclasses.fields(self))
-        inner = (part.edits_images for part in parts if isinstance(part, Part))
-        return next((part for part in inner if part is not None), None)
+    @cached_property
+    def select_runs_network(self) -> bool:
+        """Whether selecting takes forward passes of its own."""
+        return any(part.further_passes for _, part in self.select.places)
 
-    @property
-    def on_host(self) -> Part | Augment | None:
-        """The first choice that cannot be recorded as a CUDA graph, if there is one."""
-        parts = [getattr(self, item.name) for item in dataclasses.fields(self)]
-        return self.views or next((part for part in parts if isinstance(part, Part) and part.on_host), None)
+    @cached_property
+    def per_sample(self) -> bool:
+        """Whether a selected sample's gradient depends on no other sample, so that others may be left out."""
+        own = self.minimise.per_sample and (self.branch is None or self.branch.teach.per_sample)
+        return own and self.views is None and self.teacher is None and not self.step.perturbs
 
     def changed(self, changes: Mapping[str, Any]) -> Recipe:
         """A copy with some fields replaced; `threshold rounds alpha depth readout` reach into their parts.
@@ -115,12 +129,12 @@ class Recipe(Checked):
         not guessed at: it is an error that says what to pass.
         """
         recipe = self
-        for name, value in sorted(changes.items(), key=lambda change: change[0] in ALIASES or _look(*change)):
+        for name, value in sorted(changes.items(), key=lambda change: change[0] in ALIASES or _is_which(*change)):
             if name == "threshold":
                 if recipe.select.margin is None:
                     found = f"got {recipe.select!r}; see tent-filtered"
                     raise ValueError(f"threshold={value} needs an EntropyBelow in the selection, {found}")
-                for each in _words(recipe.select):
+                for _, each in recipe.select.places:
                     if isinstance(each, EntropyBelow) and each.first is not None:
                         both = EntropyBelow(value, first=value)
                         raise ValueError(
@@ -134,14 +148,14 @@ class Recipe(Checked):
                 if recipe.branch is None:
                     raise ValueError(f"{name}={value} is a setting of the adapt branch, which this recipe has not")
                 recipe = replace(recipe, branch=replace(recipe.branch, **{name: value}))
-            elif _look(name, value):
-                recipe = replace(recipe, readout=replace(recipe.readout, look=value))
+            elif _is_which(name, value):
+                recipe = replace(recipe, readout=replace(recipe.readout, which=value))
             else:
                 recipe = replace(recipe, **{field_name(name): value})
         return recipe
 
     def __str__(self) -> str:
-        """The sentence: one line per question whose answer is not the plain one."""
+        """One line per part that is not the default."""
         plain, lines = Recipe(), []
         always = ("parameters", "select", "lr") if self.learns else ("parameters",)
         for item in dataclasses.fields(self):
@@ -158,7 +172,7 @@ ALIASES = ("threshold", "rounds", "alpha", "depth")
 def field_name(name: str) -> str:
     """The name itself if a recipe has such a field; otherwise an error with the nearest ones."""
     if name not in FIELDS:
-        near = ["lr"] if name == "learning_rate" else difflib.get_close_matches(name, FIELDS + ALIASES, n=3, cutoff=0.5)
+        near = ["lr"] if name == "learning_rate" else nearest_names(name, FIELDS + ALIASES, most=3, cutoff=0.5)
         hint = f" Did you mean {' or '.join(near)}?" if near else ""
         raise TypeError(
             f"a recipe has no field {name!r}.{hint} Fields: {' '.join(FIELDS)}; aliases: {' '.join(ALIASES)}"
@@ -166,22 +180,13 @@ def field_name(name: str) -> str:
     return name
 
 
-def _look(name: str, value: object) -> bool:
-    """Whether a change is the look of the readout, a setting of that part, and not the part."""
+def _is_which(name: str, value: object) -> bool:
+    """Whether a change is the readout's `which`, a setting of that part, and not the part."""
     return name == "readout" and isinstance(value, str)
 
 
-def _words(part: Select) -> Iterator[Select]:
-    """A selection, and those that it is made of."""
-    yield part
-    for item in dataclasses.fields(part):
-        inner = getattr(part, item.name)
-        if isinstance(inner, Select):
-            yield from _words(inner)
-
-
 def _rounds(explore: Exploration, updates: int) -> Exploration:
-    """The same way of looking again, with another number of updates; Once becomes Explore where more are asked for."""
+    """The same exploration with another number of updates; Once becomes Explore where more are asked for."""
     if isinstance(explore, Once) and updates != 1:
         return Explore(updates)
     return replace(explore, updates=updates)

@@ -1,6 +1,6 @@
 """Recipes as text and back: what suites, reports and the command line are written in.
 
-`parse("EntropyBelow(0.5) & PLPDAbove(0.2)")` gives the parts. Only the words of `poem.parts`, plain values, `&`, `+`
+`parse("EntropyBelow(0.5) & PLPDAbove(0.2)")` gives the parts. Only the parts of `poem.parts`, plain values, `&`, `+`
 and `/` are understood: text is read, never executed.
 """
 
@@ -8,23 +8,23 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import difflib
 import inspect
 import operator
 from collections.abc import Iterator
 from typing import Any
 
 from poem import parts
+from poem._util.nearest import nearest_hint
 from poem.parts.fields import Checked
 from poem.recipes.recipe import FIELDS, Recipe, Rule, field_name
 
-_KNOWN = {name: getattr(parts, name) for name in parts.__all__} | {"Rule": Rule}
-WORDS: dict[str, Any] = {
-    name: word
-    for name, word in _KNOWN.items()
-    if isinstance(word, type) and issubclass(word, Checked) and not inspect.isabstract(word)
+_EXPORTED = {name: getattr(parts, name) for name in parts.__all__} | {"Rule": Rule}
+PARTS: dict[str, Any] = {
+    name: part
+    for name, part in _EXPORTED.items()
+    if isinstance(part, type) and issubclass(part, Checked) and not inspect.isabstract(part)
 }
-_JOINTS: dict[type[ast.operator], Any] = {
+_OPERATORS: dict[type[ast.operator], Any] = {
     ast.BitAnd: operator.and_,
     ast.Add: operator.add,
     ast.Div: operator.truediv,
@@ -72,8 +72,8 @@ def _read(node: ast.expr, text: str) -> Any:
         return _computed(node, text, operator.neg, node.operand)
     if isinstance(node, ast.Tuple):
         return tuple(_read(each, text) for each in node.elts)
-    if isinstance(node, ast.BinOp) and type(node.op) in _JOINTS:
-        return _computed(node, text, _JOINTS[type(node.op)], node.left, node.right)
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+        return _computed(node, text, _OPERATORS[type(node.op)], node.left, node.right)
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
         return _made(node, node.func.id, text)
     raise ValueError(f"expected parts, numbers and words in quotes, got {_source(node, text)} in {_cut(text)!r}")
@@ -93,33 +93,32 @@ def _computed(node: ast.expr, text: str, operate: Any, *operands: ast.expr) -> A
 
 def _made(node: ast.Call, name: str, text: str) -> Any:
     """A part with its settings; what it refuses in Python it refuses here, in the same words."""
-    word = _word(name, text)
-    takes = f"{name} takes ({', '.join(item.name for item in dataclasses.fields(word))})"
+    part = _part(name, text)
+    takes = f"{name} takes ({', '.join(item.name for item in dataclasses.fields(part))})"
     names = [each.arg for each in node.keywords]
     if None in names or len(set(names)) < len(names) or any(isinstance(each, ast.Starred) for each in node.args):
         raise ValueError(f"{takes}, each once and by its name, got {_source(node, text)}")
     values = [_read(each, text) for each in node.args]
     named = {str(each.arg): _read(each.value, text) for each in node.keywords}
     try:
-        inspect.signature(word).bind(*values, **named)
+        inspect.signature(part).bind(*values, **named)
     except TypeError as error:
         raise ValueError(f"{takes}, got {_source(node, text)}") from error
     try:
-        return word(*values, **named)
+        return part(*values, **named)
     except TypeError as error:
         raise ValueError(str(error)) from error
 
 
-def _word(name: str, text: str) -> Any:
-    if name not in WORDS:
-        near = difflib.get_close_matches(name, WORDS, n=3, cutoff=0.5)
-        hint = f"did you mean {' or '.join(near)}?" if near else "see poem.parts"
+def _part(name: str, text: str) -> Any:
+    if name not in PARTS:
+        hint = nearest_hint(name, PARTS, most=3, cutoff=0.5, show=str, otherwise="see poem.parts")
         raise ValueError(f"no part is called {name!r} in {_cut(text)!r}; {hint}")
-    return WORDS[name]
+    return PARTS[name]
 
 
 def _source(node: ast.expr, text: str) -> str:
-    """The words of a text that a node was read from."""
+    """The piece of text that a node was read from."""
     return _cut(ast.get_source_segment(text, node) or text)
 
 

@@ -1,4 +1,4 @@
-"""Results as pages: tables in the paper's layout, figures, claims and protocol, as Markdown and as one HTML file.
+"""Reports of results: tables in the paper's layout, figures, claims and protocol, as Markdown and as one HTML file.
 
 build([load("table1", "tiny")], store.results(), Path("results/tiny"))
 print(compare(Path("results/a"), Path("results/b")))
@@ -10,12 +10,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from poem._util.files import write_whole
+from poem._util.files import write_atomic
 from poem.bench.result import CellResult
-from poem.report.differences import Comparison, compare
-from poem.report.html import html
-from poem.report.markdown import markdown
-from poem.report.sections import page
+from poem.report.comparison import Comparison, compare
+from poem.report.html import render_html
+from poem.report.markdown import render_markdown
+from poem.report.sections import build_page
 
 if TYPE_CHECKING:
     from poem.bench.store import Failure
@@ -27,18 +27,18 @@ __all__ = ["Comparison", "build", "compare"]
 def build(
     suites: Sequence[Suite], reports: Iterable[CellResult], out: Path, *, failures: Mapping[str, Failure] | None = None
 ) -> tuple[Path, Path]:
-    """Write `report.md` and `report.html` into a folder and say where they are.
+    """Write `report.md` and `report.html` into a folder and return their paths.
 
     Args:
-        suites: What to show, in order of print.
-        reports: Results; those that no suite asks for are left out, missing ones are shown as missing.
-        out: A folder; it is made where it is not there.
-        failures: By the cell's key, cells that raised.
+        suites: The suites to show, in this order.
+        reports: Results; those of no suite are left out, missing ones are shown as missing.
+        out: A folder; it is created if it does not exist.
+        failures: Failed cells by key.
     """
     if not suites:
         raise ValueError("expected at least one suite to show; see poem bench --help for their names")
-    whole = page(suites, reports, failures or {})
+    page = build_page(suites, reports, failures or {})
     paths = (out / "report.md", out / "report.html")
-    for path, text in zip(paths, (markdown(whole), html(whole)), strict=True):
-        write_whole(path, text)
+    for path, text in zip(paths, (render_markdown(page), render_html(page)), strict=True):
+        write_atomic(path, text)
     return paths

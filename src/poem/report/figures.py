@@ -1,4 +1,4 @@
-"""Figures as values: which panels a suite's kind asks for, what they say in words, and their data as tables."""
+"""The figures of a suite by its kind: curves, bars, accuracy over the stream, speed, and those of probes."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from dataclasses import replace
 
 from poem.bench.analysis.aggregate import Grid, Read, Value, metric, timing
 from poem.bench.result import CellResult
-from poem.report import probed, words
-from poem.report.plots import Look, Panel, Series
-from poem.report.probed import Figure
-from poem.report.tables import FAMILIES, Plain, grouped, titled
-from poem.report.words import NOTHING
+from poem.report import formatting, probe_figures
+from poem.report.formatting import MISSING
+from poem.report.plots import Figure, Panel, Series, SeriesStyle
+from poem.report.tables import CORRUPTION_FAMILIES, TextTable, block_title, group_table
 
 
 def figures(grid: Grid) -> tuple[Figure, ...]:
-    """Everything that is drawn of a suite; nothing where no cell has what it takes."""
+    """The figures of a suite; none where no cell has their data."""
     makers = _KINDS.get(grid.suite.kind, ())
     return tuple(figure for make in makers if (figure := make(grid)) is not None and figure.panels)
 
@@ -29,17 +28,17 @@ def _lines(grid: Grid) -> Figure:
 
 
 def _times(grid: Grid) -> Figure | None:
-    """Time against updates, where those are what the curve moves."""
+    """Curves of time, where the x axis is the number of updates."""
     if not grid.suite.x.startswith(("updates", "iterations")):
         return None
     figure = _curves(grid, timing("adapt_s"), "seconds per cell", "Time")
-    data = _grid_table(grid, timing("adapt_s"), "Seconds in the adapter, mean over the cells of a place")
+    data = _grid_table(grid, timing("adapt_s"), "Seconds in the adapter, mean over cells")
     return replace(figure, data=(data,))
 
 
 def _curves(grid: Grid, read: Read, y: str, title: str) -> Figure:
     numeric = all(_is_number(column) for column in grid.columns)
-    at = {column: float(column) if numeric else float(place) for place, column in enumerate(grid.columns)}
+    at = {column: float(column) if numeric else float(index) for index, column in enumerate(grid.columns)}
     panels = []
     for group in grid.groups:
         found = {row: _points(grid, group, row, read) for row in grid.rows(group)}
@@ -49,10 +48,11 @@ def _curves(grid: Grid, read: Read, y: str, title: str) -> Figure:
             if points
         ]
         if series:
-            said = f"{y}: {'; '.join(_said(each) for each in series)}"
+            text = f"{y}: {'; '.join(_series_text(each) for each in series)}"
             panel = Panel(
-                form="lines", title=titled(grid, group), x=grid.suite.x, y=y, series=tuple(series), words=said,
-                names=() if numeric else tuple(grid.columns), least=2.0 if "%" in y else 0.0, floor="second" in y,
+                form="lines", title=block_title(grid, group), description=text, x=grid.suite.x, y=y,
+                series=tuple(series), tick_labels=() if numeric else tuple(grid.columns),
+                min_range=2.0 if "%" in y else 0.0, from_zero="second" in y,
             )  # fmt: skip
             panels.append(panel)
     legend = dict.fromkeys(series.name for panel in panels for series in panel.series)
@@ -60,7 +60,7 @@ def _curves(grid: Grid, read: Read, y: str, title: str) -> Figure:
 
 
 def _bars(grid: Grid) -> Figure:
-    """One bar per row where there is one column; otherwise one place per column, one colour per row."""
+    """Bars: one per row where there is one column, otherwise one group of bars per column and one colour per row."""
     single = len(grid.columns) == 1
     y = grid.suite.y or "top-1 accuracy (%)"
     panels = []
@@ -68,18 +68,22 @@ def _bars(grid: Grid) -> Figure:
         found = {row: _points(grid, group, row, metric("top1")) for row in grid.rows(group)}
         rows = [row for row, points in found.items() if points]
         series = []
-        for place, row in enumerate(rows):
-            xs = [place] if single else [grid.columns.index(column) for column in found[row]]
+        for index, row in enumerate(rows):
+            xs = [index] if single else [grid.columns.index(column) for column in found[row]]
             series.append(_series(row, [float(x) for x in xs], list(found[row].values())))
         if series:
-            below = tuple(rows) if single else tuple(grid.columns)
-            said = "; ".join(_said(each) for each in series)
-            title = titled(grid, group)
-            panels.append(Panel(form="bars", title=title, y=y, series=tuple(series), names=below, words=f"{y}: {said}"))
+            labels = tuple(rows) if single else tuple(grid.columns)
+            text = "; ".join(_series_text(each) for each in series)
+            title = block_title(grid, group)
+            panels.append(
+                Panel(
+                    form="bars", title=title, y=y, series=tuple(series), tick_labels=labels, description=f"{y}: {text}"
+                )
+            )
     names = tuple(dict.fromkeys(each.name for panel in panels for each in panel.series))
-    if single:  # names stand below the bars, so colour is free to say which have POEM in them
-        told = {name: Look(0 if "POEM" in name else 7, 0) for name in names}
-        return Figure(title="Accuracy", panels=tuple(panels), data=(), looks=told)
+    if single:  # bars have tick labels, so colour can show which methods have POEM in them
+        styles = {name: SeriesStyle(0 if "POEM" in name else 7, 0) for name in names}
+        return Figure(title="Accuracy", panels=tuple(panels), data=(), styles=styles)
     return Figure(title="Accuracy", panels=tuple(panels), data=(), legend=names)
 
 
@@ -93,22 +97,22 @@ def _points(grid: Grid, group: str, row: str, read: Read) -> dict[str, Value]:
     return {column: value for column, value in found.items() if value is not None}
 
 
-def _grid_table(grid: Grid, read: Read, caption: str) -> Plain:
+def _grid_table(grid: Grid, read: Read, caption: str) -> TextTable:
     rows = []
     for group in grid.groups:
         for row in grid.rows(group):
             values = [grid.value(group, row, column, read) for column in grid.columns]
-            rows.append((titled(grid, group), row, *(_number(value) for value in values)))
-    return grouped(Plain(caption=caption, head=("group", "row", *grid.columns), rows=tuple(rows)))
+            rows.append((block_title(grid, group), row, *(_number(value) for value in values)))
+    return group_table(caption, ("group", "row", *grid.columns), rows)
 
 
 def _number(value: Value | None) -> str:
     if value is None:
-        return NOTHING
+        return MISSING
     return f"{value.mean:.2f}" + ("" if value.deviation is None else f" ± {value.deviation:.2f}")
 
 
-def _said(series: Series) -> str:
+def _series_text(series: Series) -> str:
     values = (
         ", ".join(f"{y:.1f}" for y in series.y) if len(series.y) <= 6 else f"{series.y[0]:.1f} to {series.y[-1]:.1f}"
     )
@@ -127,37 +131,37 @@ def _is_number(text: str) -> bool:
 
 
 def _windows(grid: Grid) -> Figure | None:
-    """Accuracy window by window, the mean over a row's cells; only where the stream has three windows or more.
+    """Accuracy by window of the stream, as mean over a row's cells; needs streams of three windows or more.
 
-    Corruptions of one network are drawn as their mean; few columns of other kinds have a panel each.
+    Corruptions of one network are drawn as their mean; up to three columns of other kinds have a panel each.
     """
     if not grid.by_method:
         return None
-    few = len(grid.columns) <= 3 and not any(column in FAMILIES for column in grid.columns)
+    per_column = len(grid.columns) <= 3 and not any(column in CORRUPTION_FAMILIES for column in grid.columns)
     panels, rows = [], []
     for group in grid.groups:
-        for column in grid.columns if few else [None]:
-            title = " · ".join(filter(None, (titled(grid, group), column)))
-            series = [each for row in grid.rows(group) if (each := _course(row, grid.at(group, row, column)))]
+        for column in grid.columns if per_column else [None]:
+            title = " · ".join(filter(None, (block_title(grid, group), column)))
+            series = [each for row in grid.rows(group) if (each := _window_series(row, grid.at(group, row, column)))]
             rows += [(title, each.name, *(f"{value:.1f}" for value in each.y)) for each in series]
             if series:
-                said = "accuracy window by window: " + "; ".join(_said(each) for each in series)
+                text = "accuracy window by window: " + "; ".join(_series_text(each) for each in series)
                 panels.append(
-                    Panel(form="lines", title=title, words=said, x="window of the stream", y="top-1 accuracy (%)",
-                          series=tuple(series), least=2.0)
+                    Panel(form="lines", title=title, description=text, x="window of the stream", y="top-1 accuracy (%)",
+                          series=tuple(series), min_range=2.0)
                 )  # fmt: skip
-    wide = max((len(row) for row in rows), default=2)
-    filled = tuple(row + (NOTHING,) * (wide - len(row)) for row in rows)
-    head = ("group", "row", *(str(at + 1) for at in range(wide - 2)))
-    data = grouped(Plain(caption="Accuracy (%) by window, mean over cells", head=head, rows=filled))
+    width = max((len(row) for row in rows), default=2)
+    filled = [row + (MISSING,) * (width - len(row)) for row in rows]
+    header = ("group", "row", *(str(at + 1) for at in range(width - 2)))
+    data = group_table("Accuracy (%) by window, mean over cells", header, filled)
     legend = dict.fromkeys(each.name for panel in panels for each in panel.series)
     sizes = sorted({report.cell.window for report in grid.results.values()})
-    size = " or ".join(map(words.count, sizes))
+    size = " or ".join(map(formatting.count, sizes))
     return Figure(title="Accuracy over the stream", panels=tuple(panels), data=(data,), legend=tuple(legend),
-                  note=f"A window is {size} images that arrived one after the other.")  # fmt: skip
+                  note=f"A window is {size} consecutive images of the stream.")  # fmt: skip
 
 
-def _course(row: str, reports: Sequence[CellResult]) -> Series | None:
+def _window_series(row: str, reports: Sequence[CellResult]) -> Series | None:
     length = min((len(report.windows) for report in reports), default=0)
     if length < 3:
         return None
@@ -172,19 +176,21 @@ def _speed(grid: Grid) -> Figure | None:
         for row in grid.rows(group):
             reports = grid.at(group, row)
             pairs = [(report.timing.get("images_per_s"), report.metrics.get("top1")) for report in reports]
-            there = [(fast, right) for fast, right in pairs if fast is not None and right is not None]
-            if there:
-                fast, right = (statistics.fmean(each) for each in zip(*there, strict=True))
-                series.append(Series(name=row, x=(fast,), y=(right,)))
-                rows.append((titled(grid, group), row, words.speed(fast), f"{right:.1f}"))
+            complete = [(speed, top1) for speed, top1 in pairs if speed is not None and top1 is not None]
+            if complete:
+                speed, top1 = (statistics.fmean(each) for each in zip(*complete, strict=True))
+                series.append(Series(name=row, x=(speed,), y=(top1,)))
+                rows.append((block_title(grid, group), row, formatting.speed(speed), f"{top1:.1f}"))
         if series:
-            said = "; ".join(f"{each.name} {words.speed(each.x[0])} images/s, {each.y[0]:.1f} %" for each in series)
+            text = "; ".join(
+                f"{each.name} {formatting.speed(each.x[0])} images/s, {each.y[0]:.1f} %" for each in series
+            )
             panels.append(
-                Panel(form="scatter", title=titled(grid, group), words=said, x="images per second, log scale",
-                      y="top-1 accuracy (%)", series=tuple(series), log=True)
+                Panel(form="scatter", title=block_title(grid, group), description=text,
+                      x="images per second, log scale", y="top-1 accuracy (%)", series=tuple(series), log_x=True)
             )  # fmt: skip
-    head = ("group", "row", "images/s", "top-1 (%)")
-    data = grouped(Plain(caption="Speed and accuracy, mean over cells", head=head, rows=tuple(rows)))
+    header = ("group", "row", "images/s", "top-1 (%)")
+    data = group_table("Speed and accuracy, mean over cells", header, rows)
     legend = dict.fromkeys(each.name for panel in panels for each in panel.series)
     return Figure(title="Speed against accuracy", panels=tuple(panels), data=(data,), legend=tuple(legend))
 
@@ -194,8 +200,8 @@ _KINDS: dict[str, tuple[Callable[[Grid], Figure | None], ...]] = {
     "lines": (_lines, _times),
     "bars": (_bars,),
     "efficiency": (_speed,),
-    "transitions": (probed.transitions,),
-    "groups": (probed.groups,),
-    "gradients": (probed.gradients,),
-    "range": (probed.within_range,),
+    "transitions": (probe_figures.transitions,),
+    "groups": (probe_figures.groups,),
+    "gradients": (probe_figures.gradients,),
+    "range": (probe_figures.entropy_range,),
 }

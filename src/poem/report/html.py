@@ -1,4 +1,4 @@
-"""The page as one HTML file: style, script, numbers and drawings are inside, nothing is fetched."""
+"""A page rendered as one HTML file, with its style, script, data and drawings inside."""
 
 from __future__ import annotations
 
@@ -6,61 +6,61 @@ import json
 from importlib import resources
 from typing import Any
 
-from poem.report.plots import GLYPHS, Looks, Panel, draw, looks
+from poem.report.formatting import METRICS
+from poem.report.plots import GLYPHS, Panel, Styles, draw, series_styles
 from poem.report.sections import SMOKE, Page
-from poem.report.tables import Numbers
-from poem.report.words import METRICS
+from poem.report.tables import ResultTable
 
 
-def html(page: Page) -> str:
-    """The whole page."""
+def render_html(page: Page) -> str:
+    """Render a page as HTML."""
     try:
         from jinja2 import Environment, StrictUndefined
     except ImportError as error:
         raise ImportError("an HTML page needs jinja2 and matplotlib; type: pip install 'poem-tta[bench]'") from error
 
     folder = resources.files("poem.report")
-    parts = {name: (folder / name).read_text(encoding="utf-8") for name in ("template.html", "style.css", "script.js")}
+    files = {name: (folder / name).read_text(encoding="utf-8") for name in ("template.html", "style.css", "script.js")}
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.globals.update(draw=_Pen(), glyph=GLYPHS.__getitem__, looks=looks)
-    template = environment.from_string(parts["template.html"])
+    environment.globals.update(draw=_PanelDrawer(), glyph=GLYPHS.__getitem__, series_styles=series_styles)
+    template = environment.from_string(files["template.html"])
     return template.render(
-        page=page, smoke=SMOKE, style=parts["style.css"], script=parts["script.js"], data=_data(page),
-        metrics=_offered(page), top1=METRICS["top1"],
+        page=page, smoke=SMOKE, style=files["style.css"], script=files["script.js"], data=_tables_json(page),
+        metrics=_shown_metrics(page), top1=METRICS["top1"],
     )  # fmt: skip
 
 
-class _Pen:
-    """Draws panels for a template, each under ids of its own."""
+class _PanelDrawer:
+    """Draws panels for the template, each with its own prefix of ids."""
 
     def __init__(self) -> None:
         self._drawn = 0
 
-    def __call__(self, panel: Panel, chosen: Looks) -> Any:
+    def __call__(self, panel: Panel, styles: Styles) -> Any:
         from markupsafe import Markup
 
         self._drawn += 1
-        return Markup(draw(panel, chosen, f"f{self._drawn}"))
+        return Markup(draw(panel, styles, f"f{self._drawn}"))
 
 
-def _offered(page: Page) -> list[Any]:
-    """Metrics of which some table has numbers."""
-    there = {metric.key for section in page.sections if section.numbers for metric in section.numbers.metrics}
-    return [metric for key, metric in METRICS.items() if key in there]
+def _shown_metrics(page: Page) -> list[Any]:
+    """Metrics that have numbers in some table."""
+    present = {metric.key for section in page.sections if section.numbers for metric in section.numbers.metrics}
+    return [metric for key, metric in METRICS.items() if key in present]
 
 
-def _data(page: Page) -> Any:
-    """Every table's entries as JSON that is safe inside a script element."""
+def _tables_json(page: Page) -> Any:
+    """The entries of every table as JSON, escaped for a script element."""
     from markupsafe import Markup
 
-    found = {section.name: _table(section.numbers) for section in page.sections if section.numbers}
+    found = {section.name: _table_entries(section.numbers) for section in page.sections if section.numbers}
     titles = {key: metric.title for key, metric in METRICS.items()}
     text = json.dumps({"titles": titles, "tables": found}, separators=(",", ":"), ensure_ascii=False)
     return Markup(text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"))
 
 
-def _table(table: Numbers) -> dict[str, list[list[list[Any]]]]:
-    """By metric, row by row as printed: text, deviation, best."""
+def _table_entries(table: ResultTable) -> dict[str, list[list[list[Any]]]]:
+    """The entries by metric and row, each as text, deviation and whether it is the best."""
     return {
         metric.key: [
             [[entry.text, entry.deviation, int(entry.best)] for entry in row.entries[metric.key]]

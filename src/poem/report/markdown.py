@@ -1,81 +1,83 @@
-"""The page as Markdown: the same tables and claims; figures as their data."""
+"""A page rendered as Markdown; figures are rendered as the tables of their data."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from poem.report.formatting import METRICS
 from poem.report.sections import SMOKE, Page, Section
-from poem.report.tables import Numbers, Plain, Row
-from poem.report.words import METRICS
+from poem.report.tables import ResultRow, ResultTable, TextTable
 
 MARKS = {"holds": "holds", "does not hold": "**does not hold**", "cannot say": "cannot say"}
 
 
-def markdown(page: Page) -> str:
-    """The whole page."""
-    lines = [f"# {escaped(page.title)}", ""]
+def render_markdown(page: Page) -> str:
+    """Render a page as Markdown."""
+    lines = [f"# {escape(page.title)}", ""]
     if page.smoke:
         lines += [f"> **{SMOKE}**", ""]
-    lines += [f"- {name}: {escaped(text)}" for name, text in page.facts]
+    lines += [f"- {name}: {escape(text)}" for name, text in page.facts]
     lines += ["", "## Contents", ""]
     for section in page.sections:
-        lines.append(f"- [{escaped(section.title)}](#{section.name}): {section.brief} {section.score}".rstrip())
+        lines.append(
+            f"- [{escape(section.title)}](#{section.name}): {section.cell_count} {section.claims_summary}".rstrip()
+        )
     for section in page.sections:
         lines += ["", *_section(section)]
     return "\n".join(lines) + "\n"
 
 
 def _section(section: Section) -> list[str]:
-    lines = [f'<a id="{section.name}"></a>', "", f"## {escaped(section.title)}", ""]
+    lines = [f'<a id="{section.name}"></a>', "", f"## {escape(section.title)}", ""]
     for warning in section.warnings:
-        lines += [f"> **{escaped(warning)}**", ""]
+        lines += [f"> **{escape(warning)}**", ""]
     measured = section.stream and f"Measured on {section.stream}."
-    said = (section.readout, measured, section.coverage, section.remark)
-    lines += [line for text in said if text for line in (escaped(text), "")]
+    texts = (section.readout, measured, section.coverage, section.paper_note)
+    lines += [line for text in texts if text for line in (escape(text), "")]
     if section.numbers is not None:
         lines += [f"{METRICS['top1'].title}; {section.numbers.bold}.", ""]
-        lines += [*_numbers(section.numbers), ""]
-    lines += [line for sentence in section.said for line in (escaped(sentence), "")]
+        lines += [*_result_tables(section.numbers), ""]
+    lines += [line for sentence in section.findings for line in (escape(sentence), "")]
     if section.efficiency is not None:
-        lines += [*plain(_with_paper(section.efficiency)), ""]
+        lines += [*pipe_table(_with_paper(section.efficiency)), ""]
     for figure in section.figures:
-        lines += [f"### {escaped(figure.title)}", "", *([escaped(figure.note), ""] if figure.note else [])]
+        lines += [f"### {escape(figure.title)}", "", *([escape(figure.note), ""] if figure.note else [])]
         for table in figure.data:
-            lines += [escaped(table.caption), "", *plain(table), ""]
+            lines += [escape(table.caption), "", *pipe_table(table), ""]
     if section.claims:
         where = " (on smoke data)" if section.smoke else ""
         lines += [f"The paper's claims, in our words{where}:", ""]
         for claim in section.claims:
-            why = f" ({escaped(claim.why)})" if claim.why else ""
-            lines.append(f"- {escaped(claim.text)}: {MARKS.get(claim.state, claim.state)}{why}")
+            why = f" ({escape(claim.why)})" if claim.why else ""
+            lines.append(f"- {escape(claim.text)}: {MARKS.get(claim.state, claim.state)}{why}")
         lines.append("")
     if section.failures:
         lines += ["Cells that failed:", ""]
-        lines += [f"- {escaped(label)}: {escaped(reason)}" for label, reason in section.failures]
+        lines += [f"- {escape(label)}: {escape(reason)}" for label, reason in section.failures]
         lines.append("")
-    lines += [f"- {escaped(note)}" for note in section.notes]
+    lines += [f"- {escape(note)}" for note in section.notes]
     lines += [""] if section.notes else []
     for card in section.cards:
-        lines += [f"Protocol, {escaped(card.caption)}:", "", *plain(card), ""]
+        lines += [f"Protocol, {escape(card.caption)}:", "", *pipe_table(card), ""]
     if section.ledger.rows:
-        lines += [f"{escaped(section.ledger.caption)}:", "", *plain(section.ledger), ""]
+        lines += [f"{escape(section.ledger.caption)}:", "", *pipe_table(section.ledger), ""]
     return lines[:-1]
 
 
-def _numbers(table: Numbers) -> list[str]:
-    """One table per block, so that each reads on its own."""
+def _result_tables(table: ResultTable) -> list[str]:
+    """One table for each block."""
     lines = []
     for block in table.blocks:
         name = f"{block.name} ({block.role})" if block.role else block.name or table.first
         rows = [(row.name, *_entries(row), row.source) for row in block.rows]
         lines += [
-            *plain(Plain(caption="", head=(name, *table.columns, "source data"), rows=tuple(rows))),
+            *pipe_table(TextTable(caption="", header=(name, *table.columns, "source data"), rows=tuple(rows))),
             "",
         ]
     return lines[:-1]
 
 
-def _entries(row: Row) -> list[str]:
+def _entries(row: ResultRow) -> list[str]:
     found = []
     for entry, paper, difference in zip(row.entries["top1"], row.paper, row.differences, strict=True):
         text = f"**{entry.text}**" if entry.best else entry.text
@@ -86,19 +88,19 @@ def _entries(row: Row) -> list[str]:
     return found
 
 
-def _with_paper(table: Plain) -> Plain:
+def _with_paper(table: TextTable) -> TextTable:
     if not table.paper:
         return table
     rows = tuple(
-        tuple(f"{cell} ({their})" if their else cell for cell, their in zip(row, theirs, strict=True))
-        for row, theirs in zip(table.rows, table.paper, strict=True)
+        tuple(f"{cell} ({number})" if number else cell for cell, number in zip(row, published, strict=True))
+        for row, published in zip(table.rows, table.paper, strict=True)
     )
-    return Plain(caption=table.caption, head=table.head, rows=rows)
+    return TextTable(caption=table.caption, header=table.header, rows=rows)
 
 
-def plain(table: Plain) -> list[str]:
-    """A table in pipes; bold and arrows stay as they are, everything else that Markdown would read is escaped."""
-    lines = [_line(table.head), _line(["---"] + ["---:"] * (len(table.head) - 1))]
+def pipe_table(table: TextTable) -> list[str]:
+    """The lines of a Markdown table; bold cells are kept, other Markdown syntax is escaped."""
+    lines = [_line(table.header), _line(["---"] + ["---:"] * (len(table.header) - 1))]
     return lines + [_line(row) for row in table.rows]
 
 
@@ -109,11 +111,11 @@ def _line(cells: Sequence[str]) -> str:
 def _cell(text: str) -> str:
     if text.startswith("**") and text.count("**") == 2:
         return text
-    return escaped(text) if text.strip("-:") else text
+    return escape(text) if text.strip("-:") else text
 
 
-def escaped(text: str) -> str:
-    """Words as they are, whatever Markdown or HTML would make of them."""
+def escape(text: str) -> str:
+    """Escape Markdown and HTML syntax, and join lines."""
     text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     for mark in "\\`*_[]|":
         text = text.replace(mark, f"\\{mark}")

@@ -59,7 +59,7 @@
   const paper = document.getElementById("paper");
   if (paper) {
     // a page without any of the paper's numbers has no box for them
-    const showPaper = () => root.classList.toggle("alone", !paper.checked);
+    const showPaper = () => root.classList.toggle("no-paper", !paper.checked);
     paper.addEventListener("change", showPaper);
     showPaper();
   }

@@ -1,4 +1,4 @@
-"""A page as a value: its honest header, and a section for each suite. Markdown and HTML are written from it."""
+"""A report as dataclasses, for the Markdown and HTML renderers: facts about the run, and a section for each suite."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from poem.bench.analysis.aggregate import Grid
 from poem.bench.result import CellResult
-from poem.report import costs, demo, protocol, tables, words
+from poem.report import costs, demo, formatting, protocol, tables
 from poem.report.figures import figures
-from poem.report.probed import Figure
-from poem.report.tables import Numbers, Plain
+from poem.report.plots import Figure
+from poem.report.tables import ResultTable, TextTable
 
 if TYPE_CHECKING:
     from poem.bench.store import Failure
@@ -31,8 +31,8 @@ SCALES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Judged:
-    """A claim of the paper, in our words, and what these results say to it."""
+class ClaimResult:
+    """A claim of the paper, paraphrased, and whether it holds for these results."""
 
     text: str
     state: str
@@ -42,44 +42,44 @@ class Judged:
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """One suite."""
+    """What a report says about one suite."""
 
     name: str
     title: str
-    drawn: bool
-    """Whether it is a figure, whose numbers are folded away."""
+    is_figure: bool
+    """Whether the suite is a figure; its table of numbers is then collapsed."""
     readout: str
-    said: tuple[str, ...]
-    """What the numbers show, in sentences; the demo's alone has any."""
+    findings: tuple[str, ...]
+    """Sentences on what the numbers show; only the demo has any."""
     warnings: tuple[str, ...]
-    """Why its numbers should not be believed as they stand."""
+    """Reasons not to trust the numbers: edited results, NaN answers, mixed weights."""
     coverage: str
-    """How many of its cells are there, and how flags changed it."""
-    brief: str
-    """The same in three words."""
+    """How many cells have results, and how flags changed the suite."""
+    cell_count: str
+    """Cells with results, of all cells, for the contents."""
     complete: bool
-    score: str
-    """How many of its claims hold; empty without claims."""
+    claims_summary: str
+    """How many claims hold; empty without claims."""
     stream: str
-    """Data, images, seeds and batch size in one line."""
-    remark: str
-    """How the paper's numbers stand to ours; empty without any."""
-    numbers: Numbers | None
-    efficiency: Plain | None
+    """Data, network, images, scenario, batch size and seeds in one line."""
+    paper_note: str
+    """How to read the paper's numbers beside ours; empty where there are none."""
+    numbers: ResultTable | None
+    efficiency: TextTable | None
     figures: tuple[Figure, ...]
-    claims: tuple[Judged, ...]
+    claims: tuple[ClaimResult, ...]
     smoke: bool
-    """Whether its data are too small to be evidence for or against them."""
+    """Whether the data are too small to be evidence."""
     notes: tuple[str, ...]
-    cards: tuple[Plain, ...]
-    ledger: Plain
+    cards: tuple[TextTable, ...]
+    ledger: TextTable
     failures: tuple[tuple[str, str], ...]
-    """Label and last line of each cell that raised."""
+    """Label and reason of each failed cell."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
-    """Everything that a report says."""
+    """A whole report."""
 
     title: str
     smoke: bool
@@ -89,11 +89,11 @@ class Page:
     @property
     def has_paper(self) -> bool:
         """Whether some section shows the paper's numbers beside ours."""
-        return any(section.remark for section in self.sections)
+        return any(section.paper_note for section in self.sections)
 
 
-def page(suites: Sequence[Suite], reports: Iterable[CellResult], failures: Mapping[str, Failure]) -> Page:
-    """The page of these suites, with whatever is there of them."""
+def build_page(suites: Sequence[Suite], reports: Iterable[CellResult], failures: Mapping[str, Failure]) -> Page:
+    """Build the page of some suites from the reports that belong to them."""
     found = list(reports)
     grids = [Grid(suite, found) for suite in suites]
     used = list({key: report for grid in grids for key, report in grid.results.items()}.values())
@@ -102,82 +102,89 @@ def page(suites: Sequence[Suite], reports: Iterable[CellResult], failures: Mappi
         title="Test-time adaptation, measured",
         smoke=any(suite.smoke for suite in suites),
         facts=tuple(_facts(suites, used, planned)),
-        sections=tuple(section(grid, failures) for grid in grids),
+        sections=tuple(_build_section(grid, failures) for grid in grids),
     )
 
 
-def section(grid: Grid, failures: Mapping[str, Failure]) -> Section:
-    """One suite's section."""
+def _build_section(grid: Grid, failures: Mapping[str, Failure]) -> Section:
     suite = grid.suite
-    numbers = tables.numbers(grid) if suite.kind in ("table", "lines", "bars") else None
-    drawn, claims = figures(grid), verdicts(grid)
+    numbers = tables.result_table(grid) if suite.kind in ("table", "lines", "bars") else None
+    drawn, claims = figures(grid), claim_results(grid)
     failed = {placed.cell.key: failures[placed.cell.key] for placed in suite.placed if placed.cell.key in failures}
     return Section(
         name=suite.name,
         title=suite.title,
-        drawn=suite.kind not in ("table", "efficiency"),
+        is_figure=suite.kind not in ("table", "efficiency"),
         readout=suite.readout,
-        said=tuple(demo.sentences(suite, demo.table(suite, grid.results.values()))) if suite.name == demo.NAME else (),
-        warnings=(*protocol.edited(grid), *protocol.not_finite(grid), *protocol.mixed(grid)),
+        findings=_demo_findings(grid) if suite.name == demo.SUITE else (),
+        warnings=tuple(protocol.warnings(grid)),
         coverage=_coverage(grid, len(failed)) + ("" if drawn or numbers or not grid.present else NOTHING_DRAWN),
-        brief=_brief(grid),
+        cell_count=_cell_count(grid),
         complete=grid.present == grid.planned,
-        score=_score(claims),
+        claims_summary=_claims_summary(claims),
         stream=_stream(grid),
-        remark=_remark(grid, numbers),
+        paper_note=_paper_note(grid, numbers),
         numbers=numbers,
         efficiency=costs.efficiency(grid) if suite.kind == "efficiency" else None,
         figures=drawn,
         claims=claims,
         smoke=suite.smoke,
-        notes=(*suite.notes, *_on_settings(grid, drawn), *_said_by_cells(list(grid.results.values()))),
+        notes=(*suite.notes, *_settings_notes(grid, drawn), *_cell_notes(list(grid.results.values()))),
         cards=protocol.cards(grid),
         ledger=costs.ledger(grid),
         failures=tuple((failure.cell.label, failure.reason) for failure in failed.values()),
     )
 
 
-def verdicts(grid: Grid) -> tuple[Judged, ...]:
-    """Each claim of a suite with what its check found."""
+def _demo_findings(grid: Grid) -> tuple[str, ...]:
+    return tuple(demo.sentences(grid.suite, demo.demo_rows(grid.suite, grid.results.values())))
+
+
+def claim_results(grid: Grid) -> tuple[ClaimResult, ...]:
+    """Check each claim of a suite on its numbers."""
     from poem.bench.analysis.claims import check_claims
 
     states = {True: "holds", False: "does not hold", None: "cannot say"}
     found = check_claims(grid.suite, grid.results.values())
-    return tuple(Judged(text=claim.text, state=states[said.holds], why=said.words) for claim, said in found)
+    return tuple(ClaimResult(text=claim.text, state=states[each.holds], why=each.words) for claim, each in found)
 
 
-def _score(claims: Sequence[Judged]) -> str:
-    """How many claims hold, do not, and are open."""
+def _claims_summary(claims: Sequence[ClaimResult]) -> str:
+    """How many claims hold, do not hold, and cannot be decided."""
     found = Counter(claim.state for claim in claims)
-    holds, fails, unsaid = (found[state] for state in ("holds", "does not hold", "cannot say"))
-    parts = [
+    holds, fails, undecided = (found[state] for state in ("holds", "does not hold", "cannot say"))
+    counts = [
         f"{holds} {'holds' if holds == 1 else 'hold'}",
         f"{fails} {'does' if fails == 1 else 'do'} not hold",
-        f"{unsaid} open",
+        f"{undecided} open",
     ]
-    said = [part for part, number in zip(parts, (holds, fails, unsaid), strict=True) if number]
-    return f"Claims: {', '.join(said)}." if said else ""
+    shown = [text for text, number in zip(counts, (holds, fails, undecided), strict=True) if number]
+    return f"Claims: {', '.join(shown)}." if shown else ""
 
 
-def _brief(grid: Grid) -> str:
-    there = "" if grid.present == grid.planned else f"{words.count(grid.present)} of "
-    return f"{there}{words.plural(grid.planned, 'cell')}."
+def _cell_count(grid: Grid) -> str:
+    there = "" if grid.present == grid.planned else f"{formatting.count(grid.present)} of "
+    return f"{there}{formatting.plural(grid.planned, 'cell')}."
 
 
 def _coverage(grid: Grid, failed: int) -> str:
     if grid.present == 0:
-        text = f"No cell of this suite is there yet; it asks for {words.count(grid.planned)}."
+        text = f"No cell of this suite is there yet; it asks for {formatting.count(grid.planned)}."
     elif grid.present == grid.planned:
-        text = f"All {words.plural(grid.planned, 'cell')} are there." if grid.planned > 1 else "Its one cell is there."
+        text = (
+            f"All {formatting.plural(grid.planned, 'cell')} are there."
+            if grid.planned > 1
+            else "Its one cell is there."
+        )
     else:
-        gap = f"a number that rests on a missing one is shown as {words.NOTHING}"
-        text = f"{words.count(grid.present)} of {words.plural(grid.planned, 'cell')} are there; {gap}."
-    text += f" {words.plural(failed, 'cell')} failed." if failed else ""
+        gap = f"a number that rests on a missing one is shown as {formatting.MISSING}"
+        text = f"{formatting.count(grid.present)} of {formatting.plural(grid.planned, 'cell')} are there; {gap}."
+    text += f" {formatting.plural(failed, 'cell')} failed." if failed else ""
     return text + _altered(grid.suite.altered)
 
 
 def _altered(by: Sequence[str]) -> str:
-    """What flags did to a suite, and what it is then not to be compared with."""
+    """How flags changed a suite, and what its numbers are then not comparable with."""
     limits = [each for each in by if each.startswith("limit ")]
     others = [each for each in by if each not in limits]
     text = "".join(f" Shortened by --{each}: not comparable with runs of another length." for each in limits)
@@ -185,55 +192,55 @@ def _altered(by: Sequence[str]) -> str:
     return text + (stated if others else "")
 
 
-def _on_settings(grid: Grid, drawn: Sequence[Figure]) -> list[str]:
-    """How rates were chosen, and what times are worth, where a section has either."""
+def _settings_notes(grid: Grid, drawn: Sequence[Figure]) -> list[str]:
+    """Notes on how learning rates were chosen, and on how times were measured, where a section has either."""
     timed = grid.suite.kind == "efficiency" or any(figure.title == "Time" for figure in drawn)
-    said = [protocol.CHOSEN] if protocol.is_chosen(grid) else []
-    return said + ([costs.side_by_side(list(grid.results.values()))] if timed and grid.results else [])
+    notes = [protocol.CHOSEN] if protocol.is_chosen(grid) else []
+    return notes + ([costs.timing_note(list(grid.results.values()))] if timed and grid.results else [])
 
 
-def _said_by_cells(reports: Sequence[CellResult]) -> list[str]:
-    """What cells had to say of themselves, such as a fallback, each once."""
+def _cell_notes(reports: Sequence[CellResult]) -> list[str]:
+    """The notes of cells, such as on a fallback, each once with the number of cells."""
     found = Counter(note for report in reports for note in report.notes)
-    return [f"{note} ({words.plural(times, 'cell')})" for note, times in found.items()]
+    return [f"{note} ({formatting.plural(times, 'cell')})" for note, times in found.items()]
 
 
 def _stream(grid: Grid) -> str:
-    """What was measured, as short as it can be said."""
+    """Data, network, images, scenario, batch size and seeds of a suite in one line."""
     reports = list(grid.results.values())
     if not reports:
         return ""
     cards = [report.card for report in reports]
-    data = _each(card.get("data") for card in cards)
-    images = _each(words.count(card["n"]) for card in cards if isinstance(card.get("n"), int))
+    data = _distinct(card.get("data") for card in cards)
+    images = _distinct(formatting.count(card["n"]) for card in cards if isinstance(card.get("n"), int))
     seeds = sorted({report.cell.seed for report in reports})
-    batch = _each(report.cell.batch_size for report in reports)
-    scenario = _each(report.cell.scenario for report in reports)
-    stands = _stands(grid)
-    bases = _each(f"{base}{stands.get(base, '')}" for base in (report.cell.base for report in reports))
+    batch = _distinct(report.cell.batch_size for report in reports)
+    scenario = _distinct(report.cell.scenario for report in reports)
+    replaced = _replaced_networks(grid)
+    bases = _distinct(f"{base}{replaced.get(base, '')}" for base in (report.cell.base for report in reports))
     return f"{data} with {bases}, {images} images of each shift, {scenario}, batch size {batch}, {_seeds(seeds)}"
 
 
-def _stands(grid: Grid) -> dict[str, str]:
-    """For which of the paper's networks each base stands, where rows or columns are called after those."""
+def _replaced_networks(grid: Grid) -> dict[str, str]:
+    """The paper's networks that each base replaces, where rows or columns are named after them."""
     found: dict[str, dict[str, None]] = {}
     for placed in grid.suite.placed:
-        for word in (placed.row, placed.column):
-            if word in tables.NETWORKS:
-                found.setdefault(placed.cell.base, {})[word] = None
-    return {base: f" (for {' and '.join(called)})" for base, called in found.items()}
+        for name in (placed.row, placed.column):
+            if name in tables.PAPER_NETWORKS:
+                found.setdefault(placed.cell.base, {})[name] = None
+    return {base: f" (for {' and '.join(names)})" for base, names in found.items()}
 
 
 def _seeds(seeds: Sequence[int]) -> str:
-    said = ", ".join(str(seed) for seed in seeds)
-    return f"seed {said}: no deviation" if len(seeds) == 1 else f"seeds {said}: mean ± deviation"
+    listed = ", ".join(str(seed) for seed in seeds)
+    return f"seed {listed}: no deviation" if len(seeds) == 1 else f"seeds {listed}: mean ± deviation"
 
 
-def _remark(grid: Grid, numbers: Numbers | None) -> str:
+def _paper_note(grid: Grid, numbers: ResultTable | None) -> str:
     paper = numbers.has_paper if numbers is not None else grid.suite.kind == "efficiency" and bool(grid.suite.numbers)
     if not paper:
         return ""
-    if tables.comparable(grid):
+    if tables.comparable_with_paper(grid):
         return "Small, below ours: the paper's number, and ours less the paper's."
     return f"Small, below ours: the paper's number, marked \u2020 for {tables.OTHER_DATA}; so no difference is shown."
 
@@ -246,17 +253,20 @@ def _facts(suites: Sequence[Suite], reports: Sequence[CellResult], planned: int)
     versions = dict.fromkeys(
         ", ".join(f"{name} {each[name]}" for name in ("poem", "torch", "python") if name in each) for each in provenance
     )
-    made = dict.fromkeys(_less_seed(str(report.card.get("provenance", "not stated"))) for report in reports)
+    made = dict.fromkeys(_without_seed(str(report.card.get("provenance", "not stated"))) for report in reports)
     started = sorted(str(report.host["started"]) for report in reports if "started" in report.host)
     facts = [
-        ("scale", words.listed([SCALES.get(each, each) for each in dict.fromkeys(suite.scale for suite in suites)])),
-        ("cells", f"{words.count(len(reports))} of {words.count(planned)}"),
+        (
+            "scale",
+            formatting.comma_list([SCALES.get(each, each) for each in dict.fromkeys(suite.scale for suite in suites)]),
+        ),
+        ("cells", f"{formatting.count(len(reports))} of {formatting.count(planned)}"),
         ("images", _images(reports)),
         ("seeds", ", ".join(map(str, seeds)) + (" (one seed: no deviation)" if len(seeds) == 1 else "")),
-        ("data", words.listed(list(made))),
-        ("commit", words.listed(list(commits))),
-        ("versions", words.listed(list(versions))),
-        ("device", words.listed(list(devices))),
+        ("data", formatting.comma_list(list(made))),
+        ("commit", formatting.comma_list(list(commits))),
+        ("versions", formatting.comma_list(list(versions))),
+        ("device", formatting.comma_list(list(devices))),
         ("checksums", _checksums(reports)),
         ("measured", " to ".join(dict.fromkeys(each[:16].replace("T", " ") for each in (started[:1] + started[-1:])))),
     ]
@@ -264,32 +274,36 @@ def _facts(suites: Sequence[Suite], reports: Sequence[CellResult], planned: int)
 
 
 def _checksums(reports: Sequence[CellResult]) -> str:
-    """How many results are as they were written; nothing to say of results that come from no file."""
+    """How many results match their checksum; empty for results that come from no file."""
     found = Counter(report.intact for report in reports)
     if not found[True] and not found[False]:
         return ""
-    parts = [f"{words.count(found[True])} match"]
-    parts += [f"{words.count(found[False])} do{'es' if found[False] == 1 else ''} not"] if found[False] else []
-    parts += [f"{words.count(found[None])} ha{'s' if found[None] == 1 else 've'} none"] if found[None] else []
-    return ", ".join(parts)
+    counts = [f"{formatting.count(found[True])} match"]
+    counts += [f"{formatting.count(found[False])} do{'es' if found[False] == 1 else ''} not"] if found[False] else []
+    counts += [f"{formatting.count(found[None])} ha{'s' if found[None] == 1 else 've'} none"] if found[None] else []
+    return ", ".join(counts)
 
 
 def _images(reports: Sequence[CellResult]) -> str:
     sizes = sorted({int(report.card["n"]) for report in reports if isinstance(report.card.get("n"), int)})
     if not sizes:
         return ""
-    each = words.count(sizes[0]) if len(sizes) == 1 else f"{words.count(sizes[0])} to {words.count(sizes[-1])}"
+    each = (
+        formatting.count(sizes[0])
+        if len(sizes) == 1
+        else f"{formatting.count(sizes[0])} to {formatting.count(sizes[-1])}"
+    )
     answered = sum(_answered(report) for report in reports)
-    return f"{each} of each shift; {words.count(answered)} answered in all"
+    return f"{each} of each shift; {formatting.count(answered)} answered in all"
 
 
 def _answered(report: CellResult) -> float:
-    """Images that got an answer, those of missed batches too, which no ledger counts."""
+    """Images with a prediction, also of batches that the adapter missed, which the ledger does not count."""
     return sum(domain.get("n", 0) for domain in report.domains.values()) or report.ledger.get("images", 0)
 
 
-def _less_seed(provenance: str) -> str:
-    """Where data came from, whatever the seed; seeds have a line of their own."""
+def _without_seed(provenance: str) -> str:
+    """The provenance of data without its seed, since seeds have their own line."""
     return re.sub(r"\bseed \d+, ", "", provenance)
 
 
@@ -303,5 +317,5 @@ def _commit(provenance: Mapping[str, Any]) -> str:
     return f"{commit}, with changes that are not committed" if provenance.get("dirty") else commit
 
 
-def _each(values: Iterable[Any]) -> str:
-    return words.listed([str(value) for value in dict.fromkeys(values) if value is not None])
+def _distinct(values: Iterable[Any]) -> str:
+    return formatting.comma_list([str(value) for value in dict.fromkeys(values) if value is not None])

@@ -1,7 +1,7 @@
-"""What arrives at the adapter: corruptions, data sets and orders.
+"""Streams of images for an adapter: corruptions, data sets, and the orders in which they arrive.
 
 Corruptions are here; `poem.streams.datasets` opens data (`open_dataset`, `image_folder`, `batches`, `Stream`),
-`poem.streams.orders` says what comes when (`single`, `continual`, `label_shift`), `poem.streams.card` what it was.
+`poem.streams.orders` has the orders (`single`, `continual`, `label_shift`), `poem.streams.card` the protocol card.
 """
 
 from __future__ import annotations

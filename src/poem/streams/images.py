@@ -1,4 +1,4 @@
-"""What a data set is to the rest of the library: lengths and labels at once, pixels one by one."""
+"""The interface of data sets, `Images`; its base class, `ImageSet`; and images in memory, `Tensors`."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ Labels = NDArray[np.int64]
 
 
 class Images(Protocol):
-    """A data set. Everything but pixels is known at once; pixels are read when asked for."""
+    """A data set: labels and class names are in memory, pixels are read when indexed."""
 
     @property
     def labels(self) -> Labels:
-        """(n,) class of every image."""
+        """(n,) label of every image."""
         ...
 
     @property
     def classes(self) -> tuple[str, ...] | None:
-        """Names of the classes, where the data names them."""
+        """Names of the classes, or None."""
         ...
 
     @property
     def mask(self) -> tuple[int, ...] | None:
-        """Which of a 1000-class model's logits these classes are; None for all, in order."""
+        """Indices of these classes among the logits of a 1000-class model; None for all, in order."""
         ...
 
     def __len__(self) -> int:
@@ -37,21 +37,26 @@ class Images(Protocol):
         ...
 
     def __getitem__(self, index: int) -> Tensor:
-        """One image: uint8 (3, H, W)."""
+        """Read one image: uint8 (3, H, W)."""
         ...
 
     def describe(self) -> dict[str, Any]:
-        """What a card says of the data."""
+        """The data set's fields of a protocol card."""
         ...
 
 
 class Unreadable(ValueError):
-    """An image whose bytes are there but do not decode; the message names it."""
+    """An image whose bytes exist but cannot be decoded; the message names it."""
+
+
+def size_text(image: Tensor) -> str:
+    """Width x height of an image (3, H, W), such as "64x48"."""
+    return f"{image.shape[2]}x{image.shape[1]}"
 
 
 @dataclass(frozen=True, kw_only=True)
-class About:
-    """What is known about a data set beside its pixels."""
+class DatasetInfo:
+    """Description of a data set, for its protocol card."""
 
     data: str
     provenance: str
@@ -62,18 +67,18 @@ class About:
 
 
 class ImageSet(ABC):
-    """The common half of every data set here; a kind of storage adds `_read` and `where`."""
+    """Base class of data sets: labels, classes and description; subclasses implement `_read` and `where`."""
 
     def __init__(
         self,
         labels: Labels,
-        about: About,
+        info: DatasetInfo,
         *,
         classes: tuple[str, ...] | None = None,
         mask: tuple[int, ...] | None = None,
     ) -> None:
         self.labels = np.asarray(labels, np.int64)
-        self.about, self.classes, self.mask = about, classes, mask
+        self.info, self.classes, self.mask = info, classes, mask
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -85,32 +90,32 @@ class ImageSet(ABC):
         return self._read(at)
 
     def __repr__(self) -> str:
-        about = self.about
-        shift = "" if about.corruption == "clean" else f", {about.corruption} {about.severity}"
-        return f"<{about.data}{shift}: {len(self)} images, {self.class_count} classes>"
+        info = self.info
+        shift = "" if info.corruption == "clean" else f", {info.corruption} {info.severity}"
+        return f"<{info.data}{shift}: {len(self)} images, {self.class_count} classes>"
 
     @property
     def class_count(self) -> int:
-        """How many classes there are."""
+        """Number of classes."""
         return len(self.classes) if self.classes is not None else int(self.labels.max()) + 1
 
     def where(self, index: int) -> str:
         """The image's name, for messages."""
-        return f"{self.about.data}[{index}]"
+        return f"{self.info.data}[{index}]"
 
     def describe(self) -> dict[str, Any]:
-        """What a card says of the data."""
-        about = self.about
+        """The data set's fields of a protocol card."""
+        info = self.info
         classes = f"{self.class_count}" + ("" if self.mask is None else " of 1000")
         return {
-            "data": about.data,
-            "subset": about.subset,
+            "data": info.data,
+            "subset": info.subset,
             "n": len(self),
             "classes": classes,
-            "corruption": about.corruption,
-            "severity": about.severity,
-            "provenance": about.provenance,
-            "preparation": about.preparation,
+            "corruption": info.corruption,
+            "severity": info.severity,
+            "provenance": info.provenance,
+            "preparation": info.preparation,
         }
 
     @abstractmethod
@@ -125,9 +130,9 @@ class Tensors(ImageSet):
         images: A tensor or an array.
         labels: (n,) integers.
         classes: Names, in order of the labels.
-        mask: Which of a model's logits the classes are.
-        name: What a card calls it.
-        provenance: Where it came from, in words.
+        mask: Indices of the classes among a model's logits.
+        name: Its name on a protocol card.
+        provenance: Its origin, in words.
     """
 
     def __init__(
@@ -148,7 +153,9 @@ class Tensors(ImageSet):
             raise ValueError(f"expected images of uint8, or float in [0, 1], got {pixels.dtype}")
         if numbers.shape != (len(pixels),) or numbers.is_floating_point() or int(numbers.min()) < 0:
             raise ValueError(f"expected {len(pixels)} integer labels >= 0, got {numbers.dtype} {tuple(numbers.shape)}")
-        super().__init__(numbers.cpu().numpy(), About(data=name, provenance=provenance), classes=classes, mask=mask)
+        super().__init__(
+            numbers.cpu().numpy(), DatasetInfo(data=name, provenance=provenance), classes=classes, mask=mask
+        )
         self.images = pixels
 
     def _read(self, index: int) -> Tensor:

@@ -1,40 +1,22 @@
-"""Names of the domains, and the errors for a name or a severity that nobody knows."""
+"""Domain shifts: the names of the corruptions, and `Shift`, a corruption at a severity."""
 
 from __future__ import annotations
 
-import difflib
-import operator
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
+from poem._util.integers import as_integer
+from poem._util.nearest import nearest_hint
 
 CORRUPTIONS = (
     "gaussian_noise", "shot_noise", "impulse_noise", "defocus_blur", "glass_blur", "motion_blur", "zoom_blur", "snow",
     "frost", "fog", "brightness", "contrast", "elastic_transform", "pixelate", "jpeg_compression",
 )  # fmt: skip
-"""The fifteen of ImageNet-C, in the order of every paper."""
+"""The fifteen corruptions of ImageNet-C, in the order of the papers."""
 EXTRA = ("speckle_noise", "gaussian_blur", "spatter", "saturate")
-"""Four more, held out: settings may be chosen on these."""
+"""The four extra corruptions, held out: settings may be chosen on these."""
 VERSIONS = {"frost": 2}
-"""Version of each corruption whose images have changed; the others are at 1. It is part of the key of every cell that
-has the corruption, so that results on the earlier images are not taken for results on these."""
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """The end of an error about a name: the nearest known one, or all of them."""
-    names = list(known)
-    close = difflib.get_close_matches(word, names, n=1)
-    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names)}"
-
-
-def whole(value: Any) -> int | None:
-    """The integer that a value is, NumPy's kinds too; None for everything else, of which True and 5.0 are part."""
-    try:
-        return None if isinstance(value, bool | np.bool_) else operator.index(value)
-    except TypeError:
-        return None
+"""Version of each corruption whose images have changed; the others are at 1. The key of every cell with the corruption
+contains it, so that results on earlier images are not mixed with results on these."""
 
 
 @dataclass(frozen=True)
@@ -45,10 +27,10 @@ class Shift:
     severity: int = 0
 
     def __post_init__(self) -> None:
-        known = (*CORRUPTIONS, *EXTRA, "clean")
-        if self.corruption not in known:
-            raise ValueError(f"unknown corruption {self.corruption!r}; {nearest(str(self.corruption), known)}")
-        severity = whole(self.severity)
+        names = (*CORRUPTIONS, *EXTRA, "clean")
+        if self.corruption not in names:
+            raise ValueError(f"unknown corruption {self.corruption!r}; {nearest_hint(str(self.corruption), names)}")
+        severity = as_integer(self.severity)
         if severity is None or severity not in ((0,) if self.corruption == "clean" else (1, 2, 3, 4, 5)):
             wanted = "0 for clean data" if self.corruption == "clean" else "1 to 5"
             hint = "; pass an integer" if severity is None else ""

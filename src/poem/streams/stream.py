@@ -1,4 +1,4 @@
-"""Data in an order, with the card that says what it is."""
+"""A stream: a data set in an order, batch by batch, with its protocol card."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from torch import Tensor
 
 from poem.streams.card import Card
 from poem.streams.images import Images
-from poem.streams.loading.batches import Fetch, OnError, checked, to_make
+from poem.streams.loading.batches import BatchLoader, OnError, segment_batches, shift_to_apply
 from poem.streams.orders import Order, Segment
 from poem.streams.shift import CLEAN, Shift
 
 
 @dataclass(frozen=True)
 class Domains:
-    """Opens the files of each shift of a stored set, and its clean counterpart, by name.
+    """Opens each shift of a data set that is stored once per corruption, and its clean counterpart.
 
-    `Domains("imagenet-c", "/data")` gives `Stream` the folder of each corruption; `settings` go to `open_dataset`, for
-    the clean counterpart too.
+    `Stream(data=Domains("imagenet-c", "/data"), ...)` reads the folder of each corruption; `settings` go to
+    `open_dataset`, for the clean counterpart too.
     """
 
     name: str
@@ -30,41 +30,44 @@ class Domains:
     settings: tuple[tuple[str, Any], ...] = ()
 
     def __call__(self, shift: Shift) -> Images:
-        """The files of one shift."""
+        """Open the data set of one shift."""
         from poem.streams.datasets import DATASETS, canonical, open_dataset
+        from poem.streams.datasets.named_sets import CLEAN_COUNTERPARTS
 
         name, settings = canonical(self.name), dict(self.settings)
         if shift != CLEAN:
             return open_dataset(name, self.root, corruption=shift.corruption, severity=shift.severity, **settings)
-        clean = {"imagenet-c": "imagenet-val", "cifar10-c": "cifar10", "cifar100-c": "cifar100"}.get(name, name)
-        strange = sorted(set(settings) - set(inspect.signature(DATASETS[clean]).parameters)) if clean != name else []
-        if strange:
+        clean = CLEAN_COUNTERPARTS.get(name, name)
+        unsupported = (
+            sorted(set(settings) - set(inspect.signature(DATASETS[clean]).parameters)) if clean != name else []
+        )
+        if unsupported:
             raise ValueError(
-                f"the clean counterpart of {name} is {clean}, which takes no {', '.join(strange)}; for clean images of "
-                "the same choice pass Stream(data=...) a function from shift to data set"
+                f"the clean counterpart of {name} is {clean}, which takes no {', '.join(unsupported)}; for clean "
+                "images of the same choice pass Stream(data=...) a function from shift to data set"
             )
         return open_dataset(clean, self.root, **settings)
 
 
-class Piece(NamedTuple):
+class StreamBatch(NamedTuple):
     """One batch of a stream."""
 
     images: Tensor
     labels: Tensor
     segment: Segment
-    """Its stretch of the order: shifts, indices, and whether the adapter starts afresh before it."""
+    """Its segment of the order: shifts, indices, and whether the adapter is reset before it."""
 
 
 @dataclass(kw_only=True)
 class Stream:
-    """Data in an order: iterate for pieces, `card()` for what it is.
+    """A data set in an order: iterate over its batches; `card()` describes it.
 
     Args:
         data: Clean images, corrupted on the fly as the order asks; or a function from shift to data set (`Domains`).
-        order: What comes when.
+        order: Which domains come when, and how their images are arranged.
         batch_size: Images per batch, unless the order prescribes it.
         seed: Seed of corruptions made on the fly; by default the order's.
-        profile: Constants of corruptions made on the fly; by default by image size.
+        profile: Constants of corruptions made on the fly; by default chosen by image size.
         workers: Loader processes.
         on_error: As in `batches`; `failures` collects over the whole stream.
     """
@@ -84,26 +87,28 @@ class Stream:
         self.size = asked or prescribed or 64
         self.failures: list[str] = []
 
-    def __iter__(self) -> Iterator[Piece]:
+    def __iter__(self) -> Iterator[StreamBatch]:
         self.failures = []
-        labels = self._first().labels
+        labels = self._first_domain().labels
         for segment in self.order.over(labels):
-            sources = [self._of(shift) for shift in segment.shifts]
+            sources = [self._domain(shift) for shift in segment.shifts]
             for shift, source in zip(segment.shifts, sources, strict=True):
                 if not np.array_equal(source.labels, labels):
                     raise ValueError(
                         f"expected the same images in every domain; {shift} has other labels than the first"
                     )
-            make = [to_make(*pair, stated=True) for pair in zip(sources, segment.shifts, strict=True)]
+            shifts = [shift_to_apply(*pair, exact=True) for pair in zip(sources, segment.shifts, strict=True)]
             seed = self.order.seed if self.seed is None else self.seed
-            found = checked(Fetch(sources, make, seed, self.profile), segment, self.size, self.workers, self.on_error)
-            for piece in found.pieces():
-                yield Piece(*piece)
+            found = segment_batches(
+                BatchLoader(sources, shifts, seed, self.profile), segment, self.size, self.workers, self.on_error
+            )
+            for batch in found.with_segments():
+                yield StreamBatch(*batch)
             self.failures += found.failures
 
     def card(self, *, base: str = "not stated", normalisation: str = "not stated", source_access: str = "none") -> Card:
-        """What this stream is, with what the caller knows of the model and the method."""
-        first = self._first()
+        """The protocol card of this stream; the caller adds what concerns the model and the method."""
+        first = self._first_domain()
         about, order = first.describe(), self.order.describe()
         made = Shift(about["corruption"], about["severity"]) == CLEAN and order["corruptions"] != ("clean",)
         provenance = about["provenance"]
@@ -130,8 +135,8 @@ class Stream:
             **order,
         )
 
-    def _of(self, shift: Shift) -> Images:
+    def _domain(self, shift: Shift) -> Images:
         return self.data(shift) if callable(self.data) else self.data
 
-    def _first(self) -> Images:
-        return self._of(self.order.visits[0].shifts[0])
+    def _first_domain(self) -> Images:
+        return self._domain(self.order.visits[0].shifts[0])

@@ -1,20 +1,19 @@
-"""Named bases: a model, its exact weights, its normalisation and what it is known to score.
+"""Named bases: a network, its exact weights, its normalisation, and its published source accuracies.
 
     model, base = zoo.load("vit-b16-D")
     adapter = poem.adapt(model, "poem", mean=base.mean, std=base.std)
 
-"ViT-B on ImageNet-C" is at least six different baselines; a name here stands for one of them. Weights come from a file
-of yours, from $POEM_DATA, from what timm or torchvision downloaded before, or through them from the net.
+"ViT-B on ImageNet-C" is at least six different baselines; a name here stands for one of them. Weights are loaded from a
+file you name, from $POEM_DATA, from the download caches of timm and torchvision, or are downloaded by these.
 """
 
 from __future__ import annotations
 
-from poem.zoo.catalog import HALF, IMAGENET, NONE, Base, Known, Triple, base, bases, normalisation
-from poem.zoo.models import builder, by_position, fill, load
-from poem.zoo.records import TRAINED
-from poem.zoo.weights import find, nearby, sha256
+from poem.zoo.catalog import HALF, IMAGENET, NONE, TRAINED, Base, KnownAccuracy, Triple, base, bases, normalisation
+from poem.zoo.models import load, load_weights, require_builder
+from poem.zoo.weights import find_weights, local_weight_paths, sha256
 
 __all__ = [
-    "HALF", "IMAGENET", "NONE", "TRAINED", "Base", "Known", "Triple", "base", "bases", "builder", "by_position", "fill",
-    "find", "load", "nearby", "normalisation", "sha256",
+    "HALF", "IMAGENET", "NONE", "TRAINED", "Base", "KnownAccuracy", "Triple", "base", "bases", "find_weights", "load",
+    "load_weights", "local_weight_paths", "normalisation", "require_builder", "sha256",
 ]  # fmt: skip

@@ -1,24 +1,30 @@
-"""The named bases: for each a network, its exact weights, its normalisation and what it is known to score."""
+"""The catalogue of bases: for each a network, its exact weights, its normalisation and its known source accuracies."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
-from poem.zoo.records import recorded
-from poem.zoo.train import CIFAR10_MEAN, CIFAR10_STD, DIGITS_MEAN, DIGITS_STD
+from poem._util.nearest import nearest_hint
 
+TRAINED = Path(__file__).resolve().parent / "trained"
+"""Folder of the weights that are part of the package, and of the training records of our own networks."""
 Triple = tuple[float, float, float]
 IMAGENET: tuple[Triple, Triple] = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 HALF: tuple[Triple, Triple] = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
+CIFAR10: tuple[Triple, Triple] = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 CIFAR100: tuple[Triple, Triple] = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
+DIGITS: tuple[Triple, Triple] = (0.1, 0.1, 0.1), (0.28, 0.28, 0.28)
 NONE: tuple[Triple, Triple] = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
+"""Each is a normalisation: mean and std of red, green and blue."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Known:
-    """A source accuracy that somebody has measured: in percent, give or take `tolerance` points."""
+class KnownAccuracy:
+    """A published or recorded source accuracy, in percent, with a tolerance in points."""
 
     data: str
     accuracy: float
@@ -34,47 +40,47 @@ class Known:
 
 @dataclass(frozen=True, kw_only=True)
 class Base:
-    """One baseline: everything that must agree before two numbers may be compared."""
+    """One baseline: everything that must be equal for two numbers to be comparable."""
 
     name: str
     kind: Literal["torchvision", "timm", "wheel", "own", "yours"]
-    """Who builds it and where its weights come from; "yours": torchvision's network, weights from a file of yours."""
+    """Library that builds it and publishes its weights; "yours": torchvision's network with weights that you train."""
     arch: str
-    """The builder's name in `kind`."""
+    """Name of the network in that library."""
     tag: str
-    """The exact weights."""
+    """Tag of the exact weights."""
     file: str
-    """The file they come in; a hash in the name, as torchvision's, is checked."""
+    """Name of the weight file; a hash in the name, as torchvision's, is checked."""
     mean: Triple
     std: Triple
     resize: int
     crop: int
     interpolation: Literal["bilinear", "bicubic"] = "bilinear"
     classes: int = 1000
-    known: tuple[Known, ...] = ()
+    known: tuple[KnownAccuracy, ...] = ()
     legacy: bool = False
-    """Normalised otherwise than its weights expect, on purpose: published numbers were made so."""
+    """Normalised otherwise than its weights expect, on purpose, because published numbers were."""
     notes: str = ""
 
     @property
     def normalisation(self) -> str:
-        """Mean and std in words."""
+        """Name and values of mean and std."""
         return normalisation(self.mean, self.std)
 
 
 def normalisation(mean: Triple, std: Triple) -> str:
-    """What mean and std are called, and what they are."""
-    called = {IMAGENET: "ImageNet", HALF: "0.5/0.5", NONE: "none"}.get((mean, std), "own")
-    return f"{called}: mean {', '.join(f'{v:g}' for v in mean)}; std {', '.join(f'{v:g}' for v in std)}"
+    """Name and values of a normalisation, as "ImageNet: mean ...; std ..."."""
+    name = {IMAGENET: "ImageNet", HALF: "0.5/0.5", NONE: "none"}.get((mean, std), "own")
+    return f"{name}: mean {', '.join(f'{v:g}' for v in mean)}; std {', '.join(f'{v:g}' for v in std)}"
 
 
-def _imagenet_c(accuracy: float, tolerance: float, where: str) -> Known:
-    return Known(
+def _imagenet_c(accuracy: float, tolerance: float, where: str) -> KnownAccuracy:
+    return KnownAccuracy(
         data="imagenet-c", corruption="mean of 15", severity=5, accuracy=accuracy, tolerance=tolerance, where=where
     )
 
 
-def _vit(letter: str, weights: str, norm: tuple[Triple, Triple], known: Known, notes: str) -> Base:
+def _vit(letter: str, weights: str, norm: tuple[Triple, Triple], known: KnownAccuracy, notes: str) -> Base:
     tag = f"vit_base_patch16_224.{weights}"
     return Base(
         name=f"vit-b16-{letter}", kind="timm", arch="vit_base_patch16_224", tag=tag, file=f"{tag}.safetensors",
@@ -83,8 +89,8 @@ def _vit(letter: str, weights: str, norm: tuple[Triple, Triple], known: Known, n
     )  # fmt: skip
 
 
-def _lite(number: int, file: str, accuracy: float, resize: int, crop: int, *local: Known) -> Base:
-    published = Known(
+def _lite(number: int, file: str, accuracy: float, resize: int, crop: int, *local: KnownAccuracy) -> Base:
+    published = KnownAccuracy(
         data="imagenet-val", accuracy=accuracy, tolerance=0.7, where="the EfficientNet-Lite release's table, float"
     )
     return Base(
@@ -95,10 +101,16 @@ def _lite(number: int, file: str, accuracy: float, resize: int, crop: int, *loca
     )  # fmt: skip
 
 
+def training_records(file: str) -> dict[str, Any]:
+    """Read a file of records that `poem train-source` wrote, by network; empty if there is none."""
+    path = TRAINED / file
+    return json.loads(path.read_text()) if path.is_file() else {}
+
+
 def _ours(name: str, data: str, norm: tuple[Triple, Triple], notes: str) -> Base:
-    record = recorded(f"{name.split('-')[0]}.json").get(name)
+    record = training_records(f"{name.split('-')[0]}.json").get(name)
     known = () if record is None else (
-        Known(data=data, accuracy=record["accuracy"], tolerance=0.3, where="our own training record"),
+        KnownAccuracy(data=data, accuracy=record["accuracy"], tolerance=0.3, where="our own training record"),
     )  # fmt: skip
     return Base(
         name=name, kind="own", arch=name, tag=name if record is None else f"{name} sha256:{record['sha256'][:12]}",
@@ -119,11 +131,11 @@ _ALL = (
         name="resnet50-bn", kind="torchvision", arch="resnet50", tag="ResNet50_Weights.IMAGENET1K_V1",
         file="resnet50-0676ba61.pth", mean=IMAGENET[0], std=IMAGENET[1], resize=256, crop=224,
         known=(
-            Known(data="imagenet-val", accuracy=76.13, tolerance=0.2, where="torchvision's own table"),
+            KnownAccuracy(data="imagenet-val", accuracy=76.13, tolerance=0.2, where="torchvision's own table"),
             _imagenet_c(18.0, 0.3, "README of SAR; EATA's rows give the same mean"),
             *(
-                Known(data="imagenet-c", corruption=name, severity=5, accuracy=round(100 - error, 1), tolerance=0.3,
-                      where="README of EATA")
+                KnownAccuracy(data="imagenet-c", corruption=name, severity=5, accuracy=round(100 - error, 1),
+                              tolerance=0.3, where="README of EATA")
                 for name, error in _RN50_ERRORS.items()
             ),
         ),
@@ -155,31 +167,31 @@ _ALL = (
         name="vit-b16-F", kind="torchvision", arch="vit_b_16", tag="ViT_B_16_Weights.IMAGENET1K_V1",
         file="vit_b_16-c867db91.pth", mean=IMAGENET[0], std=IMAGENET[1], resize=256, crop=224,
         known=(
-            Known(data="imagenet-val", accuracy=81.07, tolerance=0.2, where="torchvision's own table"),
+            KnownAccuracy(data="imagenet-val", accuracy=81.07, tolerance=0.2, where="torchvision's own table"),
             _imagenet_c(39.8, 0.8, "the online-TTA benchmark of Marsden et al., 5000 images"),
         ),
         notes="trained from scratch on ImageNet-1k; used by ROID",
     ),
     _lite(0, "efficientnet-lite0-57934424.pth", 75.1, 256, 224,
-          Known(data="tiny-imagenet-val", accuracy=54.58, tolerance=0.5,
-                where="a local record, 64x64 enlarged to 224; not a published number")),
+          KnownAccuracy(data="tiny-imagenet-val", accuracy=54.58, tolerance=0.5,
+                        where="a local record, 64x64 enlarged to 224; not a published number")),
     _lite(1, "efficientnet-lite1-77cc7160.pth", 76.7, 272, 240),
     _lite(2, "efficientnet-lite2-9656183e.pth", 77.6, 292, 260),
     Base(
         name="cifar100-rn50", kind="yours", arch="resnet50", tag="cifar100-rn50, not published",
         file="cifar100-rn50.pth", mean=CIFAR100[0], std=CIFAR100[1], resize=32, crop=32, classes=100,
         known=(
-            Known(data="cifar100-c", corruption="mean of 15", severity=5, accuracy=51.5, tolerance=2.0,
-                  where="POEM's paper, whose weights are not published"),
+            KnownAccuracy(data="cifar100-c", corruption="mean of 15", severity=5, accuracy=51.5, tolerance=2.0,
+                          where="POEM's paper, whose weights are not published"),
         ),
         notes="torchvision's ResNet-50 with a 3x3 stem of stride 1 and no pooling after it, as is usual at 32x32",
     ),
     *(
-        _ours(f"digits-{norm}", "digits-test", (DIGITS_MEAN, DIGITS_STD), f"embedded; {words}")
+        _ours(f"digits-{norm}", "digits-test", DIGITS, f"embedded; {words}")
         for norm, words in (("bn", "ResNet, batch norm"), ("gn", "ResNet, group norm"), ("ln", "ViT, layer norm"))
     ),
     *(
-        _ours(f"cifar10-{norm}", "cifar10", (CIFAR10_MEAN, CIFAR10_STD), f"trained by us; {words}")
+        _ours(f"cifar10-{norm}", "cifar10", CIFAR10, f"trained by us; {words}")
         for norm, words in (("bn", "ResNet, batch norm"), ("gn", "ResNet, group norm"), ("vit", "ViT, layer norm"))
     ),
 )  # fmt: skip
@@ -192,9 +204,7 @@ def bases(pattern: str = "*") -> list[str]:
 
 
 def base(name: str) -> Base:
-    """What a name stands for."""
+    """The base of that name; an unknown name is an error with the nearest one."""
     if name not in _BASES:
-        from poem.streams.shift import nearest
-
-        raise ValueError(f"unknown base {name!r}; {nearest(name, _BASES)}")
+        raise ValueError(f"unknown base {name!r}; {nearest_hint(name, _BASES)}")
     return _BASES[name]

@@ -1,4 +1,4 @@
-"""Why does a base not score what it should? Other means, crops and label orders, tried on a small sample."""
+"""Diagnose a wrong source accuracy: try other means, crops and label orders on a small sample."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ import numpy.typing as npt
 from torch import nn
 
 from poem import zoo
-from poem.zoo.accuracy import Frame, Guesses, Setting, answers
+from poem.zoo.predictions import Predictions, Preprocessing, ResizeCrop, predict_classes
 
 if TYPE_CHECKING:
     from poem.streams.images import Images
 
-Watch = Callable[[Sequence[int], str], Iterable[int]]
+ProgressWrapper = Callable[[Sequence[int], str], Iterable[int]]
+"""Wraps the indices of a pass over images, with its title, to show a progress bar."""
 SAMPLE_CLASSES, SAMPLE_EACH = 12, 16
-"""How many classes, and images of each, a diagnosis looks at."""
+"""Number of classes in the sample, and of images per class."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong, and how much it costs on the sample."""
+    """One probable cause, with the accuracy on the sample as stated and with the cause removed."""
 
     kind: Literal["mean/std", "crop", "labels", "weights", "unknown"]
     words: str
@@ -40,37 +41,37 @@ def diagnose(
     model: nn.Module,
     base: zoo.Base,
     data: Images,
-    setting: Setting,
+    preprocessing: Preprocessing,
     mask: list[int] | None,
     batch_size: int = 64,
     *,
-    sure: bool,
-    watch: Watch = lambda indices, words: indices,
+    mismatch: bool,
+    watch: ProgressWrapper = lambda indices, words: indices,
 ) -> tuple[Finding, ...]:
-    """Try other means, crops and label orders on a sample; the first cause that explains much is named.
+    """Try other means, crops and label orders on a sample, and return the most probable cause.
 
-    `sure` says that something is wrong; otherwise silence is an answer too.
+    With `mismatch` the accuracy is known to be wrong, and a finding "unknown" is returned if no cause is found.
     """
-    order = sample(data.labels)
+    order = sample_indices(data.labels)
     labels = data.labels[order]
 
-    def guess(variant: Setting, words: str) -> Guesses:
-        return answers(model, data, watch(order, words), variant, mask, batch_size)
+    def predict(variant: Preprocessing, words: str) -> Predictions:
+        return predict_classes(model, data, watch(order, words), variant, mask, batch_size)
 
-    stated = guess(setting, "as stated")
+    stated = predict(preprocessing, "as stated")
     right = stated == labels
     score = 100 * float(right.mean())
     better: list[Finding] = []
-    for kind, words, variant in variants(base, setting):
-        also = guess(variant, words) == labels
+    for kind, words, variant in other_preprocessing(base, preprocessing):
+        also = predict(variant, words) == labels
         gain = int(also.sum()) - int(right.sum())
-        noise = 2 * math.sqrt(int((also != right).sum()))  # paired: only images that change their answer count
+        noise = 2 * math.sqrt(int((also != right).sum()))  # paired test: only images whose prediction changes count
         if gain > noise and 100 * gain / len(order) >= 2:
             better.append(Finding(kind, words, score, 100 * float(also.mean())))
     chance = 100 / (len(mask) if mask is not None else base.classes)
-    numbers = numbered(data)
+    numbers = folder_numbers(data)
     renamed = None if numbers is None else 100 * float((numbers[labels] == stated).mean())
-    agreement = consistency(stated, labels)
+    agreement = folder_agreement(stated, labels)
     best = max(better, key=lambda finding: finding.instead or 0.0, default=None)
     found: list[Finding] = []
     if renamed is not None and renamed > score + 20:
@@ -86,33 +87,35 @@ def diagnose(
             f"accuracy is near chance ({chance:.1f} %) whatever the input; the weights are random or another model's"
         )
         found.append(Finding("weights", words, score))
-    elif sure:
+    elif mismatch:
         words = "no other mean/std, crop or label order explains it; other weights under this name, or other images"
         found.append(Finding("unknown", words, score))
     return tuple(found)
 
 
-def variants(base: zoo.Base, setting: Setting) -> Iterator[tuple[Literal["mean/std", "crop"], str, Setting]]:
-    """Other ways to prepare an image, one change at a time; a legacy base is off on purpose and keeps its own."""
+def other_preprocessing(
+    base: zoo.Base, stated: Preprocessing
+) -> Iterator[tuple[Literal["mean/std", "crop"], str, Preprocessing]]:
+    """Other preprocessing, one change at a time; a legacy base keeps its normalisation, which is wrong on purpose."""
     own_norm = base.mean, base.std
     for mean, std in dict.fromkeys([own_norm, *(() if base.legacy else (zoo.IMAGENET, zoo.HALF, zoo.NONE))]):
-        if (mean, std) != (setting.mean, setting.std):
+        if (mean, std) != (stated.mean, stated.std):
             own = "the base's own" if (mean, std) == own_norm else "another base's"
-            words = f"stated {zoo.normalisation(setting.mean, setting.std)}; use {own}, {zoo.normalisation(mean, std)}"
-            yield "mean/std", words, replace(setting, mean=mean, std=std)
-    frame = setting.frame
+            words = f"stated {zoo.normalisation(stated.mean, stated.std)}; use {own}, {zoo.normalisation(mean, std)}"
+            yield "mean/std", words, replace(stated, mean=mean, std=std)
+    frame = stated.resize_crop
     other: Literal["bilinear", "bicubic"] = "bicubic" if frame.interpolation == "bilinear" else "bilinear"
-    wider = Frame(round(frame.crop / 0.875), frame.crop, frame.interpolation)
-    tight = Frame(frame.crop, frame.crop, frame.interpolation)
-    own_frame = Setting.of(base).frame
+    wider = ResizeCrop(round(frame.crop / 0.875), frame.crop, frame.interpolation)
+    tight = ResizeCrop(frame.crop, frame.crop, frame.interpolation)
+    own_frame = Preprocessing.of(base).resize_crop
     frames = [own_frame, replace(frame, interpolation=other), replace(frame, direct=not frame.direct), wider, tight]
     for changed in dict.fromkeys(frames):
         if changed != frame:
-            yield "crop", f"stated {frame}; use {changed}", replace(setting, frame=changed)
+            yield "crop", f"stated {frame}; use {changed}", replace(stated, resize_crop=changed)
 
 
-def sample(labels: npt.NDArray[np.int64]) -> list[int]:
-    """A few images of a few classes, spread over both."""
+def sample_indices(labels: npt.NDArray[np.int64]) -> list[int]:
+    """Indices of a few images of a few classes, evenly spaced over both."""
     kinds = np.unique(labels)
     chosen = kinds[np.linspace(0, len(kinds) - 1, min(SAMPLE_CLASSES, len(kinds))).round().astype(int)]
     rows: list[int] = []
@@ -122,8 +125,8 @@ def sample(labels: npt.NDArray[np.int64]) -> list[int]:
     return rows
 
 
-def numbered(data: Images) -> Guesses | None:
-    """The number that each folder's name is, where all names are numbers and stand in another order."""
+def folder_numbers(data: Images) -> Predictions | None:
+    """The class folders' names as numbers, if all are numbers and are not in numerical order; else None."""
     names = data.classes or ()
     if not names or not all(name.isdecimal() for name in names):
         return None
@@ -131,11 +134,11 @@ def numbered(data: Images) -> Guesses | None:
     return None if bool((numbers == np.arange(len(numbers))).all()) else numbers
 
 
-def consistency(guesses: Guesses, labels: npt.NDArray[np.int64]) -> float:
-    """Percent of images whose guess is the commonest one among the *other* images of their folder."""
+def folder_agreement(predictions: Predictions, labels: npt.NDArray[np.int64]) -> float:
+    """Percent of images whose prediction is the commonest one among the *other* images of their folder."""
     right = 0
     for kind in np.unique(labels):
-        own = guesses[labels == kind]
+        own = predictions[labels == kind]
         for index in range(len(own)):
             others = np.delete(own, index)
             if len(others):

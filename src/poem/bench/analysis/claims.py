@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
+from poem._util.nearest import nearest_hint
 from poem.bench.analysis.aggregate import AVERAGE, Grid, metric
 from poem.bench.result import CellResult
 from poem.bench.suites import Claim, Suite
-from poem.streams.shift import nearest
 
 Position = tuple[str, str, str]
 """Group, row and column."""
@@ -170,7 +170,7 @@ def check_claims(suite: Suite, results: Iterable[CellResult]) -> list[tuple[Clai
 def check(name: str, evidence: Evidence) -> ClaimResult:
     """Run a check by name."""
     if name not in checks():
-        raise ValueError(f"unknown check {name!r}; {nearest(name, checks())}")
+        raise ValueError(f"unknown check {name!r}; {nearest_hint(name, checks())}")
     try:
         return checks()[name](evidence)
     except MissingError as missing:

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
-import os
 import signal
-import threading
 import time
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
@@ -20,7 +18,8 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 
-from poem._util.malloc import keep_memory
+from poem._util.malloc import keep_freed_memory
+from poem._util.processes import exit_with_parent
 from poem.bench.cell import Cell
 from poem.bench.load_cell import Machine
 from poem.bench.runners.runner import (
@@ -233,8 +232,8 @@ def _worker_main(pipe: Connection, path: str, machine: Machine, level: int, proc
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
-    threading.Thread(target=_exit_with_parent, daemon=True).start()
-    keep_memory()
+    exit_with_parent()
+    keep_freed_memory()
     logging.basicConfig(format="poem: %(message)s")
     log.setLevel(level)
     measure = import_measure(path)
@@ -256,10 +255,3 @@ class _ProgressSender:
         if time.monotonic() - self.sent >= _PROGRESS_SECONDS:
             self.sent = time.monotonic()
             self.pipe.send(CellProgress(self.cell, images, total))
-
-
-def _exit_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-    os._exit(1)

@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any
 
 from poem import zoo
+from poem._util.nearest import nearest_hint
 from poem.bench.analysis.choose_lr import rate_of
 from poem.bench.cell import Cell, merge_fields, read_cell, with_field
 from poem.bench.suites.schema import CELL_FIELDS, ColumnBlock, Fields, GroupBlock, RowBlock, SuiteBlock, fill, scales
@@ -20,7 +21,7 @@ from poem.recipes.methods import recipe as recipe_of
 from poem.recipes.recipe import Rule
 from poem.recipes.text import parse
 from poem.streams.datasets import DATASETS
-from poem.streams.shift import CORRUPTIONS, EXTRA, nearest
+from poem.streams.shift import CORRUPTIONS, EXTRA
 
 _HEADS = (
     "Gauss.", "Shot", "Impul.", "Defoc.", "Glass", "Motion", "Zoom", "Snow", "Frost", "Fog", "Brit.", "Contr.",
@@ -78,7 +79,7 @@ class Expansion:
         self._check_corruptions(overrides.corruptions or ())
         for pattern in overrides.methods or ():
             if not any(fnmatchcase(each, pattern) for each in method_names()):
-                raise ValueError(f"no method is like {pattern!r}; {nearest(pattern, method_names())}")
+                raise ValueError(f"no method is like {pattern!r}; {nearest_hint(pattern, method_names())}")
 
     def placed(self) -> Iterator[Placed]:
         """Every cell, by group, row, column, corruption and seed."""
@@ -176,7 +177,7 @@ class Expansion:
     def _check_corruptions(self, given: Sequence[str]) -> None:
         for name in given:
             if name not in (*CORRUPTIONS, *EXTRA, "clean"):
-                raise ValueError(f"unknown corruption {name!r}; {nearest(str(name), (*CORRUPTIONS, *EXTRA))}")
+                raise ValueError(f"unknown corruption {name!r}; {nearest_hint(str(name), (*CORRUPTIONS, *EXTRA))}")
 
 
 def family_of(base: str) -> str:
@@ -204,7 +205,7 @@ def _valid(stated: Fields) -> Cell:
         ("method", stated.get("method"), method_names()),
     ):
         if value not in names:
-            raise ValueError(f"unknown {kind} {value!r}; {nearest(str(value), names)}")
+            raise ValueError(f"unknown {kind} {value!r}; {nearest_hint(str(value), names)}")
     if stated.get("changes"):
         changes = {name: str(value) for name, value in stated["changes"].items()}
         plain = _recipe(stated["method"], stated.get("preset", "imagenet"))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from poem._util.files import read_yaml
-from poem.streams.shift import nearest
+from poem._util.nearest import nearest_hint
 
 PACKAGED = Path(__file__).resolve().parents[2] / "_suites"
 CHECKOUT = Path(__file__).resolve().parents[4] / "benchmarks" / "suites"
@@ -49,7 +49,7 @@ def path_of(name: str | os.PathLike[str]) -> Path:
             raise FileNotFoundError(f"no suite file {path}; name a YAML file, or one of: {', '.join(stems())}")
         return path
     if text not in stems():
-        raise ValueError(f"unknown suite {text!r}; {nearest(text, stems())}")
+        raise ValueError(f"unknown suite {text!r}; {nearest_hint(text, stems())}")
     return folder() / f"{text}.yaml"
 
 

@@ -12,11 +12,11 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from poem._util.nearest import nearest_hint
 from poem.bench.blocks import OTHERS, check_names, parse_block
 from poem.bench.cell import FILE_FIELDS, merge_fields
 from poem.bench.suites import files
 from poem.parts.fields import Range
-from poem.streams.shift import nearest
 
 Fields = dict[str, Any]
 """Fields of a cell, as one block states them or several merged."""
@@ -159,7 +159,7 @@ def _at_scale(block: Any, kind: type, scale: str, where: str) -> Any:
         raise ValueError(f"{where}: expected at to be a mapping from scales to fields, got {over!r}")
     for name in over:
         if name not in scales():
-            raise ValueError(f"{where}: at names an unknown scale {name!r}; {nearest(str(name), scales())}")
+            raise ValueError(f"{where}: at names an unknown scale {name!r}; {nearest_hint(str(name), scales())}")
     here = over.get(scale, {})
     check_names(here, kind, f"{where}, at {scale}")
     merged = merge_fields(plain, here)

@@ -14,12 +14,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from poem._util.nearest import nearest_hint
 from poem.bench.cell import Cell
 from poem.bench.suites import files
 from poem.bench.suites.expand import Expansion, NothingLeftError, Overrides, Placed, altered, left_out, setting_notes
 from poem.bench.suites.schema import Claim, SuiteBlock, read_suite
 from poem.bench.suites.schema import scales as _scales
-from poem.streams.shift import nearest
 
 TABLES = tuple(f"table{number}" for number in range(1, 13))
 FIGURES = ("fig1a", "fig1b", "fig1c", "fig3", "fig4", "fig5", "fig6a", "fig6b", "branch-loss")
@@ -117,7 +117,7 @@ def load(
         NothingLeftError: The suite has none of the methods or corruptions in the arguments.
     """
     if scale not in _scales():
-        raise ValueError(f"unknown scale {scale!r}; {nearest(scale, _scales())}")
+        raise ValueError(f"unknown scale {scale!r}; {nearest_hint(scale, _scales())}")
     if limit is not None and limit < 1:
         raise ValueError(f"expected limit >= 1, got {limit}")
     path = files.path_of(name)
@@ -155,5 +155,5 @@ def _paper_numbers(suite: SuiteBlock) -> Mapping[str, Mapping[str, Mapping[str, 
     if key is None:
         return {}
     if key not in files.paper():
-        raise ValueError(f"suite {suite.name}: the paper has no table {key!r}; {nearest(key, files.paper())}")
+        raise ValueError(f"suite {suite.name}: the paper has no table {key!r}; {nearest_hint(key, files.paper())}")
     return files.paper()[key]

@@ -1,6 +1,6 @@
-"""Filters and samplers the corruptions share: float32 grey levels (N, C, H, W), each image on its own.
+"""Filters and samplers that the corruptions share: float32 grey levels (N, C, H, W), each image on its own.
 
-Sums are taken tap by tap in a fixed order, a product and a sum each rounded on its own, so that an image's bits do not
+Sums are taken tap by tap in a fixed order, each product and sum rounded separately, so that an image's bits do not
 depend on the batch; where a library chooses the order (matrix products) they are taken in float64. Edges are named as
 in scipy: "nearest" a|abc|c, "reflect" cba|abc|cba, "mirror" cb|abc|ba.
 """
@@ -19,16 +19,25 @@ from torch import Tensor
 
 Array = NDArray[np.float64]
 _PADDING = {"nearest": "replicate", "mirror": "reflect"}
-HAIR = 1e-3  # of a grey level, put on top before levels are cut to integers, so that float error decides no tie
+LUMA = (0.299, 0.587, 0.114)  # weights of red, green and blue
+FLOOR_EPSILON = 1e-3  # of a grey level, added before the floor so that float error cannot lower an integer
 
 
-def cut(levels: Tensor) -> Tensor:
-    """Return levels cut, as the generators do, to whole ones (floats 0..255)."""
-    return levels.add(HAIR).clamp_(0, 255).floor_()
+def floor_levels(levels: Tensor) -> Tensor:
+    """Return levels rounded down to integers from 0 to 255, as the generators do; still floats."""
+    return levels.add(FLOOR_EPSILON).clamp_(0, 255).floor_()
 
 
-def fold(index: NDArray[np.int64], size: int, edge: str) -> NDArray[np.int64]:
-    """Return the pixel that an index beyond the image reads."""
+def luma(images: Tensor) -> Tensor:
+    """Return the luma (N, 1, H, W) of colour images; grey ones as they are."""
+    if images.shape[1] == 1:
+        return images
+    red, green, blue = (images[:, at : at + 1] * weight for at, weight in enumerate(LUMA))
+    return red + green + blue
+
+
+def edge_index(index: NDArray[np.int64], size: int, edge: str) -> NDArray[np.int64]:
+    """Return the pixel that an index outside the image reads."""
     if edge == "nearest" or size == 1:
         return index.clip(0, size - 1)
     period = 2 * size if edge == "reflect" else 2 * size - 2
@@ -36,7 +45,7 @@ def fold(index: NDArray[np.int64], size: int, edge: str) -> NDArray[np.int64]:
     return np.where(index < size, index, (period - 1 if edge == "reflect" else period) - index)
 
 
-def bell(sigma: float, truncate: float) -> Array:
+def gaussian_taps(sigma: float, truncate: float) -> Array:
     """Return the normalised Gaussian taps that scipy cuts off at `truncate` standard deviations."""
     radius = int(truncate * sigma + 0.5)
     taps = np.exp(-0.5 * (np.arange(-radius, radius + 1) / max(sigma, 1e-12)) ** 2)
@@ -45,12 +54,12 @@ def bell(sigma: float, truncate: float) -> Array:
 
 @lru_cache(maxsize=64)
 def _gauss_matrix(size: int, sigma: float, truncate: float, edge: str) -> Tensor:
-    """Return the Gaussian filter of a line of pixels as a matrix, what lies beyond the edges included."""
-    taps = bell(sigma, truncate)
+    """Return the Gaussian filter of a line of pixels as a matrix, edges included."""
+    taps = gaussian_taps(sigma, truncate)
     matrix = np.zeros((size, size))
     at = np.arange(size)
     for offset, weight in zip(range(-(len(taps) // 2), len(taps) // 2 + 1), taps, strict=True):
-        np.add.at(matrix, (at, fold(at + offset, size, edge)), weight)
+        np.add.at(matrix, (at, edge_index(at + offset, size, edge)), weight)
     return torch.from_numpy(matrix)
 
 
@@ -59,14 +68,14 @@ def gaussian(levels: Tensor, sigma: float, *, truncate: float = 4.0, edge: str =
     if sigma <= 1e-15:
         return levels
     if edge == "nearest" and min(levels.shape[-2:]) > 32:
-        taps = bell(sigma, truncate).tolist()
-        return _taps(_taps(levels, taps, -2), taps, -1)
+        taps = gaussian_taps(sigma, truncate).tolist()
+        return _filter_axis(_filter_axis(levels, taps, -2), taps, -1)
     rows, columns = (_gauss_matrix(size, sigma, truncate, edge).to(levels.device) for size in levels.shape[-2:])
     return (rows @ levels.double() @ columns.T).float()
 
 
-def _taps(levels: Tensor, taps: list[float], axis: int) -> Tensor:
-    """Filter along an axis with an odd, symmetric kernel; edge pixels go on."""
+def _filter_axis(levels: Tensor, taps: list[float], axis: int) -> Tensor:
+    """Filter along an axis with an odd, symmetric kernel, edges "nearest"."""
     radius, size = len(taps) // 2, levels.shape[axis]
     if radius == 0:
         return levels
@@ -78,7 +87,7 @@ def _taps(levels: Tensor, taps: list[float], axis: int) -> Tensor:
     return out
 
 
-def small(levels: Tensor, kernel: Array, edge: str) -> Tensor:
+def correlate(levels: Tensor, kernel: Array, edge: str) -> Tensor:
     """Correlate every channel with a kernel of a few taps."""
     high, wide = (size // 2 for size in kernel.shape)
     padded = F.pad(levels, (wide, wide, high, high), mode=_PADDING[edge])
@@ -92,12 +101,12 @@ def small(levels: Tensor, kernel: Array, edge: str) -> Tensor:
 def disk_sum(levels: Tensor, radius: float, margin: int) -> Tensor:
     """Add up the levels within `radius` pixels, edges "mirror", for the image and `margin` pixels around it.
 
-    Whole levels stay whole, so that a running sum along the rows is exact; a row of the disk is a difference of two.
+    The cumulative sum along a row is exact for integer levels; a row of the disk is a difference of two sums.
     """
     reach = int(radius)
     around = reach + margin
     rows, columns = (
-        torch.from_numpy(fold(np.arange(-around, size + around), size, "mirror")).to(levels.device)
+        torch.from_numpy(edge_index(np.arange(-around, size + around), size, "mirror")).to(levels.device)
         for size in levels.shape[-2:]
     )
     padded = levels.index_select(-2, rows).index_select(-1, columns)
@@ -116,10 +125,10 @@ def disk_sum(levels: Tensor, radius: float, margin: int) -> Tensor:
     return out
 
 
-def zoomed_line(size: int, zoom: float) -> tuple[NDArray[np.int64], Array]:
-    """Return, for a line cropped about its middle and zoomed to `size` or a little over, what a pixel reads.
+def zoom_weights(size: int, zoom: float) -> tuple[NDArray[np.int64], Array]:
+    """Return the bilinear weights of a line that is cropped about its middle and zoomed to `size` pixels or a few more.
 
-    The first pixel of the two it lies between, and the share of the second. End points map to end points.
+    For each pixel: the first of the two source pixels, and the weight of the second. End points map to end points.
     """
     crop = math.ceil(size / zoom)
     out = max(round(crop * zoom), size)
@@ -128,24 +137,24 @@ def zoomed_line(size: int, zoom: float) -> tuple[NDArray[np.int64], Array]:
     return first + (size - crop) // 2, place - first
 
 
-def zoom_into(levels: Tensor, zoom: float) -> Tensor:
+def zoom_centre(levels: Tensor, zoom: float) -> Tensor:
     """Zoom into the middle, bilinear; the result may be a pixel larger than the images."""
     if zoom == 1:
         return levels
     for axis, size in ((-2, levels.shape[-2]), (-1, levels.shape[-1])):
-        first, share = (torch.from_numpy(part).to(levels.device) for part in zoomed_line(size, zoom))
+        first, share = (torch.from_numpy(part).to(levels.device) for part in zoom_weights(size, zoom))
         near, far = levels.index_select(axis, first), levels.index_select(axis, (first + 1).clamp_(max=size - 1))
         levels = near + (far - near) * share.float().view((-1, 1) if axis == -2 else (-1,))
     return levels
 
 
 @lru_cache(maxsize=16)
-def zoom_operator(height: int, width: int, zooms: tuple[float, ...]) -> Tensor:
+def zoom_matrix(height: int, width: int, zooms: tuple[float, ...]) -> Tensor:
     """Return the sum of all zooms as one sparse matrix over the flattened pixels."""
     keys, weights = [], []
     for zoom in zooms:
         (y, down), (x, right) = (
-            (at[:size], by[:size]) for size in (height, width) for at, by in [zoomed_line(size, zoom)]
+            (at[:size], by[:size]) for size in (height, width) for at, by in [zoom_weights(size, zoom)]
         )
         for rows, by_row in ((y, 1 - down), (np.minimum(y + 1, height - 1), down)):
             for columns, by_column in ((x, 1 - right), (np.minimum(x + 1, width - 1), right)):
@@ -169,10 +178,10 @@ def zoom_operator(height: int, width: int, zooms: tuple[float, ...]) -> Tensor:
         )
 
 
-def motion(levels: Tensor, radius: int, sigma: float, angle: Tensor) -> Tensor:
-    """Smear each image along its own angle (N,) in degrees: half a Gaussian on whole-pixel steps, edges "nearest".
+def motion_filter(levels: Tensor, radius: int, sigma: float, angle: Tensor) -> Tensor:
+    """Smear each image along its own angle (N,) in degrees: half a Gaussian on integer pixel steps, edges "nearest".
 
-    The definition is imagecorruptions', which stands in for ImageMagick's.
+    As imagecorruptions defines it, in place of ImageMagick's motion blur.
     """
     height, width = levels.shape[-2:]
     length = 2 * radius + 1
@@ -201,7 +210,7 @@ def motion(levels: Tensor, radius: int, sigma: float, angle: Tensor) -> Tensor:
     return out.view_as(levels)
 
 
-def sample(images: Tensor, x: Tensor, y: Tensor, edge: str) -> Tensor:
+def sample_bilinear(images: Tensor, x: Tensor, y: Tensor, edge: str) -> Tensor:
     """Read bilinearly at pixel coordinates (N, H, W); edges "mirror" or "reflect"."""
     height, width = images.shape[-2:]
     if edge == "mirror":

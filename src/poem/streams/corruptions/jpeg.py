@@ -1,8 +1,8 @@
-"""Baseline JPEG, there and back: Pillow where it is installed, else the same integers in torch.
+"""Baseline JPEG compression and decompression: Pillow where it is installed, else the same integers in torch.
 
 The torch version follows libjpeg step by step (ITU-T T.81 with the usual tables scaled by quality, 4:2:0, the accurate
-integer DCT, triangle upsampling) without the lossless entropy coding, so both give the same bytes; `tests` hold them
-together. On CUDA it is the torch version that runs.
+integer DCT, triangle upsampling) without the lossless entropy coding, so both give the same bytes; the tests
+compare them. On CUDA the torch version runs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from poem.streams.corruptions.by_pillow import by_pillow
+from poem.streams.corruptions.apply_pillow import apply_pillow
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -25,29 +25,29 @@ if TYPE_CHECKING:
 _LUMINANCE = """16 11 10 16 24 40 51 61 12 12 14 19 26 58 60 55 14 13 16 24 40 57 69 56 14 17 22 29 51 87 80 62
 18 22 37 56 68 109 103 77 24 35 55 64 81 104 113 92 49 64 78 87 103 121 120 101 72 92 95 98 112 100 103 99"""
 _CHROMINANCE = "17 18 24 47 99 99 99 99 18 21 26 66 99 99 99 99 24 26 56 99 99 99 99 99 47 66" + " 99" * 38
-_BITS, _PASS = 13, 2  # of the constants' fixed point; kept between the passes
+_BITS, _PASS = 13, 2  # bits of the fixed-point constants; extra bits between the two passes
 
 
 def jpeg(images: Tensor, quality: int) -> Tensor:
-    """Return uint8 images (N, C, H, W) as a JPEG file of that quality would give them back."""
+    """Return uint8 images (N, C, H, W) as they are after compression to JPEG at that quality."""
     if images.device.type != "cpu" or find_spec("PIL") is None:
         return jpeg_torch(images, quality)
 
     from PIL.Image import open as open_image
 
-    def there_and_back(picture: Image) -> Image:
+    def recompress(picture: Image) -> Image:
         file = io.BytesIO()
         picture.save(file, "JPEG", quality=quality)
         return open_image(file)
 
-    return by_pillow(images, there_and_back)
+    return apply_pillow(images, recompress)
 
 
 def jpeg_torch(images: Tensor, quality: int) -> Tensor:
     """Encode and decode in torch, on any device, to the same bytes as libjpeg."""
     height, width = images.shape[-2:]
     if images.shape[1] == 1:
-        return _through(images[:, 0].int(), _table(_LUMINANCE, quality)).to(torch.uint8)[:, None]
+        return _quantise_blocks(images[:, 0].int(), _table(_LUMINANCE, quality)).to(torch.uint8)[:, None]
     red, green, blue = images.int().unbind(1)
     half, centre = 1 << 15, 128 << 16
     luma = (19595 * red + 38470 * green + 7471 * blue + half) >> 16
@@ -55,10 +55,10 @@ def jpeg_torch(images: Tensor, quality: int) -> Tensor:
         (-11059 * red - 21709 * green + 32768 * blue + centre + half - 1) >> 16,
         (32768 * red - 27439 * green - 5329 * blue + centre + half - 1) >> 16,
     )
-    luma = _through(luma, _table(_LUMINANCE, quality))
+    luma = _quantise_blocks(luma, _table(_LUMINANCE, quality))
     table = _table(_CHROMINANCE, quality)
-    halves = (_through(_halve(plane), table)[..., : (width + 1) // 2] for plane in chroma)
-    cb, cr = (_double(plane)[..., :height, :width] - 128 for plane in halves)
+    halves = (_quantise_blocks(_downsample(plane), table)[..., : (width + 1) // 2] for plane in chroma)
+    cb, cr = (_upsample(plane)[..., :height, :width] - 128 for plane in halves)
     rgb = (
         luma + ((91881 * cr + half) >> 16),
         luma + ((-22554 * cb - 46802 * cr + half) >> 16),
@@ -75,21 +75,21 @@ def _table(text: str, quality: int) -> Tensor:
     return torch.from_numpy(((base * scale + 50) // 100).clip(1, 255))
 
 
-def _extend(planes: Tensor, multiple: int, axes: str) -> Tensor:
-    """Repeat the last column ("x") or row ("y") up to a multiple."""
+def _pad_to_multiple(planes: Tensor, multiple: int, axes: str) -> Tensor:
+    """Repeat the last column ("x") or row ("y") up to a multiple of pixels."""
     down, right = (-size % multiple if axis in axes else 0 for axis, size in zip("yx", planes.shape[-2:], strict=True))
     return F.pad(planes[:, None].float(), (0, right, 0, down), mode="replicate")[:, 0].int() if down + right else planes
 
 
-def _halve(planes: Tensor) -> Tensor:
+def _downsample(planes: Tensor) -> Tensor:
     """Average 2 x 2 pixels; halves are rounded down and up in turn along a row."""
-    planes = _extend(_extend(planes, 16, "x"), 2, "y")
+    planes = _pad_to_multiple(_pad_to_multiple(planes, 16, "x"), 2, "y")
     total = planes[:, ::2, ::2] + planes[:, ::2, 1::2] + planes[:, 1::2, ::2] + planes[:, 1::2, 1::2]
     bias = 1 + torch.arange(total.shape[-1], device=planes.device, dtype=torch.int32) % 2
     return (total + bias) >> 2
 
 
-def _double(planes: Tensor) -> Tensor:
+def _upsample(planes: Tensor) -> Tensor:
     """Upsample by two: three parts the nearer pixel, one part the farther, down and then across."""
     down = torch.stack([planes * 3 + _neighbour(planes, -2, -1), planes * 3 + _neighbour(planes, -2, 1)], 2)
     down = down.flatten(1, 2)
@@ -104,17 +104,17 @@ def _neighbour(planes: Tensor, axis: int, step: int) -> Tensor:
     return planes.index_select(axis, index)
 
 
-def _through(planes: Tensor, table: Tensor) -> Tensor:
-    """Take planes (N, H, W) through DCT, quantisation and back."""
+def _quantise_blocks(planes: Tensor, table: Tensor) -> Tensor:
+    """Return planes (N, H, W) after DCT, quantisation and inverse DCT of their 8 x 8 blocks."""
     height, width = planes.shape[-2:]
-    padded = _extend(planes, 8, "xy")
+    padded = _pad_to_multiple(planes, 8, "xy")
     count, rows, columns = padded.shape
     # (8, 8, blocks): a line of a block is one slice, and every slice is contiguous.
     blocks = padded.view(count, rows // 8, 8, columns // 8, 8).permute(2, 4, 0, 1, 3).reshape(8, 8, -1) - 128
     steps = table.to(planes.device)[..., None] * 8
-    waves = _forward(_forward(blocks.transpose(0, 1), first=True).transpose(0, 1), first=False)
+    waves = _dct(_dct(blocks.transpose(0, 1), first=True).transpose(0, 1), first=False)
     waves = torch.sign(waves) * torch.div(waves.abs() + steps // 2, steps, rounding_mode="floor") * (steps // 8)
-    back = _backward(_backward(waves, first=True).transpose(0, 1), first=False).transpose(0, 1)
+    back = _inverse_dct(_inverse_dct(waves, first=True).transpose(0, 1), first=False).transpose(0, 1)
     back = (back + 128).clamp_(0, 255).view(8, 8, count, rows // 8, columns // 8)
     return back.permute(2, 3, 0, 4, 1).reshape(count, rows, columns)[:, :height, :width]
 
@@ -129,7 +129,7 @@ def _rotate(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
     return both + low * 6270, both - high * 15137
 
 
-def _odd(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _odd_part(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the odd part of the eight-point transform (Loeffler, Ligtenberg, Moschytz 1989) in fixed point."""
     all_ = (a + c + b + d) * 9633
     ad, bc = (a + d) * -7373, (b + c) * -20995
@@ -137,14 +137,14 @@ def _odd(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> tuple[Tensor, Tensor, Te
     return a * 2446 + ad + ac, b * 16819 + bc + bd, c * 25172 + bc + ac, d * 12299 + ad + bd
 
 
-def _forward(lines: Tensor, *, first: bool) -> Tensor:
-    """Transform along axis 0; the first pass leaves two more bits, the second takes them away."""
+def _dct(lines: Tensor, *, first: bool) -> Tensor:
+    """DCT along axis 0; the first pass leaves two extra bits, the second removes them."""
     sums = [lines[at] + lines[7 - at] for at in range(4)]
     less = [lines[at] - lines[7 - at] for at in range(4)]
     outer, inner = sums[0] + sums[3], sums[1] + sums[2]
     bits = _BITS - _PASS if first else _BITS + _PASS
     two, six = _rotate(sums[0] - sums[3], sums[1] - sums[2])
-    seven, five, three, one = (_descale(part, bits) for part in _odd(less[3], less[2], less[1], less[0]))
+    seven, five, three, one = (_descale(part, bits) for part in _odd_part(less[3], less[2], less[1], less[0]))
     even = (
         [(outer + inner) << _PASS, (outer - inner) << _PASS]
         if first
@@ -153,12 +153,12 @@ def _forward(lines: Tensor, *, first: bool) -> Tensor:
     return torch.stack([even[0], one, _descale(two, bits), three, even[1], five, _descale(six, bits), seven])
 
 
-def _backward(lines: Tensor, *, first: bool) -> Tensor:
-    """Transform back along axis 0."""
+def _inverse_dct(lines: Tensor, *, first: bool) -> Tensor:
+    """Inverse DCT along axis 0."""
     two, six = _rotate(lines[2], lines[6])
     up, down = (lines[0] + lines[4]) << _BITS, (lines[0] - lines[4]) << _BITS
     even = [up + two, down + six, down - six, up - two]
-    odd = list(reversed(_odd(lines[7], lines[5], lines[3], lines[1])))
+    odd = list(reversed(_odd_part(lines[7], lines[5], lines[3], lines[1])))
     bits = _BITS - _PASS if first else _BITS + _PASS + 3
     sums = [_descale(a + b, bits) for a, b in zip(even, odd, strict=True)]
     less = [_descale(a - b, bits) for a, b in zip(even, odd, strict=True)]

@@ -23,21 +23,21 @@ Level = float | tuple[float, ...]
 
 @dataclass(frozen=True)
 class Corruption:
-    """A function of grey levels (N, C, H, W), float32 0..255, of draws and a setting; its five settings per profile.
+    """A function of grey levels (N, C, H, W), of an `ImageRandom` and of a setting; and its five settings per profile.
 
-    One that is `whole` takes and gives uint8. On a CPU it is handed `chunk` values at a time: a cache's worth, more
-    where it has a cost per call.
+    Levels are float32 from 0 to 255, or uint8 where `uint8` is set. On a CPU the function gets `chunk` values at a
+    time: as many as fit a cache, more where a call has a fixed cost.
     """
 
     apply: Callable[..., Tensor]
     imagenet: tuple[Level, ...]
     tiny: tuple[Level, ...]
     cifar: tuple[Level, ...]
-    whole: bool = False
+    uint8: bool = False
     chunk: int = 1 << 18
 
     def level(self, profile: str, severity: int) -> tuple[Any, ...]:
-        """Return the numbers that `apply` takes."""
+        """Return the numbers that `apply` takes after the levels and the random numbers."""
         levels = {"imagenet": self.imagenet, "tiny-imagenet": self.tiny, "cifar": self.cifar}[profile]
         level = levels[severity - 1]
         return level if isinstance(level, tuple) else (level,)

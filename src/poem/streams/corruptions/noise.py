@@ -9,53 +9,53 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from poem.streams.corruptions.random_numbers import Draws
+from poem.streams.corruptions.random_numbers import ImageRandom
 
-_GUIDES = 1024  # places where the search for a Poisson count may start, per grey level
+_GUIDES = 1024  # starting points of the search for a Poisson count, per grey level
 
 
-def gaussian_noise(levels: Tensor, draws: Draws, spread: float) -> Tensor:
+def gaussian_noise(levels: Tensor, rng: ImageRandom, spread: float) -> Tensor:
     """Add normal noise of standard deviation `spread` (of white) to every value."""
-    return draws.normal(*levels.shape[1:]).mul_(spread * 255).add_(levels)
+    return rng.normal(*levels.shape[1:]).mul_(spread * 255).add_(levels)
 
 
-def speckle_noise(levels: Tensor, draws: Draws, spread: float) -> Tensor:
+def speckle_noise(levels: Tensor, rng: ImageRandom, spread: float) -> Tensor:
     """Add normal noise in proportion to the value."""
-    return draws.normal(*levels.shape[1:]).mul_(spread).add_(1).mul_(levels)
+    return rng.normal(*levels.shape[1:]).mul_(spread).add_(1).mul_(levels)
 
 
-def impulse_noise(levels: Tensor, draws: Draws, amount: float) -> Tensor:
+def impulse_noise(levels: Tensor, rng: ImageRandom, amount: float) -> Tensor:
     """Turn a share of the values black or white, half each."""
-    bits = draws.bits(*levels.shape[1:])
+    bits = rng.bits(*levels.shape[1:])
     white, hit = (round(share * 2**32) - 2**31 for share in (amount / 2, amount))
     return levels.masked_fill_(bits < hit, 0).masked_fill_(bits < white, 255)
 
 
-def shot_noise(levels: Tensor, draws: Draws, photons: int) -> Tensor:
-    """Count photons: a Poisson number of them at every value, `photons` expected at white.
+def shot_noise(levels: Tensor, rng: ImageRandom, photons: int) -> Tensor:
+    """Replace every value by a Poisson count of photons, `photons` expected at white.
 
     The count is the inverse of the Poisson distribution at one uniform number; float images are read at their nearest
     8-bit level.
     """
     guides, edges = (table.to(levels.device) for table in _poisson(photons))
     row = levels.round().clamp_(0, 255).int().flatten()
-    chance = draws.bits(*levels.shape[1:]).flatten()
+    chance = rng.bits(*levels.shape[1:]).flatten()
     start = row * _GUIDES + ((chance >> 22) + _GUIDES // 2)
     count = guides.index_select(0, start).int()
     row *= len(edges) // 256
     more = chance > edges.index_select(0, row + count)
     count += more
-    # Few numbers lie two or more counts above where their search starts: those in the tails.
-    open_ = more.nonzero().flatten()
-    while len(open_):
-        open_ = open_[chance[open_] > edges[row[open_] + count[open_]]]
-        count[open_] += 1
+    # Only numbers in the tails lie two or more counts above the start of their search.
+    pending = more.nonzero().flatten()
+    while len(pending):
+        pending = pending[chance[pending] > edges[row[pending] + count[pending]]]
+        count[pending] += 1
     return count.view(levels.shape).to(levels.dtype).mul_(255 / photons)
 
 
 @lru_cache(maxsize=16)
 def _poisson(photons: int) -> tuple[Tensor, Tensor]:
-    """Return, per grey level, where to start searching for a count, and the last 32-bit number that gives each count.
+    """Return, per grey level, where the search for a count starts, and the last 32-bit number that gives each count.
 
     The first table is (256 * guides), the second (256 * counts).
     """

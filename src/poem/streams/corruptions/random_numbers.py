@@ -1,8 +1,8 @@
-"""Chance that does not depend on company: every image draws from its own counter-based stream of numbers.
+"""Random numbers that do not depend on the batch: every image has its own counter-based generator.
 
 A number is a hash of (key of the image, counter), evaluated in 32-bit integers, so that it has the same bits on every
 device, in every batch, in any order. The key comes from the seed, the image's id, the corruption, the severity and the
-size. Normals are read off a table rather than computed, so that no device's logarithm or cosine has a say.
+size. Normals are read off a table rather than computed: logarithms and cosines differ between devices.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-__all__ = ["Draws"]
+__all__ = ["ImageRandom"]
 
-_ROOM = 27  # bits of the counter given to one call; the upper five count the calls
+_CALL_BITS = 27  # bits of the counter for the numbers of one call; the upper five count the calls
 _PIECES = 9  # bits: pieces of the normal quantile function per octave
-_REST = 23 - _PIECES
+_REST = 23 - _PIECES  # bits: the position on a piece
 _FIRST, _OCTAVES = 126, 33  # exponents, as a float stores them, of 0.5 ... 2**31
-_LINEUP = ((16, 0x7FEB352D), (15, 0x846CA68B - (1 << 32)), (16, 1))  # shifts and odd factors of a 32-bit mixer
+_MIXER = ((16, 0x7FEB352D), (15, 0x846CA68B - (1 << 32)), (16, 1))  # shifts and odd factors of a 32-bit hash
 
 
-class Draws:
-    """Random numbers (N, ...) for N images; a call's numbers never repeat those of the calls before it."""
+class ImageRandom:
+    """A generator for N images: each call returns fresh numbers (N, ...), row i those of image i."""
 
     def __init__(self, ids: Sequence[int | str], purpose: str, device: torch.device) -> None:
         keys = [hashlib.blake2b(f"{purpose}|{name}".encode(), digest_size=8).digest() for name in ids]
@@ -36,8 +36,8 @@ class Draws:
     def bits(self, *shape: int) -> Tensor:
         """Return int32 (N, *shape), every bit of them random."""
         count = math.prod(shape)
-        start = self._calls << _ROOM
-        self._calls += 1 + (count >> _ROOM)
+        start = self._calls << _CALL_BITS
+        self._calls += 1 + (count >> _CALL_BITS)
         counter = torch.arange(start, start + count, device=self._keys.device).to(torch.int32)
         mixed = _mix(counter ^ self._keys[:, :1])
         mixed ^= self._keys[:, 1:]
@@ -55,10 +55,10 @@ class Draws:
         """
         bits = self.bits(*shape)
         tail = (bits & 0x7FFFFFFF).to(torch.float32).add_(0.5)
-        where = (tail.view(torch.int32) >> _REST).sub_(_FIRST << _PIECES).flatten()
+        piece = (tail.view(torch.int32) >> _REST).sub_(_FIRST << _PIECES).flatten()
         start, slope = (table.to(bits.device) for table in _quantiles())
-        size = slope.index_select(0, where).view(bits.shape).mul_(tail)
-        size += start.index_select(0, where).view(bits.shape)
+        size = slope.index_select(0, piece).view(bits.shape).mul_(tail)
+        size += start.index_select(0, piece).view(bits.shape)
         return size.mul_(((bits >> 30) | 1).to(torch.float32))
 
     def integers(self, low: int, high: int, *shape: int) -> Tensor:
@@ -78,7 +78,7 @@ def _quantiles() -> tuple[Tensor, Tensor]:
 
 def _mix(word: Tensor) -> Tensor:
     """Scramble int32 words in place, one to one; products wrap, shifts bring in zeros."""
-    for shift, factor in _LINEUP:
+    for shift, factor in _MIXER:
         word ^= (word >> shift) & ((1 << (32 - shift)) - 1)
         word *= factor
     return word

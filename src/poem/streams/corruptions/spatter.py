@@ -11,23 +11,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from poem.streams.corruptions.filters import HAIR, gaussian, small
-from poem.streams.corruptions.random_numbers import Draws
-from poem.streams.corruptions.weather import grey
+from poem.streams.corruptions.filters import FLOOR_EPSILON, correlate, gaussian, luma
+from poem.streams.corruptions.random_numbers import ImageRandom
 
 _WATER = (175.0, 238.0, 238.0)
 _MUD = (63.0, 42.0, 20.0)
 _BOX = np.full((3, 3), 1 / 9)
 _EMBOSS = np.array([[-2.0, -1, 0], [-1, 1, 1], [0, 1, 2]])
-_FAR = 20  # pixels; distances are cut there
+_MAX_DISTANCE = 20  # pixels
 
 
 def spatter(
-    levels: Tensor, draws: Draws, mean: float, spread: float, sigma: float, least: float, last: float, mud: int
+    levels: Tensor, rng: ImageRandom, mean: float, spread: float, sigma: float, least: float, last: float, mud: int
 ) -> Tensor:
-    """Throw water (`last` is its strength) or mud (`last` is the blur of its rim) at the lens."""
+    """Add drops of water (`last` is their strength) or of mud (`last` is the blur of their rim)."""
     height, width = levels.shape[-2:]
-    liquid = gaussian((draws.normal(height, width) * spread + mean)[:, None], sigma)
+    liquid = gaussian((rng.normal(height, width) * spread + mean)[:, None], sigma)
     if mud:
         cover = gaussian((liquid > least).to(levels.dtype), last)
         cover = torch.where(cover < 0.8, 0, cover)
@@ -41,20 +40,20 @@ def spatter(
 
 def _colour(levels: Tensor, rgb: tuple[float, float, float]) -> Tensor:
     colour = levels.new_tensor(rgb)[None, :, None, None]
-    return grey(colour) if levels.shape[1] == 1 else colour
+    return luma(colour) if levels.shape[1] == 1 else colour
 
 
 def _relief(drops: Tensor) -> Tensor:
-    """Return what makes drops shine: the embossed, equalised distance to their edges, in levels 0..255."""
-    far = small(_distance(_edges(drops)), _BOX, "mirror").add_(HAIR).floor_()
-    embossed = small(_equalised(far), _EMBOSS, "mirror").clamp_(0, 255)
-    return small(embossed, _BOX, "mirror").round_()
+    """Return the bright rims of drops: the embossed, equalised distance to their edges, in levels 0..255."""
+    far = correlate(_distance(_edges(drops)), _BOX, "mirror").add_(FLOOR_EPSILON).floor_()
+    embossed = correlate(_equalised(far), _EMBOSS, "mirror").clamp_(0, 255)
+    return correlate(embossed, _BOX, "mirror").round_()
 
 
 def _edges(levels: Tensor, low: int = 50, high: int = 150) -> Tensor:
     """Return Canny's edges as booleans: thin ridges of the gradient, strong or joined to a strong one."""
     kernel = np.array([[-1.0, 0, 1], [-2, 0, 2], [-1, 0, 1]])
-    right, down = small(levels, kernel, "nearest"), small(levels, kernel.T, "nearest")
+    right, down = correlate(levels, kernel, "nearest"), correlate(levels, kernel.T, "nearest")
     steep = right.abs() + down.abs()
     around = F.pad(steep, (1, 1, 1, 1))
 
@@ -80,14 +79,14 @@ def _edges(levels: Tensor, low: int = 50, high: int = 150) -> Tensor:
     weak = ridge & (steep > low)
     strong = weak & (steep > high)
     while True:
-        grown = _grown(_grown(strong, -1), -2) & weak
+        grown = _dilate(_dilate(strong, -1), -2) & weak
         if bool((grown == strong).all()):
             return strong
         strong = grown
 
 
-def _grown(mask: Tensor, axis: int) -> Tensor:
-    """Return the mask with its neighbours along an axis."""
+def _dilate(mask: Tensor, axis: int) -> Tensor:
+    """Return the mask dilated by one pixel along an axis."""
     size = mask.shape[axis]
     out = mask.clone()
     out.narrow(axis, 1, size - 1).logical_or_(mask.narrow(axis, 0, size - 1))
@@ -101,17 +100,19 @@ def _distance(edges: Tensor) -> Tensor:
     line = torch.arange(height, device=edges.device, dtype=torch.float32)[:, None]
     above = torch.where(edges, line, -1e3).cummax(-2).values
     below = -torch.where(edges, line, 1e4).flip(-2).neg().cummax(-2).values.flip(-2)
-    straight = torch.minimum(line - above, below - line).clamp_(max=_FAR).square_()
-    padded = F.pad(straight, (_FAR, _FAR), value=float(_FAR**2))
+    straight = torch.minimum(line - above, below - line).clamp_(max=_MAX_DISTANCE).square_()
+    padded = F.pad(straight, (_MAX_DISTANCE, _MAX_DISTANCE), value=float(_MAX_DISTANCE**2))
     best = straight.clone()
-    for step in range(1, _FAR):
-        sides = torch.minimum(padded[..., _FAR - step :][..., :width], padded[..., _FAR + step :][..., :width])
+    for step in range(1, _MAX_DISTANCE):
+        sides = torch.minimum(
+            padded[..., _MAX_DISTANCE - step :][..., :width], padded[..., _MAX_DISTANCE + step :][..., :width]
+        )
         torch.minimum(best, sides.add_(step * step), out=best)
-    return best.clamp_(max=_FAR**2).sqrt_()
+    return best.clamp_(max=_MAX_DISTANCE**2).sqrt_()
 
 
 def _equalised(levels: Tensor) -> Tensor:
-    """Flatten the histogram of whole levels: the darkest becomes 0, the rest their rank in 255 steps."""
+    """Equalise the histogram of integer levels: the darkest becomes 0, the rest their rank in 255 steps."""
     flat = levels.flatten(1).long()
     offsets = 256 * torch.arange(len(flat), device=flat.device)[:, None]
     counts = torch.bincount((flat + offsets).flatten(), minlength=256 * len(flat)).view(-1, 256)

@@ -5,24 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from poem.streams.corruptions.filters import motion, zoom_into
+from poem.streams.corruptions.filters import luma, motion_filter, zoom_centre
 from poem.streams.corruptions.frost import textures
-from poem.streams.corruptions.random_numbers import Draws
-
-_LUMA = (0.299, 0.587, 0.114)
-
-
-def grey(images: Tensor) -> Tensor:
-    """Return the luma (N, 1, H, W)."""
-    if images.shape[1] == 1:
-        return images
-    red, green, blue = (images[:, at : at + 1] * part for at, part in enumerate(_LUMA))
-    return red + green + blue
+from poem.streams.corruptions.random_numbers import ImageRandom
 
 
 def snow(
     levels: Tensor,
-    draws: Draws,
+    rng: ImageRandom,
     mean: float,
     spread: float,
     zoom: float,
@@ -31,26 +21,26 @@ def snow(
     sigma: float,
     keep: float,
 ) -> Tensor:
-    """Let it snow: flakes are the high values of zoomed noise, smeared downwards; the scene is whitened by 1 - keep."""
+    """Add flakes, the high values of zoomed noise smeared downwards, and whiten the image by 1 - `keep`."""
     height, width = levels.shape[-2:]
-    flakes = zoom_into((draws.normal(height, width) * spread + mean)[:, None], zoom)
+    flakes = zoom_centre((rng.normal(height, width) * spread + mean)[:, None], zoom)
     flakes = torch.where(flakes < least, 0, flakes).clamp_(0, 1).mul_(255)
-    flakes = motion(flakes, radius, sigma, draws.uniform() * 90 - 135).round_()[..., :height, :width]
-    pale = torch.maximum(levels, grey(levels) * 1.5 + 127.5)
+    flakes = motion_filter(flakes, radius, sigma, rng.uniform() * 90 - 135).round_()[..., :height, :width]
+    pale = torch.maximum(levels, luma(levels) * 1.5 + 127.5)
     return (keep * levels).add_(pale.mul_(1 - keep)).add_(flakes + flakes.flip(-2, -1))
 
 
-def fog(levels: Tensor, draws: Draws, thickness: float, decay: float) -> Tensor:
-    """Lay a plasma fractal over the image; the brightest value of the image stays the brightest."""
+def fog(levels: Tensor, rng: ImageRandom, thickness: float, decay: float) -> Tensor:
+    """Add a plasma fractal, and scale so that the brightest value of the image keeps its level."""
     height, width = levels.shape[-2:]
-    cloud = _plasma(draws, 1 << (max(height, width) - 1).bit_length(), decay)[:, None, :height, :width]
+    cloud = _plasma(rng, 1 << (max(height, width) - 1).bit_length(), decay)[:, None, :height, :width]
     brightest = levels.amax((1, 2, 3), keepdim=True)
     return (levels + cloud * (255 * thickness)).mul_(brightest / (brightest + 255 * thickness))
 
 
-def _plasma(draws: Draws, size: int, decay: float) -> Tensor:
+def _plasma(rng: ImageRandom, size: int, decay: float) -> Tensor:
     """Return heights (N, size, size) from 0 to 1 by the diamond-square algorithm on a torus."""
-    chance = draws.uniform(size, size).mul_(2).sub_(1)
+    chance = rng.uniform(size, size).mul_(2).sub_(1)
     heights = torch.zeros_like(chance)
     step, wobble = size, 100.0
     while step >= 2:
@@ -69,14 +59,14 @@ def _plasma(draws: Draws, size: int, decay: float) -> Tensor:
     return heights.div_(heights.amax((1, 2), keepdim=True).clamp_min(1e-12))
 
 
-def frost(levels: Tensor, draws: Draws, keep: float, cover: float, scale: float) -> Tensor:
-    """Put a crop of one of five frost textures, scaled by `scale`, on top."""
+def frost(levels: Tensor, rng: ImageRandom, keep: float, cover: float, scale: float) -> Tensor:
+    """Add a random crop of one of five frost textures, resized by `scale`."""
     height, width = levels.shape[-2:]
     layers = textures(scale, height, width)
     crops = []
-    for which, down, right in draws.uniform(3).tolist():
+    for which, down, right in rng.uniform(3).tolist():
         layer = layers[int(which * len(layers))]
         top, left = int(down * (layer.shape[-2] - height)), int(right * (layer.shape[-1] - width))
         crops.append(layer[:, top : top + height, left : left + width])
     ice = torch.stack(crops).to(levels.device, levels.dtype)
-    return (keep * levels).add_((grey(ice) if levels.shape[1] == 1 else ice).mul_(cover))
+    return (keep * levels).add_((luma(ice) if levels.shape[1] == 1 else ice).mul_(cover))

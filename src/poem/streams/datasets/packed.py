@@ -1,4 +1,4 @@
-"""CIFAR-10's encoded images as one .npz without pickles: a file small enough to carry to another machine."""
+"""CIFAR-10's encoded images in one .npz without pickles: one small file to copy to another machine."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from typing import Literal
 import numpy as np
 from torch import Tensor
 
-from poem._util.files import whole_file
+from poem._util.files import open_atomic
 from poem.streams.datasets.archives import megabytes, unpacked_limit
-from poem.streams.datasets.folders import Files
-from poem.streams.images import About, ImageSet, Labels
+from poem.streams.datasets.folders import ImageFiles
+from poem.streams.images import DatasetInfo, ImageSet, Labels
 from poem.streams.loading.prepare import Prepare
 
-AGAIN = "pack it again: python benchmarks/train_cifar10.py --pack CIFAR10_TAR FILE.npz"
+_REPACK = "pack it again: python benchmarks/train_cifar10.py --pack CIFAR10_TAR FILE.npz"
 
-_OTHER_FILES = (
+_FORMAT_ERRORS = (
     ValueError, KeyError, IndexError, TypeError, OverflowError, EOFError, MemoryError, NotImplementedError, zlib.error,
     zipfile.BadZipFile,
 )  # fmt: skip
-"""What numpy and zipfile raise for a file that `pack` did not write, or that is damaged."""
+"""Errors of numpy and zipfile for a file that `pack` did not write, or that is damaged."""
 
 
 class TooLargeError(ValueError):
-    """A packed file that would fill the memory."""
+    """A packed file that is larger in memory than `unpacked_limit`."""
 
 
-class Packed(ImageSet):
-    """Images of one split of a packed file, decoded when asked for."""
+class PackedImages(ImageSet):
+    """The images of one split of a packed file, decoded when indexed."""
 
-    def __init__(self, names: Sequence[str], blobs: Sequence[bytes], labels: Labels, about: About) -> None:
-        super().__init__(labels, about)
+    def __init__(self, names: Sequence[str], blobs: Sequence[bytes], labels: Labels, info: DatasetInfo) -> None:
+        super().__init__(labels, info)
         self.names, self.blobs = tuple(names), tuple(blobs)
 
     def where(self, index: int) -> str:
-        """The name that the image had in its folder or tar."""
+        """Name of the image in the folder or tar that was packed, for messages."""
         return self.names[index]
 
     def _read(self, index: int) -> Tensor:
@@ -51,12 +51,12 @@ def pack(parts: dict[str, ImageSet], out: Path) -> int:
     names: list[bytes] = []
     blobs: list[bytes] = []
     for data in parts.values():
-        if not isinstance(data, Files):
+        if not isinstance(data, ImageFiles):
             raise ValueError(f"expected encoded images to pack (class folders, or a tar of them), got {data!r}")
-        names += [bytes(data.store.names[at]) for at in data.places.tolist()]
-        blobs += [data.store.read(at) for at in data.places.tolist()]
+        names += [bytes(data.store.names[at]) for at in data.positions.tolist()]
+        blobs += [data.store.read(at) for at in data.positions.tolist()]
     sizes = [len(data) for data in parts.values()]
-    with whole_file(out) as file:
+    with open_atomic(out) as file:
         np.savez_compressed(
             file,
             names=np.array(names),
@@ -68,11 +68,11 @@ def pack(parts: dict[str, ImageSet], out: Path) -> int:
     return out.stat().st_size
 
 
-def packed(path: Path, split: Literal["test", "train"], count: int, partial: bool) -> Packed:
-    """One split of a file that `pack` wrote; one with another number of images is an error unless `partial`."""
+def open_packed(path: Path, split: Literal["test", "train"], count: int, partial: bool) -> PackedImages:
+    """Open one split of a file that `pack` wrote; another number of images is an error unless `partial`."""
     try:
         with zipfile.ZipFile(path) as held:
-            unpacked = sum(each.file_size for each in held.infolist())  # zipfile reads no more than that
+            unpacked = sum(each.file_size for each in held.infolist())  # zipfile reads no more than this
         most = unpacked_limit(path.stat().st_size)
         if unpacked > most:
             raise TooLargeError(
@@ -80,24 +80,24 @@ def packed(path: Path, split: Literal["test", "train"], count: int, partial: boo
                 "POEM_MAX_UNPACKED to the bytes to allow, such as 200G"
             )
         with np.load(path, allow_pickle=False) as arrays:
-            ends, whole = np.cumsum(arrays["lengths"], dtype=np.int64), arrays["blobs"].tobytes()
+            ends, data = np.cumsum(arrays["lengths"], dtype=np.int64), arrays["blobs"].tobytes()
             rows = np.flatnonzero(arrays["splits"] == (split == "test")).tolist()
             stored, labels = arrays["names"], arrays["labels"][rows]
         if stored.dtype.kind != "S":
             raise TypeError(f"expected names as bytes, got {stored.dtype}")
         names = [os.fsdecode(bytes(stored[row])) for row in rows]
-        blobs = [whole[ends[row - 1] if row else 0 : ends[row]] for row in rows]
+        blobs = [data[ends[row - 1] if row else 0 : ends[row]] for row in rows]
     except TooLargeError:
         raise
-    except _OTHER_FILES as error:
+    except _FORMAT_ERRORS as error:
         raise ValueError(
-            f"expected packed images of CIFAR-10 in {path}, got another file ({error}); {AGAIN}"
+            f"expected packed images of CIFAR-10 in {path}, got another file ({error}); {_REPACK}"
         ) from error
     if len(rows) != count and not (partial and rows):
-        raise ValueError(f"expected {count} {split} images in {path}, got {len(rows)}; {AGAIN}; or pass partial=True")
-    about = About(
+        raise ValueError(f"expected {count} {split} images in {path}, got {len(rows)}; {_REPACK}; or pass partial=True")
+    info = DatasetInfo(
         data="cifar10",
         provenance="packed class folders (re-encoded images)",
         subset=f"{len(rows)} of {count} ({split})",
     )
-    return Packed(names, blobs, labels, about)
+    return PackedImages(names, blobs, labels, info)

@@ -1,1 +1,1 @@
-"""From indices to batches of tensors."""
+"""Loading: decode image files, resize and crop them, corrupt them, and collate batches of tensors."""

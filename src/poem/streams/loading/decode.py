@@ -1,16 +1,17 @@
-"""From a file's bytes to an 8-bit RGB picture: the one place where images are opened.
+"""Decode image files to 8-bit RGB; all image files are opened here.
 
-Formats: those of `READ`, known by content. Pillow knows more, and one of them, PostScript, starts another program.
+Formats: those of `FORMATS_READ`, known by content. Pillow reads more, and one of them, PostScript, starts another
+program.
 
 Pixels:
 - 8 bits, RGB or grey: as Pillow's `convert("RGB")` has them; palettes, 1 bit, CMYK and YCbCr too, without colour
   profiles.
-- transparency (RGBA, LA, a transparent palette entry or colour): laid over white. Fully opaque images stay as they are.
+- transparency (RGBA, LA, a transparent palette entry or colour): composited over white; opaque images as they are.
 - 16 bits: scaled to 8 (65535 is white; 4095 in a TIFF of 12 bits).
 - floating point: 0 to 1 is scaled to 8 bits; other ranges, NaN and infinity are refused.
-- 32-bit integers: refused, since no format says which number is white.
-- an EXIF orientation is applied: the picture stands as a viewer shows it.
-- of several frames the first.
+- 32-bit integers: refused, since no format states the value of white.
+- an EXIF orientation is applied: the image is upright, as a viewer shows it.
+- of several frames the first is read.
 """
 
 from __future__ import annotations
@@ -24,18 +25,18 @@ import numpy as np
 from poem._util.files import printable
 from poem.streams.images import Unreadable
 
-READ = ("JPEG", "PNG", "BMP", "WEBP", "PPM", "TIFF", "GIF")
-"""What Pillow calls the formats that are opened."""
+FORMATS_READ = ("JPEG", "PNG", "BMP", "WEBP", "PPM", "TIFF", "GIF")
+"""Formats that are opened, by Pillow's names."""
 _ORIENTATION, _BITS, _PHOTOMETRIC = 0x0112, 258, 262
-_TURNS = {
+_EXIF_TRANSPOSE = {
     2: "FLIP_LEFT_RIGHT", 3: "ROTATE_180", 4: "FLIP_TOP_BOTTOM", 5: "TRANSPOSE", 6: "ROTATE_270", 7: "TRANSVERSE",
     8: "ROTATE_90",
 }  # fmt: skip
-"""What undoes each EXIF orientation."""
+"""Pillow's transpose operation that undoes each EXIF orientation."""
 
 
 def pillow() -> Any:
-    """PIL's Image module; the variable POEM_MAX_PIXELS sets its limit of pixels."""
+    """Import PIL's Image module; the environment variable POEM_MAX_PIXELS sets its limit of pixels."""
     try:
         from PIL import Image
     except ImportError as error:
@@ -48,33 +49,33 @@ def pillow() -> Any:
 
 
 def decode(data: bytes, where: str) -> Any:
-    """An image file as a PIL image of mode RGB; what cannot be read is an `Unreadable` that names it."""
+    """Decode an image file to a PIL image of mode RGB; one that cannot be read is an `Unreadable` that names it."""
     image_module, file, name = pillow(), BytesIO(data), printable(where)
     try:
-        with _opened(file, name) as opened:
+        with _open(file, name) as opened:
             opened.load()
-            turn = _turn(opened)
-            picture = _rgb(opened, name)
+            operation = _exif_operation(opened)
+            picture = _to_rgb(opened, name)
     except Unreadable:
         raise
-    except Exception as error:  # Pillow's plugins raise whatever a broken file makes them meet
+    except Exception as error:  # Pillow's plugins raise anything for a broken file
         last = printable(where.replace("\\", "/").rsplit("/", 1)[-1])
         reason = str(error).replace(repr(file), last) or type(error).__name__
         if isinstance(error, image_module.UnidentifiedImageError):
-            reason += f": none of the formats that are read, {', '.join(READ)}"
+            reason += f": none of the formats that are read, {', '.join(FORMATS_READ)}"
         raise Unreadable(f"{name}: {len(data)} bytes that are no whole image ({reason})") from error
-    return picture if turn is None else picture.transpose(getattr(image_module.Transpose, turn))
+    return picture if operation is None else picture.transpose(getattr(image_module.Transpose, operation))
 
 
-def size(data: bytes, where: str) -> tuple[int, int]:
-    """Width and height as stored, from an image file's head alone."""
-    with _opened(BytesIO(data), printable(where)) as opened:
+def image_size(data: bytes, where: str) -> tuple[int, int]:
+    """Width and height as stored, from an image file's header alone."""
+    with _open(BytesIO(data), printable(where)) as opened:
         found: tuple[int, int] = opened.size
     return found
 
 
 def check_pixels(wide: int, high: int, name: str, becomes: str = "") -> None:
-    """Raise where an image has more pixels than Pillow's limit, and so may fill the memory."""
+    """Raise if an image has more pixels than Pillow's limit: it might fill the memory."""
     most = pillow().MAX_IMAGE_PIXELS
     if most is not None and wide * high > most:
         raise Unreadable(
@@ -83,11 +84,11 @@ def check_pixels(wide: int, high: int, name: str, becomes: str = "") -> None:
         )
 
 
-def _opened(file: BytesIO, name: str) -> Any:
-    """An image that is identified and not too large, before its pixels are decoded."""
+def _open(file: BytesIO, name: str) -> Any:
+    """Open an image and check its format and size; its pixels are not decoded yet."""
     image_module = pillow()
     try:
-        opened = image_module.open(file, formats=READ)
+        opened = image_module.open(file, formats=FORMATS_READ)
     except (image_module.DecompressionBombError, image_module.DecompressionBombWarning) as error:
         raise Unreadable(
             f"{name}: more than {image_module.MAX_IMAGE_PIXELS} pixels ({error}); if you trust the file, set "
@@ -97,28 +98,28 @@ def _opened(file: BytesIO, name: str) -> Any:
     return opened
 
 
-def _turn(opened: Any) -> str | None:
-    """How to turn a loaded image upright; Pillow has turned TIFFs already and removed the tag."""
+def _exif_operation(opened: Any) -> str | None:
+    """The transpose operation that undoes the EXIF orientation, or None; Pillow applies that of TIFFs itself."""
     try:
-        return _TURNS.get(opened.getexif().get(_ORIENTATION))
-    except Exception:  # damaged EXIF, as the parser meets it; the pixels are whole
+        return _EXIF_TRANSPOSE.get(opened.getexif().get(_ORIENTATION))
+    except Exception:  # damaged EXIF; the pixels are complete
         return None
 
 
-def _rgb(opened: Any, name: str) -> Any:
-    """A loaded image of any mode as 8-bit RGB."""
+def _to_rgb(opened: Any, name: str) -> Any:
+    """Convert a loaded image of any mode to 8-bit RGB."""
     if opened.mode == "F" or opened.mode.startswith("I"):
-        return pillow().fromarray(_eight_bits(opened, name)).convert("RGB")
+        return pillow().fromarray(_to_eight_bits(opened, name)).convert("RGB")
     if opened.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in opened.info:
-        seen = opened.convert("RGBA")
-        if seen.getextrema()[3][0] < 255:
-            white = pillow().new("RGBA", seen.size, (255, 255, 255, 255))
-            return pillow().alpha_composite(white, seen).convert("RGB")
+        rgba = opened.convert("RGBA")
+        if rgba.getextrema()[3][0] < 255:
+            white = pillow().new("RGBA", rgba.size, (255, 255, 255, 255))
+            return pillow().alpha_composite(white, rgba).convert("RGB")
     return opened.convert("RGB")
 
 
-def _eight_bits(opened: Any, name: str) -> Any:
-    """Grey values of more than 8 bits, scaled so that white is 255."""
+def _to_eight_bits(opened: Any, name: str) -> Any:
+    """Scale grey values of more than 8 bits so that white is 255."""
     tags = getattr(opened, "tag_v2", {})
     values = np.asarray(opened)
     if opened.mode == "F":
@@ -132,9 +133,7 @@ def _eight_bits(opened: Any, name: str) -> Any:
             )
         white = 1.0
     elif opened.mode == "I" and opened.format == "TIFF":
-        raise Unreadable(
-            f"{name}: pixels of 32-bit integers, of which nobody can say which is white; save it with 8 or 16 bits"
-        )
+        raise Unreadable(f"{name}: pixels of 32-bit integers, without a value for white; save it with 8 or 16 bits")
     else:  # Pillow puts PGM of more than 8 bits, scaled to 16, and in some versions 16-bit PNG, into mode I
         bits = tags.get(_BITS, 16)
         white = 4095.0 if (bits[0] if isinstance(bits, tuple) else bits) == 12 else 65535.0

@@ -1,4 +1,4 @@
-"""From a file's bytes to pixels of the model's size: the one resize and crop of everything that reads images."""
+"""Resize and crop images to the model's size; everything that reads image files uses this."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from torch import Tensor
 from poem._util.files import printable
 from poem.streams.loading.decode import check_pixels, decode, pillow
 
-LARGEST = 8192
-"""Pixels a side; more would be a slip of the finger, and gigabytes for one image."""
+MAX_SIDE = 8192
+"""Largest `resize` or `crop` in pixels; more is likely a typing error, and would need gigabytes for one image."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prepare:
-    """How a decoded image becomes the model's size: short side to `resize`, then the centre `crop`, through PIL.
+    """Resize the short side to `resize`, then crop the centre to `crop`, by PIL.
 
-    Sizes and borders are rounded as torchvision's Resize and CenterCrop round them, so the pixels are the same.
+    Sizes and offsets are rounded as in torchvision's Resize and CenterCrop, so the pixels are the same.
     """
 
     resize: int | None = None
@@ -31,19 +31,19 @@ class Prepare:
         if self.interpolation not in ("bilinear", "bicubic"):
             raise ValueError(f"expected interpolation 'bilinear' or 'bicubic', got {self.interpolation!r}")
         for name, size in (("resize", self.resize), ("crop", self.crop)):
-            if size is not None and not 1 <= size <= LARGEST:
-                raise ValueError(f"expected sizes from 1 to {LARGEST} pixels, got {name} {size}")
+            if size is not None and not 1 <= size <= MAX_SIDE:
+                raise ValueError(f"expected sizes from 1 to {MAX_SIDE} pixels, got {name} {size}")
 
     def __str__(self) -> str:
         steps = [f"short side to {self.resize} ({self.interpolation})"] if self.resize else []
         return ", ".join(steps + ([f"centre {self.crop}"] if self.crop else [])) or "as stored"
 
     def __call__(self, data: bytes, where: str) -> Tensor:
-        """Decode a file to uint8 (3, H, W), by `loading/decode.py`; a broken one is an error that names it."""
-        return self.frame(decode(data, where), where)
+        """Decode a file and prepare it: uint8 (3, H, W); a broken file is an error with the name `where`."""
+        return self.resize_crop(decode(data, where), where)
 
-    def frame(self, picture: Any, where: str = "the image") -> Tensor:
-        """Resize and crop an RGB image of PIL's: uint8 (3, H, W)."""
+    def resize_crop(self, picture: Any, where: str = "the image") -> Tensor:
+        """Resize and crop a PIL image of mode RGB: uint8 (3, H, W)."""
         wide, high = picture.size
         short = min(wide, high)
         if self.resize and short != self.resize:
@@ -61,5 +61,5 @@ class Prepare:
         return torch.from_numpy(np.array(picture)).permute(2, 0, 1).contiguous()
 
 
-EVAL = Prepare(resize=256, crop=224)
-"""As the papers read ImageNet."""
+IMAGENET_EVAL = Prepare(resize=256, crop=224)
+"""The resize and crop with which the papers evaluate on ImageNet."""

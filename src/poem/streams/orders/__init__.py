@@ -1,8 +1,8 @@
-"""What comes when: orders are pure streams of indices, the same for every method, and know nothing about pixels.
+"""Orders: streams of indices, the same for every method, without pixels.
 
 An order is two choices: which domains are visited when, and with which resets (`single`, `continual`, `gradual`, ...),
-and how the data of one domain is arranged (`within=Shuffled()`, `Sorted()`, `Dirichlet(0.1)`, `LabelShift()`, ...).
-Chance comes from a generator keyed by (seed, scenario, corruption), never from the global ones.
+and how the images of one domain are arranged (`within=Shuffled()`, `Sorted()`, `Dirichlet(0.1)`, `LabelShift()`, ...).
+Random numbers come from a generator keyed by (seed, scenario, corruption), never from the global ones.
 
     order = continual(seed=0)
     for segment in order.over(data.labels):

@@ -1,6 +1,6 @@
-"""In which order does the data of one domain come? Words that answer, and nothing about pixels.
+"""Arrangements of the images within one domain: shuffled, sorted, correlated, imbalanced.
 
-Each is called with the labels, a generator made for this place in the stream, and the run's seed, and returns indices.
+Each is called with the labels, the generator of this visit, and the run's seed, and returns indices.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ from numpy.typing import NDArray
 Indices = NDArray[np.int64]
 
 PUBLISHED_IMBALANCES = (1, 1000, 2000, 3000, 4000, 5000, 500_000)
-"""The ratios of SAR's published index files, in the order their generator shuffled the classes."""
+"""The ratios of SAR's published index files, in the order in which their generator shuffled the classes."""
 DRAW_SEED = 2022
 """Seed of the label and image draws of `label_shift`, whatever the run's seed is."""
 
 
 def generator(seed: int, scenario: str, corruption: str, visit: int = 0) -> np.random.RandomState:
-    """The generator of one place in a stream: a stable hash of its name, so that nobody else's draws can move it.
+    """Make the generator of one visit, seeded by a hash of its name, so that no other random numbers influence it.
 
-    `visit` counts earlier visits to the same corruption. The kind of generator is the one whose numbers NumPy promises
-    never to change.
+    `visit` counts earlier visits to the same corruption. NumPy guarantees that the numbers of `RandomState` never
+    change.
     """
     name = json.dumps(["poem order", int(seed), scenario, corruption, int(visit)])
     return np.random.RandomState(np.frombuffer(hashlib.sha256(name.encode()).digest(), dtype="<u4"))
 
 
 class Within(Protocol):
-    """Arranges one domain."""
+    """Interface of an arrangement of one domain."""
 
     needs_labels: ClassVar[bool]
 
     def __call__(self, labels: Indices, rng: np.random.RandomState, seed: int) -> Indices:
-        """Indices into `labels`, in the order of arrival."""
+        """Return indices into `labels`, in order of arrival."""
         ...
 
     def count(self, images: int, classes: int) -> int:
-        """How many indices come of a domain of this size."""
+        """Number of indices for a domain of this size."""
         ...
 
 
@@ -54,13 +54,13 @@ class _Permutation:
     needs_labels: ClassVar[bool] = False
 
     def count(self, images: int, classes: int) -> int:
-        """Every image once."""
+        """The number of images: every one comes once."""
         return images
 
 
 @dataclass(frozen=True)
 class InOrder(_Permutation):
-    """As the files come (Tent and CoTTA on CIFAR-C)."""
+    """In the order of the files (Tent and CoTTA on CIFAR-C)."""
 
     def __call__(self, labels: Indices, rng: np.random.RandomState, seed: int) -> Indices:
         """Return 0, 1, 2, ..."""
@@ -95,7 +95,7 @@ class Sorted(_Permutation):
 class Dirichlet(_Permutation):
     """Labels correlated in time: each class spreads over `chunks` by Dirichlet(`delta`), and chunk follows chunk.
 
-    Chunks that already hold their share (images / chunks) take nothing more of later classes. Inside a chunk the
+    Chunks that already hold their share (images / chunks) get nothing more of later classes. Inside a chunk the
     classes come in random order. The whole draw is repeated until every chunk has `minimum` images, at most `tries`
     times. `chunks=None`: as many as there are classes. A small `delta` means strong correlation.
 
@@ -117,7 +117,7 @@ class Dirichlet(_Permutation):
 
     def __call__(self, labels: Indices, rng: np.random.RandomState, seed: int) -> Indices:
         """Return the chunks one after another."""
-        members = by_class(labels)
+        members = indices_by_class(labels)
         chunks = self.chunks or len(members)
         if chunks * self.minimum > len(labels):
             raise ValueError(
@@ -142,7 +142,7 @@ class Dirichlet(_Permutation):
             for k, size in enumerate(sizes):
                 parts = rng.dirichlet(np.full(chunks, self.delta)) * (held < share)
                 total = parts.sum()
-                if not total > 0:  # also where every draw was too small for a float
+                if not total > 0:  # also if every draw underflowed
                     parts, total = np.zeros(chunks), 1.0
                     parts[rng.choice(np.flatnonzero(held < share))] = 1.0
                 cuts = (np.cumsum(parts / total) * size).astype(np.int64)
@@ -171,7 +171,7 @@ class LabelShift:
         return label_shift(labels, imbalance=self.imbalance, length=self.length, seed=seed)
 
     def count(self, images: int, classes: int) -> int:
-        """The stated length, or 100 a class."""
+        """`length`, or 100 per class."""
         return 100 * classes if self.length is None else self.length
 
 
@@ -183,22 +183,22 @@ def label_shift(
     At each time one class is `imbalance` times as likely as any other; the dominant class changes every
     `length / classes` samples. Images are drawn with replacement, so some repeat and some never come. With 1000 classes
     of 50 images, length 100,000 and seeds 2022, 2023 (SAR) or 2024, 2025 (DeYO) the published files come out bit for
-    bit: a published imbalance takes the place it had among their shuffles, any other takes the first.
+    bit: a published imbalance uses the shuffle at its position in their generator, any other uses the first.
 
     Args:
         labels: Class of every image; classes rank by value, images of a class by position.
         imbalance: Ratio of the dominant class's probability to another's; 1 is uniform, 500,000 the papers' infinity.
-        length: Samples in the stream; by default 100 a class.
+        length: Number of samples in the stream; by default 100 per class.
         seed: Seed of the class order. Labels and images are always drawn with seed 2022.
     """
-    members = by_class(np.asarray(labels))
+    members = indices_by_class(np.asarray(labels))
     classes = len(members)
     length = 100 * classes if length is None else length
     if not imbalance >= 1 or not np.isfinite(imbalance) or length < 1:
         raise ValueError(f"expected a finite imbalance >= 1 and a length >= 1, got {imbalance} and {length}")
     shuffler, order = random.Random(seed), list(range(classes))
-    place = PUBLISHED_IMBALANCES.index(int(imbalance)) if imbalance in PUBLISHED_IMBALANCES else 0
-    for _ in range(place + 1):
+    position = PUBLISHED_IMBALANCES.index(int(imbalance)) if imbalance in PUBLISHED_IMBALANCES else 0
+    for _ in range(position + 1):
         order = list(range(classes))
         shuffler.shuffle(order)
 
@@ -223,7 +223,7 @@ def label_shift(
     return indices
 
 
-def by_class(labels: Indices) -> list[Indices]:
+def indices_by_class(labels: Indices) -> list[Indices]:
     """Positions of each class's images, classes ascending."""
     labels = np.asarray(labels)
     if labels.ndim != 1 or len(labels) == 0 or not np.issubdtype(labels.dtype, np.integer):

@@ -1,0 +1,130 @@
+"""All ways to run the engine faster, behind the one interface that the engine knows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from poem.accelerate import batch_norm, selected_rows
+from poem.accelerate.branch_backward import BranchBackward
+from poem.accelerate.prefix_cache import PrefixCache
+from poem.accelerate.weight_casts import WeightCasts, channels_last
+from poem.engine.acceleration import Acceleration
+from poem.engine.loop import BatchLoop
+from poem.engine.network import Network
+from poem.engine.norm_layers import ForwardContext, PatchedNorm
+from poem.engine.parameter_groups import Swap
+from poem.parts.base import Outputs
+
+if TYPE_CHECKING:
+    from poem.accelerate.compiled import CompiledPasses
+
+
+class Accelerated(Acceleration):
+    """Caches early layers, casts frozen weights once, fuses batch norm, shortens backward passes, compiles passes.
+
+    Args:
+        half: Compute in bfloat16: frozen weights are cast once per batch, images and convolutions are channels last.
+        compile: Run forward passes as compiled functions.
+    """
+
+    def __init__(self, *, half: bool = False, compile: bool = False) -> None:
+        self._half, self._compile = half, compile
+
+    def attach(self, network: Network) -> None:
+        """Build each of them over the network's twin."""
+        adapted = {id(parameter) for group in network.groups for parameter in group.own}
+        holders = {module for group in network.groups for places in group.places for module, _ in places}
+        self.network = network
+        self.weight_casts = WeightCasts(network.modules, adapted, torch.bfloat16) if self._half else None
+        self.prefix_cache = PrefixCache(network.modules, holders, network.twin.hooked)
+        self.branch_backward = BranchBackward(network.frozen_beyond_split(), network.is_doubled)
+        self.compiled: CompiledPasses | None = None
+        if self._compile:
+            from poem.accelerate.compiled import CompiledPasses  # what it imports takes a while
+
+            self.compiled = CompiledPasses(network, self.prefix_cache.once)
+        self.independent: bool | None = None  # whether samples get the same logits alone; None before it was tried
+
+    def patch(self) -> None:
+        """Replace the forwards of layers beyond the split and of cached layers."""
+        self.branch_backward.patch()
+        self.prefix_cache.patch()
+
+    def reset(self) -> None:
+        """Try the branch's half and single samples again, and find the early layers again."""
+        self.independent = self.branch_backward.right = None
+        self.prefix_cache.forget()
+
+    def model_changed(self) -> None:
+        """Find the early layers again."""
+        self.prefix_cache.forget()
+
+    def release(self) -> None:
+        """Free the cast weights and the compiled passes."""
+        if self.weight_casts is not None:
+            self.weight_casts.forget()
+        if self.compiled is not None:
+            self.compiled.forget()
+
+    def refresh(self) -> None:
+        """Cast the frozen weights as they are now."""
+        self.branch_backward.half_only = False
+        if self.weight_casts is not None:
+            self.weight_casts.refresh()
+
+    def hold(self, images: Tensor | None) -> None:
+        """Cache outputs of early layers for these images."""
+        self.prefix_cache.hold(images)
+
+    def once(self, key: object, images: Tensor, compute: Callable[[], Any]) -> Any:
+        """From the cache, where these are the images that are held."""
+        return self.prefix_cache.once(key, images, compute)
+
+    def forward_pass(self, images: Tensor, *, cacheable: bool) -> AbstractContextManager[None]:
+        """Inside, early layers answer from the cache."""
+        return self.prefix_cache.passing(images, plain=cacheable)
+
+    def layout(self, images: Tensor) -> Tensor:
+        """Channels last, with cast weights."""
+        return images if self.weight_casts is None else channels_last(images)
+
+    @property
+    def swaps(self) -> list[Swap]:
+        """The cast weights."""
+        return [] if self.weight_casts is None else self.weight_casts.swaps
+
+    def heads(
+        self, images: Tensor, theta: Tensor | None, branch: Tensor | None, context: ForwardContext
+    ) -> tuple[Tensor, ...] | None:
+        """A compiled pass, unless the user has hooks, which it would not call."""
+        if self.compiled is None or self.network.hooked:
+            return None
+        return self.compiled.heads(images, theta, branch, context)
+
+    def mark_split(self, x: Tensor) -> Tensor:
+        """A marker in the traced pass, to cut it there."""
+        return x if self.compiled is None else self.compiled.mark(x)
+
+    def batch_norm(self, norm: PatchedNorm, x: Tensor, context: ForwardContext, groups: int) -> Tensor | None:
+        """By Triton kernels, where they take the layer."""
+        return batch_norm.fused(norm, x, context, groups)
+
+    def branch_gradient(self, ask: Callable[[], Tensor], tolerance: float) -> Tensor:
+        """Through the branch's half of the doubled batch alone, where that was found right."""
+        return self.branch_backward.gradient(ask, tolerance)
+
+    def selected_rows(
+        self, loop: BatchLoop, outputs: Outputs, mask: Tensor, weights: Tensor
+    ) -> tuple[Outputs, Tensor, Tensor]:
+        """On a CPU, the selected rows alone where they are few and samples do not depend on each other."""
+        return selected_rows.selected_rows(self, loop, outputs, mask, weights)
+
+    @property
+    def key(self) -> object:
+        """Compiled passes fuse, and so round, differently."""
+        return self._half, self.compiled is not None

@@ -1,0 +1,117 @@
+"""`poem report`: which suites it finds in a folder, and what it shows of them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fixture_reports import cell, kept, report
+
+from poem.bench.store import Store
+from poem.cli.main import main
+from poem.report.select_suites import select_suites
+
+pytest.importorskip("matplotlib")
+pytest.importorskip("jinja2")
+
+
+def test_report_finds_the_suites_by_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from poem.bench.suites import load
+
+    fig = load("fig6b", "tiny", limit=64)
+    folder = kept(tmp_path, *(report(each, 60.0 + at / 10) for at, each in enumerate(fig.cells[:8])))
+    (folder / "cells" / "stray.json").write_text("{", encoding="utf-8")
+    assert [each.name for each in select_suites(fig.cells[:1], names=["fig6b"])] == ["fig6b"]
+    assert main(["report", str(folder), "--out", str(tmp_path / "out")]) == 0
+    out = capsys.readouterr().out
+    assert "report.html" in out
+    assert "stray.json is not a result" in out
+    text = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
+    assert "Figure 6b" in text
+    assert "8 of 44 cells are there" in text
+    assert "Figure 1a" not in text
+
+
+def test_report_shows_whole_suites_and_not_parts_of_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from poem.bench.suites import load
+
+    made = load("table11", "tiny", limit=128)
+    folder = kept(tmp_path, *(report(each) for each in made.cells))
+    assert len(select_suites(made.cells[:1])) >= 1, "a part of one, where none is whole"
+    assert main(["report", str(folder)]) == 0
+    titles = re.findall(r"^## (.*)$", (folder / "report.md").read_text(encoding="utf-8"), re.M)
+    assert titles == ["Contents", made.title]
+    assert "left out" not in capsys.readouterr().out
+    kept(folder, report(load("fig6b", "tiny", limit=128).cells[0]))
+    assert main(["report", str(folder)]) == 0
+    assert f"left out: 1 of {len(made.cells) + 1} cells, of other suites or settings" in capsys.readouterr().out
+    assert main(["report", str(folder), "--limit", "64"]) == 2
+    assert f"Images of each shift here: 128 ({len(made.cells) + 1} cells)" in capsys.readouterr().err
+
+
+def test_report_shows_a_folder_as_it_was_asked_for(tmp_path: Path) -> None:
+    from poem.bench.suites import load
+
+    store = Store(tmp_path)
+
+    def shown_suites() -> list[tuple[str, str, tuple[str, ...]]]:
+        there = [each.cell for each in store.results()]
+        return [(each.name, each.scale, each.altered) for each in select_suites(there, requests=store.requests())]
+
+    def measured(name: str, scale: str, **settings: Any) -> None:
+        store.save_request([name], scale, {"seeds": None, "changes": {}, **settings})
+        for each in load(name, scale, **settings).cells:
+            store.save(report(each))
+
+    measured("table3", "tiny", methods=["tent"], limit=64)
+    assert shown_suites() == [("table3", "tiny", ("methods tent", "limit 64"))]
+    measured("table1", "cifar10", methods=["tent"], corruptions=["fog"])
+    assert [each[:2] for each in shown_suites()] == [("table1", "cifar10"), ("table3", "tiny")], "in order of print"
+    measured("table3", "tiny", methods=["sar"], limit=64)
+    assert shown_suites()[1][2] == ("methods sar", "limit 64"), "of two that are as full, the latest"
+    measured("table3", "tiny")
+    assert shown_suites()[1][2] == (), "most cells are of the suite as it is"
+    store.save_request(["table2"], "tiny", {})
+    assert len(shown_suites()) == 2, "nothing of it is there"
+    there = [each.cell for each in store.results()]
+    (cut,) = select_suites(there, scale="tiny", settings={"limit": 64, "methods": ["sar"]}, requests=store.requests())
+    assert cut.altered == ("methods sar", "limit 64"), "flags come first"
+
+
+def test_report_passes_over_suites_that_flags_leave_nothing_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from poem.bench.suites import load
+
+    fig = load("fig6b", "tiny", corruptions=["snow"])
+    folder = kept(tmp_path, *(report(each) for each in fig.cells))
+    assert main(["report", str(folder), "--corruptions", "snow", "--methods", "poem"]) == 0, "table 9 has no snow"
+    assert "Figure 6b" in (folder / "report.md").read_text(encoding="utf-8")
+    capsys.readouterr()
+    assert main(["report", str(folder), "--corruptions", "snow", "--suites", "table9"]) == 2
+    assert "suite table9: no cell is left" in capsys.readouterr().err
+
+
+def test_report_reads_chosen_rates_as_poem_choose_writes_them(tmp_path: Path) -> None:
+    from poem.bench.analysis.choose_lr import save
+    from poem.bench.suites import load
+
+    chosen = {"digits-bn": {"tent": 0.02}}
+    save(chosen, tmp_path / "chosen.yaml")
+    made = load("table1", "tiny", chosen=chosen)
+    mine = [each for each in made.cells if each.lr == 0.02]
+    assert mine
+    folder = kept(tmp_path / "out", *(report(each) for each in mine))
+    words = ["report", str(folder), "--suites", "table1", "--chosen", str(tmp_path / "chosen.yaml")]
+    assert main(words) == 0
+    assert f"{len(mine)} of" in (folder / "report.md").read_text(encoding="utf-8")
+
+
+def test_report_of_something_else_says_what_to_type(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", str(tmp_path)]) == 2
+    assert "poem reproduce table1" in capsys.readouterr().err
+    kept(tmp_path, report(cell("tent", "fog", seed=77)))
+    assert main(["report", str(tmp_path), "--suites", "table1"]) == 2
+    assert "--seeds" in capsys.readouterr().err

@@ -1,0 +1,188 @@
+"""Every method agrees with a straight-line reference that shares no code with the library, batch after batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from adapters import adapt, on_device
+from nets import make_net
+from oracles import METHODS, adam, outcomes, sar_coasting, sgd
+from torch import Generator, Tensor
+
+import poem
+from poem.parts import (
+    SAM,
+    SGD,
+    Adam,
+    AdaptBranch,
+    Consistency,
+    Entropy,
+    EntropyBelow,
+    EveryCalls,
+    FisherAnchor,
+    LossAverageBelow,
+    MeanTeacher,
+    MemoryBank,
+    NotRedundant,
+    PLPDAbove,
+    Robust,
+    SlowTeacher,
+    SoftLikelihoodRatio,
+    StochasticRestore,
+)
+
+pytestmark = pytest.mark.usefixtures("as_asked")
+NETS = ("bn", "gn", "ln")
+# Under these, selections of random images are neither empty nor full, sets change within a batch, and resets happen.
+LR = {"bn": 0.05, "gn": 0.02, "ln": 0.002}
+SHARPNESS = {"bn": 10.0, "gn": 6.0, "ln": 9.0}
+PLPD = {"bn": 0.2, "gn": 0.1, "ln": 0.0}
+REDUNDANCY = {"bn": 0.75, "gn": 0.98, "ln": 0.99}
+LOSS_FLOOR = {"bn": 0.5, "gn": 0.65, "ln": 0.82}
+COAST = {
+    "bn": (1.5, 0.5),
+    "gn": (0.05, 0.65),
+    "ln": (2.0, 0.41),
+}  # radius and loss floor: some sample is no longer selected after the perturbation
+OFFICIAL_FLOOR = {"bn": 1.6, "gn": 1.7, "ln": 1.5}
+
+
+def images(count: int, seed: int) -> Tensor:
+    """Coloured quarters under noise of random strength, in [0, 1]."""
+    rng = torch.Generator().manual_seed(seed)
+    colour = torch.rand(count, 3, 1, 1, generator=rng, dtype=torch.float64)
+    strength = torch.rand(count, 1, 1, 1, generator=rng, dtype=torch.float64)
+    noise = torch.rand(count, 3, 16, 16, generator=rng, dtype=torch.float64)
+    quarters = (torch.rand(count, 3, 2, 2, generator=rng, dtype=torch.float64) > 0.5).double()
+    quarters = quarters.repeat_interleave(8, dim=2).repeat_interleave(8, dim=3)
+    return (1 - strength) * (0.5 * colour + 0.5 * quarters) + strength * noise
+
+
+def augment(x: Tensor, rng: Generator) -> Tensor:
+    bright = 0.8 + 0.4 * torch.rand(1, generator=rng).to(x)
+    noise = torch.rand(x.shape, generator=rng).to(x) - 0.5
+    flip = bool(torch.rand(1, generator=rng) < 0.5)
+    y = (bright * x + 0.1 * noise).clamp(0, 1)
+    return y.flip(3) if flip else y
+
+
+def views(image: Tensor, rng: Generator) -> Tensor:
+    return torch.cat([augment(image, rng) for _ in range(8)])
+
+
+def settings(method: str, kind: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The same unusual settings in the reference's words and in ours."""
+    base = method.removesuffix("*").split("+")[0]
+    theirs: dict[str, Any] = {}
+    ours: dict[str, Any] = {}
+    if base in ("eta", "eata", "rdumb"):
+        theirs["redundancy"] = REDUNDANCY[kind]
+        ours["select"] = EntropyBelow(0.4) & NotRedundant(REDUNDANCY[kind])
+    if base == "sar":
+        theirs["loss_floor"] = LOSS_FLOOR[kind]
+        ours["recover"] = LossAverageBelow(LOSS_FLOOR[kind])
+    if base == "poem-official":
+        theirs |= {"redundancy": REDUNDANCY[kind], "plpd": PLPD[kind], "loss_floor": OFFICIAL_FLOOR[kind]}
+        ours["select"] = EntropyBelow(0.4) & PLPDAbove(PLPD[kind]) & NotRedundant(REDUNDANCY[kind])
+        ours["recover"] = LossAverageBelow(OFFICIAL_FLOOR[kind], of="first")
+    if base in ("deyo", "poem-official-v2"):
+        theirs["plpd"] = PLPD[kind]
+        first = EntropyBelow(0.5) if base == "deyo" else EntropyBelow(0.4, first=0.5)
+        ours["select"] = first & PLPDAbove(PLPD[kind])
+    if base == "eata":
+        theirs["fisher_weight"] = 20.0
+        ours["minimise"] = Entropy() + FisherAnchor(20.0)
+    if base == "rdumb":
+        theirs["reset_every"] = 4
+        ours["recover"] = EveryCalls(4)
+    if base == "cotta":
+        theirs |= {"p_th": 0.9, "copies": 4, "restore": 0.05, "teacher_memory": 0.9}
+        ours["teacher"] = MeanTeacher(momentum=0.9, copies=4, unsure=0.9, augment=augment)
+        ours["recover"] = StochasticRestore(0.05)
+    if base == "roid":
+        ours["minimise"] = SoftLikelihoodRatio() + Consistency(augment)
+    if base == "memo":
+        ours["views"] = views
+    if base == "rotta":
+        theirs |= {"capacity": 16, "every": 24, "alpha": 0.2, "nu": 0.1}
+        ours["views"] = MemoryBank(capacity=16, every=24, augment=augment)
+        ours |= {"statistics": Robust(0.2), "teacher": SlowTeacher(0.9)}
+    return theirs, ours
+
+
+@pytest.mark.parametrize("kind", NETS)
+@pytest.mark.parametrize("method", METHODS)
+def test_every_batch_agrees_with_the_reference(method: str, kind: str) -> None:
+    net = make_net(kind, sharpness=SHARPNESS[kind]).double()
+    batches, source = list(images(72, seed=1).split(12)), list(images(24, seed=2).split(12))
+    lr = LR[kind] / 10 if method.startswith("roid") else LR[kind]
+    theirs, ours = settings(method, kind)
+    expected = outcomes(method, net, batches, lr=lr, source=source, augment=augment, views=views, **theirs)
+    data = source if method.startswith("eata") else None
+    adapter = adapt(on_device(net), method, lr=lr, mean=(0, 0, 0), std=(1, 1, 1), source_data=data, **ours)
+    learns = poem.recipe(method).learns
+    for index, (batch, outcome) in enumerate(zip(batches, expected, strict=True)):
+        got = adapter(on_device(batch)).cpu()
+        assert got.dtype == torch.float64
+        far = float((got - outcome.answer).abs().max())
+        assert far < 1e-5, f"batch {index} differs by {far:.3g}"
+        if learns and not method.startswith(("memo", "rotta")):
+            assert torch.equal(adapter.last.selected.cpu(), outcome.selected)
+            assert adapter.last.reset == outcome.reset
+    assert (adapter.totals.taught > 0) == learns
+    if learns and not method.startswith("memo"):  # the reference counts updates by the batch, the library by the image
+        assert adapter.totals.updates == sum(len(outcome.updates) for outcome in expected)
+
+
+def test_every_method_has_a_reference() -> None:
+    assert set(METHODS) == set(poem.methods())
+
+
+def test_the_settings_exercise_what_they_should() -> None:
+    """Second rounds, newly reliable samples and resets all occur, so that agreement is not empty."""
+    for kind in NETS:
+        for method in ("poem", "deyo+poem", "eata+poem", "sar+poem-i", "poem-official"):
+            net = make_net(kind, sharpness=SHARPNESS[kind]).double()
+            adapter = adapt(on_device(net), method, lr=LR[kind], **settings(method, kind)[1])
+            for batch in images(72, seed=1).split(12):
+                adapter(on_device(batch))
+            assert adapter.totals.updates > adapter.totals.batches - adapter.totals.skips, (kind, method)
+            assert adapter.totals.newly_reliable + adapter.totals.no_longer_reliable > 0, (kind, method)
+    assert AdaptBranch() == poem.recipe("poem").branch
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 6, 7])
+@pytest.mark.parametrize("kind", NETS)
+def test_lame_agrees_with_the_reference_on_small_batches(kind: str, size: int) -> None:
+    net = make_net(kind, sharpness=SHARPNESS[kind]).double()
+    batches = list(images(6 * size, seed=3).split(size))
+    adapter = adapt(on_device(net), "lame")
+    for batch, outcome in zip(batches, outcomes("lame", net, batches, lr=0.0), strict=True):
+        torch.testing.assert_close(adapter(on_device(batch)).cpu(), outcome.answer, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("kind", NETS)
+def test_sar_with_momentum_coast_agrees_with_the_reference_on_single_images(kind: str, optimizer: str) -> None:
+    """The reference skips nothing: without selected samples it differentiates the mean over none and steps."""
+    net = make_net(kind, sharpness=SHARPNESS[kind]).double()
+    batches, (rho, floor) = list(images(40, seed=1).split(1)), COAST[kind]
+    lr = LR[kind] / 10 if optimizer == "adam" else LR[kind]
+    chosen = adam if optimizer == "adam" else sgd
+    expected = list(sar_coasting(net, batches, lr=lr, rho=rho, loss_floor=floor, optimizer=chosen))
+    step = SAM(rho, Adam() if optimizer == "adam" else SGD(), momentum_coast=True)
+    adapter = adapt(on_device(net), "sar", lr=lr, step=step, recover=LossAverageBelow(floor))
+    still = adapt(on_device(net), "sar", lr=lr, step=SAM(rho, step.base), recover=LossAverageBelow(floor))
+    apart = 0.0
+    for index, (batch, outcome) in enumerate(zip(batches, expected, strict=True)):
+        far = float((adapter(on_device(batch)).cpu() - outcome.answer).abs().max())
+        assert far < 1e-7, f"image {index} differs by {far:.3g}"
+        assert adapter.last.reset == outcome.reset
+        apart = max(apart, float((still(on_device(batch)).cpu() - outcome.answer).abs().max()))
+    assert apart > 1e-3, "without the switch the answers are others"
+    assert adapter.totals.updates == sum(len(outcome.updates) for outcome in expected) > 3
+    assert any(not outcome.selected.any() for outcome in expected[5:]), "nothing was selected, after updates"
+    lost = [outcome for outcome in expected if outcome.selected.any() and not outcome.updates]
+    assert lost, "no sample stayed selected after the perturbation"

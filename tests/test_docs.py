@@ -1,0 +1,424 @@
+"""README and docs agree with the code: blocks run, tables and numbers match, names exist, links have targets."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+import runpy
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import toys
+from anatomies import TABLE
+from nets import make_net
+
+import poem
+from poem.bench.suites import load
+from poem.cli.list import SUFFIX_LINES, names_of
+from poem.cli.main import main
+from poem.parts import SGD, Everything, NormAffine, Nothing
+from poem.parts.objective import Total
+from poem.parts.selection import Both
+from poem.parts.weighting import Sum
+from poem.recipes.methods import HOSTS, METHODS, SUFFIXES, describe
+from poem.recipes.text import parse
+from poem.report.demo import DemoRow, sentences
+from poem.streams.shift import VERSIONS
+
+ROOT = Path(__file__).parent.parent
+DOCS = sorted(page for page in (ROOT / "docs").rglob("*.md") if "_build" not in page.parts)
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_python_blocks_of_a_page_run_one_after_the_other(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    names: dict[str, Any] = {}
+    blocks = re.findall(r"```python\n(.*?)```(?:\n+```output\n(.*?)```)?", page.read_text(), flags=re.DOTALL)
+    for block, expected in blocks:
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            exec(compile(block, str(page), "exec", dont_inherit=True), names)
+        assert not expected or printed.getvalue() == expected, f"{page.name} shows another output than its block prints"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links_to_files_have_targets(page: Path) -> None:
+    prose = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)#]+)", prose):
+        if "://" not in target:
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)
+def test_examples_run(example: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(example), run_name="__main__")
+    assert capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_the_pages_build_without_a_warning(tmp_path: Path) -> None:
+    pytest.importorskip("sphinx")
+    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", str(ROOT / "docs")]
+    done = subprocess.run([*command, str(tmp_path)], capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "index.html").is_file()
+
+
+def test_the_notebook_runs_and_holds_no_output() -> None:
+    book = json.loads((ROOT / "examples" / "tour.ipynb").read_text())
+    names: dict[str, Any] = {}
+    for cell in book["cells"]:
+        assert not cell.get("outputs"), "a notebook is committed without what it printed"
+        if cell["cell_type"] == "code":
+            with contextlib.redirect_stdout(io.StringIO()):
+                exec(compile("".join(cell["source"]), "tour.ipynb", "exec", dont_inherit=True), names)
+    assert "table" in names
+
+
+def test_the_first_block_of_the_readme_prints_the_accuracies_that_it_states() -> None:
+    readme = _read("README.md")
+    block = re.findall(r"```python\n(.*?)```", readme, flags=re.DOTALL)[0]
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(compile(block, "README.md", "exec", dont_inherit=True), {})
+    (stated,) = re.findall(r"It prints `source (\d+)%, poem (\d+)%`", readme)
+    ran = re.findall(r"source (\d+)%, poem (\d+)%", printed.getvalue())
+    assert len(ran) == 1
+    for number, expected in zip(ran[0], stated, strict=True):
+        assert abs(int(number) - int(expected)) <= 2, "another processor may round otherwise"
+
+
+def test_the_readme_shows_the_demo_s_numbers() -> None:
+    held = json.loads((ROOT / "results" / "demo.json").read_text())
+    readme = _read("README.md")
+    for row in held["rows"]:
+        assert f"{row['accuracy']:.1f} ({row['gain']:+5.1f})" in readme, row
+
+
+def test_the_readme_says_where_the_demo_loses() -> None:
+    held = {(row["method"], row["network"]): row for row in json.loads(_read("results/demo.json"))["rows"]}
+    names = [item.name for item in fields(DemoRow)]
+    found = {at: DemoRow(**{name: row[name] for name in names}) for at, row in held.items()}
+    readme = " ".join(_read("README.md").split())
+    for sentence in sentences(load("demo"), found):
+        assert sentence in readme
+
+
+def test_the_suite_on_the_page_of_benchmarks_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    monkeypatch.chdir(tmp_path)
+    blocks = re.search(r"```yaml\n(name: mine\n.*?)```\n\n```console\n(.*?)```", _read("docs/benchmarks.md"), re.DOTALL)
+    assert blocks is not None
+    Path("mine.yaml").write_text(blocks[1])
+    first, second = (line.removeprefix("$ poem ").split() for line in blocks[2].splitlines())
+    assert main([*first, "--engine", "inline"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].endswith("; poem report mine makes a page of them")
+    Path("mine.yaml").unlink()
+    assert main(second) == 0
+    page = Path("mine/report.md").read_text()
+    assert "## Tent, and Tent on samples that are sure because of shape" in page
+    rows = dict(re.findall(r"^\| (Tent|Tent by shape) \| \**([\d.]+)\** \| none", page, re.M))
+    assert len(rows) == 2
+    assert "select = EntropyBelow(0.4) &amp; PLPDAbove(0.1)" in page
+
+
+NETWORKS = ("batch norm", "group norm", "layer norm")
+PLAIN_FIELDS = ("parameters", "statistics", "lr", "readout")
+"""Fields of a recipe that the README's table describes in prose, or not at all."""
+
+
+def method_rows() -> dict[str, tuple[str, str, str]]:
+    """Paper, recipe and result of each method in the README's table."""
+    table = _read("README.md").partition("| method | paper | recipe | BN/GN/ViT |\n")[2].partition("\n\n")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table.splitlines()[1:]]
+    return {name.strip("`"): (paper, recipe, result) for name, paper, recipe, result in rows}
+
+
+def leaves(part: Any) -> set[Any]:
+    """The parts that a part combines, where it is a sum or a chain."""
+    if isinstance(part, Both | Sum | Total):
+        return leaves(part.first) | leaves(part.second)
+    return {part}
+
+
+def choices(recipe: poem.Recipe) -> set[Any]:
+    """The parts of a recipe that differ from Tent's, except for plain gradient descent."""
+    plain = poem.Recipe()
+    found = {plain.readout.correct, recipe.readout.correct} - {plain.readout.correct}
+    for item in fields(recipe):
+        value = getattr(recipe, item.name)
+        if item.name not in PLAIN_FIELDS and value is not None and type(value) is not SGD:
+            found |= leaves(value) - leaves(getattr(plain, item.name))
+    return found
+
+
+def test_the_table_of_methods_has_every_base_in_order() -> None:
+    assert list(method_rows()) == list(METHODS)
+    assert set(method_rows()) <= set(poem.methods())
+
+
+@pytest.mark.parametrize("name", list(METHODS))
+def test_the_table_of_methods_has_the_parts_of_each_recipe(name: str) -> None:
+    stated, recipe = method_rows()[name][1], poem.recipe(name)
+    quoted = re.findall(r"`([^`]+)`", stated)
+    named = {leaf for text in quoted if text not in METHODS for leaf in leaves(parse(text))}
+    inherited = {leaf for text in quoted if text in METHODS for leaf in choices(poem.recipe(text))}
+    assert named <= choices(recipe) | leaves(recipe.minimise), "every part in the table is in the recipe"
+    assert choices(recipe) <= named | inherited, "every part of the recipe is in the table"
+    adapted = "no updates" if isinstance(recipe.parameters, Nothing) else ""
+    adapted = "all parameters" if isinstance(recipe.parameters, Everything) else adapted
+    assert [each for each in ("no updates", "all parameters") if each in stated] == [adapted] * bool(adapted)
+    top = recipe.parameters == NormAffine("excluded")
+    assert ("without the top" in stated or "`poem`" in stated) == top
+
+
+@pytest.mark.parametrize("name", list(METHODS))
+def test_the_table_of_methods_names_the_paper(name: str) -> None:
+    stated = describe(name).partition("Paper: ")[2].partition("Reference code:")[0]
+    paper = method_rows()[name][0]
+    assert (paper == "-") == stated.startswith("none")
+    assert set(re.findall(r"\w+", paper)) <= set(re.findall(r"\w+", stated))
+
+
+def test_the_table_of_methods_has_the_demo_s_results() -> None:
+    held = json.loads((ROOT / "results" / "demo.json").read_text())
+    mean = {(row["method"], row["network"]): row["accuracy"] for row in held["rows"]}
+    label = {placed.cell.method: placed.row for placed in load("demo").placed}
+    for name, (_, _, result) in method_rows().items():
+        ran = name in label
+        expected = "/".join(f"{mean[label[name], each]:.1f}" for each in NETWORKS) if ran else "-"
+        assert result == expected, name
+
+
+def test_the_readme_shows_the_trained_networks_accuracies() -> None:
+    held = json.loads((ROOT / "results" / "sources" / "cifar10.json").read_text())
+    for name, record in held.items():
+        assert f"{record['accuracy']:.2f} %" in _read("README.md"), name
+
+
+def test_the_page_of_streams_shows_how_near_drawn_frost_is_to_the_photographs() -> None:
+    held = json.loads((ROOT / "results" / "streams" / "frost.json").read_text())
+    page = _read("docs/streams.md").replace("\n", " ")
+    assert held["textures"] == f"generated-{VERSIONS['frost']}"
+    assert sorted(row["size"] for row in held["rows"]) == [32, 64, 224]
+    assert max(abs(ratio - 1) for row in held["rows"] for ratio in row["change"]) <= 0.01
+    assert "within 1 % of the photographs' at every severity" in page
+    for kind, text in (("drawn", "gets {} and {} % of 500"), ("photographs", "with the photographs {} and {} %")):
+        *first, last = held["accuracy"][kind]
+        assert text.format(", ".join(map(str, first)), last) in page
+
+
+def _speed(name: str) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = json.loads((ROOT / "results" / "speed" / name).read_text())["rows"]
+    return rows
+
+
+def test_the_page_of_speed_shows_measured_rows() -> None:
+    page, shown = _read("docs/speed.md"), 0
+    for part in re.split(r"(?=`results/speed/h200_\w+\.json`\):)", page)[1:]:
+        name = re.match(r"`results/speed/(\w+\.json)`", part)
+        assert name is not None
+        header: list[str] = []
+        for cells in re.findall(r"^\| (\w.*) \|$", part, re.M):
+            values = cells.split(" | ")
+            header = values if values[0] == "network" else header
+            if header is values:
+                continue
+            stated = dict(zip(header, values, strict=True))
+            (row,) = [
+                row for row in _speed(name[1])
+                if stated["network"] == row["net"] and stated["batch"] == str(row["batch"])
+                and stated["method"] == row["method"] and stated["mode"] == row["mode"]
+                and stated.get("teach", f"{row['select']} %") == f"{row['select']} %"
+            ]  # fmt: skip
+            ratio, share = row.get("ratio_to_source"), row.get("share_of_limit")
+            assert values[-5:] == [
+                f"{row['images_per_s']:.0f}", f"{row['median_ms']:.2f}", "-" if ratio is None else f"{ratio:.2f}",
+                "-" if share is None else f"{share:.0%}", str(row["peak_allocated_mib"]),
+            ]  # fmt: skip
+            shown += 1
+    assert shown > 100
+    ratio = json.loads((ROOT / "results" / "speed" / "cpu.json").read_text())["ratio"]
+    assert f"takes **{ratio['ratio']:.2f}** times a plain forward" in page
+
+
+def test_the_page_of_speed_sums_up_what_was_measured() -> None:
+    page = _read("docs/speed.md")
+
+    def best(name: str, batch: int, method: str, *modes: str) -> dict[str, Any]:
+        rows = [
+            row for row in _speed(name) if (row["batch"], row["method"]) == (batch, method) and row["mode"] in modes
+        ]
+        return max(rows, key=lambda row: float(row["images_per_s"]))
+
+    stated: dict[str, list[str]] = {}
+    for name, batch in (("h200_resnet50.json", 64), ("h200_resnet50.json", 1), ("h200_vit_b16.json", 64)):
+        ours = [best(name, batch, method, "bf16") for method in ("poem1", "poem2")]
+        tent = best(name, batch, "tent", ours[0]["mode"])
+        gains = {
+            other: [row["images_per_s"] / best(name, batch, row["method"], other)["images_per_s"] for row in ours]
+            for other in ("plain", "plain-separate")
+        }
+        for start, cell in (
+            ("share of the limit", " / ".join(f"{100 * row['share_of_limit']:.0f} %" for row in ours)),
+            ("ms", " / ".join(f"{row['median_ms']:.1f}" for row in ours)),
+            ("times the plain implementation, fp32", " / ".join(f"{gain:.1f}" for gain in gains["plain"])),
+            ("times the one with separate forwards", " / ".join(f"{gain:.1f}" for gain in gains["plain-separate"])),
+            ("peak memory over Tent's", f"{ours[0]['peak_allocated_mib'] / tent['peak_allocated_mib']:.2f}"),
+        ):
+            stated.setdefault(start, []).append(cell)
+    for start, cells in stated.items():
+        assert f"| {start} | {' | '.join(cells)} |" in page
+
+
+def test_readme_and_changelog_claim_the_captured_path_in_half_precision() -> None:
+    rows = {(row["method"], row["batch"]): row for row in _speed("h200_resnet50.json") if row["mode"] == "bf16"}
+    one, two = rows["poem1", 64], rows["poem2", 64]
+    rates = f"{one['images_per_s']:.0f} / {two['images_per_s']:.0f} images/s"
+    shares = f"{100 * one['share_of_limit']:.0f} / {100 * two['share_of_limit']:.0f} % of"
+    times = f"one image {rows['poem1', 1]['median_ms']:.1f} / {rows['poem2', 1]['median_ms']:.1f} ms"
+    for page in ("README.md", "CHANGELOG.md"):
+        text = " ".join(_read(page).split())
+        assert f"{rates}, {shares}" in text, page
+        assert times in text, page
+
+
+def test_no_page_offers_compile_on_cuda() -> None:
+    rows = [cells.split(" | ") for cells in re.findall(r"^\| (\w.*) \|$", _read("docs/speed.md"), re.M)]
+    modes = [cells for cells in rows if len(cells) > 4 and cells[3].startswith("bf16-compiled")]
+    assert modes
+    assert {cells[2] for cells in modes} == {"forward"}, "the network alone, which sets the limit"
+    for page in ("docs/speed.md", "docs/your-model.md", "CHANGELOG.md"):
+        assert "not available on CUDA" in " ".join(_read(page).split()), page
+    for page in ("README.md", "docs/speed.md"):
+        assert "4618" not in _read(page), page
+
+
+def test_the_page_of_architectures_is_the_tested_table() -> None:
+    rows = re.findall(
+        r"^\| `(.+)` \| .* \| `(.+)` \| (.+) \| (.+) \| (.+) \| (.+) \|$", _read("docs/architectures.md"), re.M
+    )
+    found = [(name, split, *(int(n.replace(",", "")) for n in counts)) for name, split, *counts in rows]
+    assert found == [(row.name, row.split, row.norms, row.top, row.numbers, row.total) for row in TABLE]
+
+
+def test_the_readme_names_every_base_and_suffix() -> None:
+    readme = _read("README.md")
+    for base in METHODS:
+        assert f"`{base}`" in readme, base
+    for suffix in SUFFIXES:
+        assert f"HOST{suffix}" in readme, suffix
+
+
+def test_every_base_has_a_page_that_prints_its_recipe() -> None:
+    index = _read("docs/methods/index.md")
+    for base in METHODS:
+        assert f'print(poem.recipe("{base}"))' in _read(f"docs/methods/{base}.md"), base
+        assert f"]({base}.md)" in index, base
+    for suffix in SUFFIXES:
+        assert f"BASE{suffix}" in _read("docs/methods/grammar.md"), suffix
+
+
+def test_the_reference_has_every_public_name() -> None:
+    listed = set(re.findall(r"^\.\. (?:auto|py:)\w+:: (poem\.[\w.]+)$", _read("docs/api.md"), re.M))
+    plain = {"__version__", "parts"}  # a string and a module
+    assert {f"poem.{name}" for name in poem.__all__ if name not in plain} <= listed
+    assert {f"poem.parts.{name}" for name in poem.parts.__all__} <= listed
+    assert plain <= set(re.findall(r"`poem\.(\w+)`", _read("docs/api.md")))
+
+
+def test_every_method_says_its_paper_code_and_differences() -> None:
+    for name in poem.methods():
+        for word in ("Paper:", "Reference code:", "Differs:"):
+            assert word in describe(name), (name, word)
+    assert set(HOSTS) < set(METHODS)
+
+
+def differs(name: str) -> str:
+    """The section on differences of a base's description, in one line."""
+    return " ".join(describe(name).partition("Differs:")[2].split())
+
+
+# Bases by what their reference code does and ours does not.
+TRAIN_MODE = (
+    "tent", "eta", "eata", "sar", "deyo", "cotta", "rdumb", "rotta", "come", "poem", "poem-official",
+    "poem-official-v2",
+)  # fmt: skip
+BATCH_NORM_ALONE = ("tent", "eta", "eata", "rdumb")
+ONE_RATE = ("eta", "eata", "rdumb")
+
+
+@pytest.mark.parametrize("name", list(METHODS))
+def test_a_description_says_if_the_reference_has_train_mode_batch_norm_only_or_one_rate(name: str) -> None:
+    assert ("eval mode" in differs(name)) == (name in TRAIN_MODE)
+    assert ("group and layer norms move too" in differs(name)) == (name in BATCH_NORM_ALONE)
+    assert ("learning rate" in differs(name)) == (name in ONE_RATE)
+
+
+@pytest.mark.parametrize("kind", ["bn", "gn", "ln"])
+@pytest.mark.parametrize("name", TRAIN_MODE)
+def test_dropout_is_off_during_updates(name: str, kind: str) -> None:
+    settings: dict[str, Any] = {"mean": (0, 0, 0), "std": (1, 1, 1)}
+    answers = []
+    for rate in (0.0, 0.9):
+        net = make_net(kind, sharpness=6.0)
+        last = net.get_submodule("fc" if kind != "ln" else "head")
+        last.register_forward_pre_hook(lambda module, args, rate=rate: torch.dropout(args[0], rate, module.training))
+        adapter = poem.adapt(net.train(), name, lr=0.001, **settings)
+        answers.append([adapter(batch) for batch in toys.images(12, seed=1).split(6)])
+    assert all(torch.equal(one, other) for one, other in zip(*answers, strict=True))
+
+
+@pytest.mark.parametrize("name", BATCH_NORM_ALONE)
+@pytest.mark.parametrize("kind", ["gn", "ln"])
+def test_group_and_layer_norms_are_adapted(name: str, kind: str) -> None:
+    assert poem.adapt(make_net(kind), name).adapted
+
+
+@pytest.mark.parametrize("name", ONE_RATE)
+def test_the_rate_follows_the_family_and_the_batch(name: str) -> None:
+    rates = [poem.adapt(make_net(kind), name, batch_size=size).lr for kind in ("gn", "ln") for size in (64, 8)]
+    assert rates == [0.00025, 0.0000625, 0.001, 0.000125]
+
+
+def test_every_public_name_resolves_and_is_described() -> None:
+    for name in poem.__all__:
+        value = getattr(poem, name)
+        assert name == "__version__" or (value.__doc__ and value.__doc__.strip()), name
+    for name in poem.parts.__all__:
+        assert getattr(poem.parts, name).__doc__, name
+    with pytest.raises(AttributeError, match="public names"):
+        _ = poem.nonsense
+
+
+def test_poem_list_has_every_method_and_the_parts_of_recipes() -> None:
+    assert list(names_of("methods")) == poem.methods()
+    assert set(SUFFIX_LINES) == set(SUFFIXES)
+    parts = names_of("parts")
+    assert set(parts) < set(poem.parts.__all__)
+    for name in ("EntropyBelow", "SGD", "AugMix", "Jitter", "AdaptBranch", "Readout", "Uncorrected"):
+        assert name in parts
+    for name in ("Batch", "Look", "Lesson", "Memory", "Part", "Select", "Objective", "Recovery", "Augment"):
+        assert name not in parts, f"{name} is an argument of parts, or a base class"
+    used = {type(leaf).__name__ for name in poem.methods() for leaf in choices(poem.recipe(name))}
+    assert used <= set(parts)
+    for kind in ("methods", "parts", "corruptions", "bases", "data", "scenarios", "suites"):
+        for name, line in names_of(kind).items():
+            assert line, (kind, name)
+            assert "\n" not in line
+
+
+def _read(name: str) -> str:
+    return (ROOT / name).read_text()
