@@ -293,6 +293,13 @@ FAULTS = [
         ("report/test_pages.py",),
     ),
     Fault(
+        "a key that does not know the weights",
+        "bench/cell.py",
+        'f"{cell_key}-{weights[:WEIGHTS_DIGITS]}"',
+        'f"{cell_key}-{0:08d}"',
+        KEYS,
+    ),
+    Fault(
         "a key that does not know the recipe",
         "bench/cell.py",
         '{**cell.to_dict(), "recipe": dict(recipe)}',
