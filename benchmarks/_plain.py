@@ -1,11 +1,11 @@
-"""POEM and Tent as such code is usually written: what `benchmarks/speed.py` compares the library with.
+"""Straightforward implementations of POEM and Tent, which `benchmarks/speed.py` compares the library with.
 
-Written from the paper, for one purpose: a fair opponent. The deep part is deep-copied, norm layers lose their running
-statistics, selected samples are cut out by index, sets are compared on the host, and `torch.optim` steps. It computes
-what the method "poem" computes (tests/bench/test_speed.py holds it to that), and where a choice was open it takes the
-faster one: the features before the split are computed once for both branches, frozen weights ask for no gradient, the
-branch's loss goes back through the branch alone, and the last look keeps no graph. With `separate` the two branches are
-two networks that share their shallow modules, each with a forward of its own: the same answers, written more simply.
+Written from the paper, to be a fair comparison. The deep part is deep-copied, norm layers lose their running
+statistics, selected samples are indexed, sets are compared on the host, and `torch.optim` steps. The code computes what
+the method "poem" computes (tests/bench/test_speed.py compares them), and where a choice was open it takes the faster
+one: the features before the split are computed once for both branches, frozen weights need no gradient, the branch's
+loss is propagated through the branch alone, and the last forward pass keeps no graph. With `separate` the two branches
+are two networks that share their shallow modules, each with a forward of its own: the same answers, in simpler code.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def softmax_entropy(logits: Tensor) -> Tensor:
 
 
 def configure(model: nn.Module) -> nn.Module:
-    """In training mode, norm layers alone ask for gradients, and batch norm knows no statistics but the batch's."""
+    """Set training mode, gradients for norm layers alone, and batch norm without running statistics."""
     model.train()
     model.requires_grad_(False)
     for module in model.modules():
@@ -62,7 +62,7 @@ class FirstToken(nn.Module):
 
 
 def deep_part(model: nn.Module) -> tuple[nn.Sequential, tuple[nn.Module, ...]]:
-    """What the adapt branch copies, from the split to the logits; and the modules whose norm layers stay as they are.
+    """The modules that the adapt branch copies, split to logits, and those whose norm layers are not adapted.
 
     ResNets: the last stage. ViTs of timm and of torchvision: the last block, while the last quarter of the blocks and
     the final norm stay.
@@ -82,7 +82,7 @@ def deep_part(model: nn.Module) -> tuple[nn.Sequential, tuple[nn.Module, ...]]:
 
 
 class PlainTent:
-    """Forward, mean entropy, backward, step; answers from before the step."""
+    """Forward, mean entropy, backward, step; the answer is from before the step."""
 
     def __init__(self, model: nn.Module, *, lr: float) -> None:
         self.model = configure(model)
@@ -99,15 +99,15 @@ class PlainTent:
 
 
 class PlainPoem:
-    """Algorithm 1: predict with both branches, select, update both groups, predict again until the set stands still.
+    """Algorithm 1: predict with both branches, select, update both groups; repeat until the selected set is the same.
 
     Args:
         model: A ResNet or a ViT; it is changed in place.
         lr: Learning rate of both groups.
         rounds: Updates per batch, at most.
-        threshold: Samples whose entropy is below this share of ln C teach; a large one selects everyone.
-        repeat: The first set teaches in every round and sets are not compared.
-        separate: A forward through the whole network for each branch.
+        threshold: Samples whose entropy is below this share of ln C are selected; a large one selects all.
+        repeat: Use the first set in every round, and do not compare sets.
+        separate: Run a forward through the whole network for each branch.
     """
 
     def __init__(
@@ -165,15 +165,15 @@ class PlainPoem:
         return 0.5 * source.softmax(1) + 0.5 * adapted.softmax(1), adapted
 
     def _select(self, mixed: Tensor) -> Tensor:
-        """Indices of the samples that teach."""
+        """Indices of the selected samples."""
         return torch.where(_entropy(mixed.detach()) < self.threshold * math.log(mixed.shape[1]))[0]
 
     def _update(self, mixed: Tensor, adapted: Tensor, chosen: Tensor) -> None:
-        """Entropy moves the shallow group, cross-entropy to the combined label moves the branch."""
+        """Update the shallow group by entropy, and the branch by cross-entropy to the combined label."""
         self.model.zero_grad()
         entropy = _entropy(mixed[chosen]).mean()
         entropy.backward(retain_graph=True)
-        self.branch_optimizer.zero_grad()  # what the entropy left there
+        self.branch_optimizer.zero_grad()  # clear the entropy's gradients
         label = mixed[chosen].detach().argmax(1)
         F.cross_entropy(adapted[chosen], label).backward(inputs=self._own)
         self.shallow_optimizer.step()

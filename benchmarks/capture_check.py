@@ -2,8 +2,8 @@
 
     python benchmarks/capture_check.py --out results/speed/agreement.json
 
-For each method and network: the largest difference of probabilities over the batches, samples selected by one path
-alone with how near their entropy is to the threshold, and how often the host waited for the device per batch.
+For each method and network: the largest difference of probabilities over the batches, the samples that only one path
+selected and how far their entropy is from the threshold, and how often the host waited for the device per batch.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ UNIT = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 
 
 def network(name: str) -> nn.Module:
-    """Random weights, the head made sharp so that entropies lie on both sides of the threshold."""
+    """A network with random weights, its head scaled so that entropies lie on both sides of the threshold."""
     torch.manual_seed(0)
     made: nn.Module
     if name == "vit-b16":
@@ -61,7 +61,7 @@ def network(name: str) -> nn.Module:
 
 
 def settings(method: str, net: nn.Module, batches: list[Tensor]) -> dict[str, Any]:
-    """The method as it is, with a threshold at the middle of this network's entropies."""
+    """Settings of a method, with the threshold at the median of this network's entropies."""
     with torch.no_grad():
         log_p = torch.cat([poem.adapt(net, "bn", fast=False, **UNIT)(batch) for batch in batches[:2]]).log_softmax(1)
     fraction = float(-(log_p.exp() * log_p).sum(1).median()) / math.log(1000)
@@ -77,7 +77,7 @@ def settings(method: str, net: nn.Module, batches: list[Tensor]) -> dict[str, An
 
 
 def compared(method: str, name: str, batches: list[Tensor]) -> dict[str, Any]:
-    """One method on one network."""
+    """The row of one method on one network."""
     net = network(name)
     more = settings(method, net, batches)
     plain = poem.adapt(net, method, fast=False, **more)
@@ -129,7 +129,7 @@ def main() -> None:
     for done, (name, method) in enumerate(jobs, 1):
         try:
             row = compared(method, name, batches)
-        except Exception as error:  # one failure must not cost the others
+        except Exception as error:  # the other rows are measured all the same
             row = {"network": name, "method": method, "error": f"{type(error).__name__}: {error}"[:500]}
             torch.cuda.set_sync_debug_mode("default")
         print(row, flush=True)

@@ -2,7 +2,7 @@
 
     python benchmarks/contact_sheet.py [docs/contact_sheet.png]
 
-Needs Pillow. The picture is drawn here, so that no photograph need be asked for.
+Needs Pillow. The picture is drawn here, so that no photograph is needed.
 """
 
 from __future__ import annotations

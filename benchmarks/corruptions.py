@@ -1,12 +1,12 @@
-"""Time our corruptions, and the public package's where it is installed, side by side.
+"""Time our corruptions, and those of the package imagecorruptions where it is installed.
 
     python benchmarks/corruptions.py --json speed.json   # ours alone where imagecorruptions is not installed
     REFENV/bin/python benchmarks/corruptions.py          # both: see reference_corruptions.py for that environment
 
-Milliseconds per image of 224 x 224, the best of several turns; the two take turns, so that a busy machine slows both.
-Both get uint8 arrays, ours a batch (N, 224, 224, 3), the package one image (224, 224, 3) at a time. Torch runs on
-`--threads` threads (one, unless told), the package on as many as OpenCV likes. `--clock cpu` counts processor time
-instead of time on the wall. `--json FILE` keeps what is printed.
+Milliseconds per image of 224 x 224, the best of several turns; the two are measured in turn, so that other load slows
+both. Both get uint8 arrays, ours a batch (N, 224, 224, 3), the package one image (224, 224, 3) at a time. Torch runs on
+`--threads` threads (default 1), the package on as many as OpenCV uses. `--clock cpu` measures processor time instead of
+wall time. `--json FILE` writes the table.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "src
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
-from reference_corruptions import repaired, scene  # noqa: E402
+from reference_corruptions import import_imagecorruptions, scene  # noqa: E402
 
 from poem.streams import CORRUPTIONS, EXTRA, corrupt, frost_source  # noqa: E402
 
@@ -50,7 +50,7 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     clock = time.perf_counter if args.clock == "wall" else time.process_time
     try:
-        repaired()
+        import_imagecorruptions()
         from imagecorruptions import corrupt as public
 
         from_package = True
@@ -65,11 +65,11 @@ def main() -> None:
     for name in args.names:
         for severity in args.severities:
             ours, theirs = [], []
-            corrupt(images, name, severity)  # tables and textures are made once
+            corrupt(images, name, severity)  # warm-up: tables and textures are made once
             for turn in range(args.turns):
                 ours.append(timed(lambda: corrupt(images, name, severity), clock) / args.batch)  # noqa: B023
                 if from_package and not (name == "glass_blur" and turn):
-                    # As long a turn as ours, or its best would come from a quieter moment; the slow ones need less.
+                    # As many images per turn as ours, but fewer for the slow ones.
                     share = {"glass_blur": 1, "zoom_blur": 4}.get(name, args.batch)
 
                     def call() -> None:

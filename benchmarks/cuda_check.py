@@ -1,9 +1,10 @@
-"""The same answers on CPU and CUDA, for every method; and how fast the plain loop is on a ResNet-50.
+"""Compare the answers of every method on CPU and CUDA, and time the eager loop on a ResNet-50.
 
     python benchmarks/cuda_check.py --out cuda.json
 
-Needs torch and torchvision; poem is found beside this file, installed or not. Double precision, so that a difference
-is a mistake and not rounding. Speed: random weights, batch 64 at 224 pixels, every sample selected (the worst case).
+Needs torch and torchvision; poem is found beside this file, installed or not. Answers are in double precision, so that
+a difference is a mistake and not rounding. Speed: random weights, batch 64 at 224 pixels, every sample selected (the
+worst case).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from poem.parts import AugMix, EntropyBelow, MeanTeacher, NotRedundant, PLPDAbov
 
 
 def settings(method: str) -> dict[str, Any]:
-    """Enough samples selected, few views."""
+    """Settings with which enough samples are selected, and few views made."""
     more: dict[str, Any] = {"lr": 0.01, "mean": (0, 0, 0), "std": (1, 1, 1)}
     if method.startswith(("eta", "eata", "rdumb")):
         more["select"] = EntropyBelow(0.8) & NotRedundant(0.98)
@@ -35,7 +36,7 @@ def settings(method: str) -> dict[str, Any]:
         more["views"] = AugMix(views=4)
     if method.startswith("cotta"):
         more["teacher"] = MeanTeacher(copies=2, unsure=0.9)
-    if method.startswith(("deyo", "poem-official")):  # random nets see little shape
+    if method.startswith(("deyo", "poem-official")):  # destroying shape changes little for random networks
         more["select"] = EntropyBelow(0.8) & PLPDAbove(0.0)
         if method == "poem-official":
             more["select"] &= NotRedundant(0.98)
@@ -50,7 +51,7 @@ def agreement() -> list[dict[str, Any]]:
         for method in poem.methods():
             answers, taught = [], []
             more = settings(method)
-            if method.startswith("eata"):  # a list is not remembered, so each device measures its own
+            if method.startswith("eata"):  # each device measures importance on its own
                 more["source_data"] = [images[0]]
             try:
                 for device in ("cpu", "cuda"):
@@ -59,19 +60,19 @@ def agreement() -> list[dict[str, Any]]:
                     seen = [adapter(batch.to(device)).log_softmax(1).cpu() for batch in images]
                     answers.append(torch.cat(seen))
                     taught.append(int(adapter.totals.taught))
-            except RuntimeError as error:  # such as tensors on two devices: the other methods are still worth a look
+            except RuntimeError as error:  # such as tensors on two devices; the other methods go on
                 rows.append({"net": kind, "method": method, "error": str(error), "far": float("inf")})
                 print(f"failed: {rows[-1]}", flush=True)
                 continue
             far = float((answers[0] - answers[1]).abs().max())
             rows.append({"net": kind, "method": method, "taught": taught[0], "taught_cuda": taught[1], "far": far})
             if not far <= 1e-6 or taught[0] != taught[1]:
-                print(f"apart: {rows[-1]}", flush=True)
+                print(f"differs: {rows[-1]}", flush=True)
     return rows
 
 
 def speed() -> list[dict[str, Any]]:
-    """Images per second of the plain loop, median of repeated calls."""
+    """Images per second of the eager loop, median of repeated calls."""
     import torchvision
 
     rows = []

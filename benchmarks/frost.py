@@ -7,7 +7,7 @@
 For each size, 49 crops of each texture, the same of both kinds, on 49 images from each folder (any depth, taken at
 equal distances from the sorted list). `change` is the mean square change of the levels, drawn over photographs, at
 severities 1 to 5: of all textures, and of each. `spectrum` is the power of the crops' luma in six rings of frequency,
-drawn over photographs. Crops lie on a grid, so that no chance is in the numbers.
+drawn over photographs. Crops lie on a grid, so that the numbers do not depend on random draws.
 
 `--weights` are those of timm's vit_tiny_patch16_224.augreg_in21k_ft_in1k; then `accuracy` is that network's, unadapted,
 in percent, on 500 images of the folder of 224 pixels (a folder per class, all 1000) at severities 1 to 5, with the same
@@ -65,7 +65,7 @@ def measured(texture: Tensor, size: int, pictures: NDArray[np.float64]) -> tuple
 
 
 def accuracy(weights: Path, folder: Path, textures: Path) -> dict[str, list[float]]:
-    """Percent right at each severity, with the photographs and with our own textures."""
+    """Accuracy in percent at each severity, with the photographs and with our own textures."""
     import timm
     from safetensors.torch import load_file
 
@@ -79,8 +79,8 @@ def accuracy(weights: Path, folder: Path, textures: Path) -> dict[str, list[floa
     pixels = np.stack([np.array(Image.open(path).convert("RGB")) for path in files])
     clean = torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()
     found: dict[str, list[float]] = {}
-    for kind, place in (("photographs", textures), ("drawn", None)):
-        _use(place)
+    for kind, source in (("photographs", textures), ("drawn", None)):
+        _use(source)
         for severity in range(1, 6):
             frosted = corrupt(clean, "frost", severity).float() / 127.5 - 1
             with torch.inference_mode():
@@ -90,13 +90,13 @@ def accuracy(weights: Path, folder: Path, textures: Path) -> dict[str, list[floa
 
 
 def _use(folder: Path | None) -> None:
-    """Make `corrupt` take the photographs in a folder, or our own textures."""
+    """Make `corrupt` use the photographs in a folder, or our own textures."""
     _frost._photograph_folder = lambda: folder  # type: ignore[assignment]
     _frost.textures.cache_clear()
 
 
 def main() -> None:
-    """Print the ratios, and keep them where --out says."""
+    """Print the ratios, and write them to --out."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("photographs", type=Path)
     parser.add_argument("--images", nargs="+", required=True, metavar="SIZE=FOLDER")

@@ -153,21 +153,21 @@ FAULTS = [
     ),
     Fault(
         "corrupted images kept across seeds",
-        "bench/opening.py",
+        "bench/load_cell.py",
         "n=len(clean), seed=cell.seed, threads=cell.threads",
         "n=len(clean), seed=None, threads=cell.threads",
         KEYS,
     ),
     Fault(
         "source images kept across batch sizes",
-        "bench/opening.py",
+        "bench/load_cell.py",
         "images=cell.source_images, batch_size=cell.batch_size",
         "images=cell.source_images, batch_size=None",
         KEYS,
     ),
     Fault(
         "replaced weights not loaded",
-        "bench/opening.py",
+        "bench/load_cell.py",
         "weights=weights, file=state, seed",
         "weights=weights, file=None, seed",
         KEYS,
@@ -196,8 +196,8 @@ FAULTS = [
     Fault(
         "labels steer the adapter",
         "bench/run_stream.py",
-        "labels, images = indices(labels, len(images)), images.to(self.device)",
-        "labels, images = indices(labels, len(images)), images.to(self.device)\n"
+        "labels, images = label_indices(labels, len(images)), images.to(self.device)",
+        "labels, images = label_indices(labels, len(images)), images.to(self.device)\n"
         "                images = images * (1 - 1e-3 * float(labels.reshape(-1)[0]))",
         LABELS,
     ),
@@ -218,7 +218,7 @@ FAULTS = [
     Fault(
         "a row's learning rate loses to the scale's",
         "bench/cell.py",
-        "        stated = _rate_of(block)\n",
+        "        stated = _with_one_rate(block)\n",
         "        stated = block\n",
         ("bench/test_suites.py",),
     ),
@@ -246,13 +246,13 @@ FAULTS = [
     Fault(
         "totals lost at a reset",
         "bench/run_stream.py",
-        "                self._settle()\n                self.adapter.reset()\n",
+        "                self._add_totals()\n                self.adapter.reset()\n",
         "                self.adapter.reset()\n",
         ("bench/test_benchmark.py",),
     ),
     Fault(
         "threads not put back",
-        "bench/benchmark.py",
+        "bench/measure.py",
         "        torch.set_num_threads(before)\n",
         "        pass\n",
         ("bench/test_measure.py",),
@@ -301,7 +301,7 @@ FAULTS = [
     ),
     Fault(
         "one base taken for another",
-        "bench/opening.py",
+        "bench/load_cell.py",
         "key = cache_key(base=base, weights=weights,",
         "key = cache_key(base=None, weights=weights,",
         KEYS,
@@ -315,14 +315,14 @@ FAULTS = [
     ),
     Fault(
         "forgotten, but for the source images",
-        "bench/opening.py",
-        "= (_MODELS, _OPENED, _SOURCES, _MADE)",
-        "= (_MODELS, _OPENED, _MADE)",
+        "bench/load_cell.py",
+        "= (_MODELS, _OPENED, _SOURCES, _CORRUPTED)",
+        "= (_MODELS, _OPENED, _CORRUPTED)",
         KEYS,
     ),
     Fault(
         "the first source images instead of drawn ones",
-        "bench/opening.py",
+        "bench/load_cell.py",
         'order = generator(0, "source images", "clean").permutation(len(data))[: cell.source_images]',
         "order = range(min(cell.source_images, len(data)))",
         KEYS,
@@ -336,7 +336,7 @@ FAULTS = [
     ),
     Fault(
         "labels choose the images of a limit",
-        "bench/views.py",
+        "bench/load_cell.py",
         'generator(n, "limit", str(n))',
         'generator(int(data.labels.sum()), "limit", str(n))',
         LABELS,
@@ -421,7 +421,7 @@ FAULTS = [
     Fault(
         "entropies over batches that were missed",
         "bench/collect.py",
-        "self._entropy / max(self._adapted, 1)",
+        "self._entropy / max(self._adapted_images, 1)",
         "self._entropy / max(self.n, 1)",
         ("bench/test_measure.py",),
     ),
@@ -477,8 +477,8 @@ FAULTS = [
     Fault(
         "a cell in two columns counted twice",
         "bench/analysis/aggregate.py",
-        "keys = dict.fromkeys(self._keys[id(placed)] for placed in places)",
-        "keys = [self._keys[id(placed)] for placed in places]",
+        "keys = dict.fromkeys(self._keys[id(placed)] for placed in there)",
+        "keys = [self._keys[id(placed)] for placed in there]",
         ("bench/test_aggregate.py",),
     ),
     Fault(

@@ -1,7 +1,7 @@
-"""Make tests/data/corruptions.json: what the public generators give, for our tests to compare with.
+"""Make tests/data/corruptions.json: the output of the public generators, for our tests to compare with.
 
-Run in a throw-away environment, never in the project's own (the package is broken on current libraries and is repaired
-here at run time, see `repaired`):
+Run in a throw-away environment, never in the project's own (the package does not import on current libraries and is
+patched here at run time, see `import_imagecorruptions`):
 
     python -m venv /tmp/refenv
     /tmp/refenv/bin/pip install imagecorruptions scikit-image scipy opencv-python-headless numpy pillow
@@ -9,15 +9,15 @@ here at run time, see `repaired`):
 
 At 224 pixels the numbers come from the package `imagecorruptions` itself. At 32 pixels they come from the same
 functions with their constants replaced by those of make_cifar_c.py (hendrycks/robustness), since that file's functions
-differ in nothing else that matters here. Elastic transform, which the package defines otherwise, is written out below
+do not differ otherwise. Elastic transform, which the package defines otherwise, is written out below
 after make_imagenet_c.py and make_cifar_c.py; frost at 32 pixels is fed textures shrunk to a fifth, as there.
 
 Deterministic corruptions are kept as the exact levels on a lattice of pixels; random ones as mean, standard deviation
 and power spectrum (mean log10 power of the change of luma in rings of frequency), each with its spread over the draws.
 
-The section "frost" holds statistics of the five frost photographs, which may not be shipped: what our own textures are
-drawn after ("looks", the numbers of poem/streams/corruptions/frost.py) and what their crops look like at 224, 64 and 32
-pixels ("crops"). To make this section alone again, leaving the others as they are:
+The section "frost" holds statistics of the five frost photographs, which may not be shipped: those that our textures
+are drawn from ("looks", the numbers of poem/streams/corruptions/frost.py) and those of crops at 224, 64 and 32 pixels
+("crops"). To make this section alone again, leaving the others as they are:
 
     /tmp/refenv/bin/python benchmarks/reference_corruptions.py tests/data/corruptions.json frost
 """
@@ -99,8 +99,8 @@ def scene(size: int, index: int) -> np.ndarray:
     return np.stack(planes, -1).round().clip(0, 255).astype(np.uint8)
 
 
-def repaired() -> types.ModuleType:
-    """Import imagecorruptions on current libraries, by giving back what they have dropped."""
+def import_imagecorruptions() -> types.ModuleType:
+    """Import imagecorruptions on current libraries, with stand-ins for the functions that these have removed."""
     import scipy.ndimage
     import skimage.filters
 
@@ -195,8 +195,8 @@ def spectrum(change: np.ndarray) -> np.ndarray:
     return np.array([np.log10(power[ring == at].mean() + 1e-3) for at in range(RINGS)])
 
 
-def look(photograph: np.ndarray) -> dict[str, Any]:
-    """Return what a frost texture is drawn after; pixels count as often as a crop of 192 pixels contains them.
+def texture_statistics(photograph: np.ndarray) -> dict[str, Any]:
+    """Return the statistics that a frost texture is drawn from; pixels are weighted by the crops that contain them.
 
     `levels`: red, green and blue at SHARES of the pixels. `power`: log10 of the mean power of luma in half octaves of
     frequency, the first at 1/256 cycles per pixel and below. `colours`: correlations red-green, red-blue, green-blue.
@@ -247,21 +247,21 @@ def crops(photograph: np.ndarray, size: int) -> dict[str, Any]:
 
 
 def frost(package: types.ModuleType) -> dict[str, Any]:
-    """Return the section of the frost photographs."""
+    """Return the section "frost"."""
     from PIL import Image
 
     folder = Path(str(package.__file__)).parent / "frost"
     photographs = [np.array(Image.open(folder / name).convert("RGB")) for name in PHOTOGRAPHS]
     return {
         "shares": SHARES,
-        "looks": [look(photograph) for photograph in photographs],
+        "looks": [texture_statistics(photograph) for photograph in photographs],
         "crops": {str(size): [crops(photograph, size) for photograph in photographs] for size in FROST},
     }
 
 
 def main() -> None:
     """Write the file named on the command line, or one section of it."""
-    package = repaired()
+    package = import_imagecorruptions()
     if sys.argv[2:] == ["frost"]:
         path = Path(sys.argv[1])
         path.write_text(json.dumps({**json.loads(path.read_text()), "frost": frost(package)}, indent=0) + "\n")

@@ -1,8 +1,8 @@
 """Trees in the layout, and of the size, of ImageNet-C, -A, -R, -Sketch, ImageNet val and CIFAR-100-C, from small data.
 
-They let the full scale run unmodified where the real sets are not at hand: every folder, count and name that a loader
-checks is there. Images are Tiny-ImageNet's (enlarged to 224) and CIFAR-10's; a few of each class are real files, the
-rest are links to them, and classes that Tiny-ImageNet lacks borrow another's images, so accuracies mean nothing.
+They let the full scale run unmodified without the real sets: every folder, count and name that a loader checks is
+there. Images are Tiny-ImageNet's (enlarged to 224) and CIFAR-10's; a few of each class are real files, the
+rest are links to them, and classes that Tiny-ImageNet lacks use another's images, so accuracies mean nothing.
 
     python benchmarks/stand_in_trees.py --tiny ROOT/tiny-imagenet-val.tar.xz --cifar10 ROOT/cifar10-jpeg.tar.xz TREES
     POEM_DATA=TREES poem reproduce all --scale full --limit 256 --set weights=random
@@ -30,7 +30,7 @@ SEVERITY = 5
 
 
 def class_names() -> list[str]:
-    """The 1000 wnids, sorted; timm knows them."""
+    """The 1000 wnids, sorted, from timm."""
     from timm.data.imagenet_info import ImageNetInfo
 
     return sorted(ImageNetInfo("imagenet-1k").label_names())
@@ -63,7 +63,7 @@ def spread(total: int, parts: int) -> list[int]:
 
 
 def one_shift(task: tuple[str, torch.Tensor, Path, list[str], list[int]]) -> str:
-    """The tree of one corruption, or of clean images; the work of one process."""
+    """Make the tree of one corruption, or of clean images; runs in a process of its own."""
     shift, images, out, classes, owner = task
     torch.set_num_threads(1)
     made = images if shift == "clean" else poem.corrupt(images, shift, SEVERITY)
@@ -89,8 +89,8 @@ def imagenet_like(tiny: Path, out: Path, per_class: int, workers: int, shifts: S
     images = torch.stack([data[at] for at in chosen]).float()
     big = F.interpolate(images, size=(224, 224), mode="bicubic", antialias=True).round().clamp(0, 255).to(torch.uint8)
     classes = class_names()
-    assert [classes[place] for place in sorted(TINY_IMAGENET)] == sorted(data.classes)
-    rank = {place: number for number, place in enumerate(sorted(TINY_IMAGENET))}
+    assert [classes[index] for index in sorted(TINY_IMAGENET)] == sorted(data.classes)
+    rank = {index: number for number, index in enumerate(sorted(TINY_IMAGENET))}
     owner = [rank.get(number, number % 200) for number in range(1000)]
     tasks = [(shift, big, out, classes, owner) for shift in ("clean", *shifts)]
     with ProcessPoolExecutor(workers) as pool:
@@ -123,7 +123,7 @@ def cifar_like(archive: Path, out: Path, count: int, shifts: Sequence[str]) -> I
 
 
 def main() -> None:
-    """Build what is asked for."""
+    """Build the trees that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--tiny", type=Path, help="Tiny-ImageNet-val: a folder of class folders or a tar of it")

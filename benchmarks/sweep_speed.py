@@ -1,10 +1,10 @@
-"""Cells per minute with 1 and 2 workers, and what the sweep costs beside the measuring.
+"""Cells per minute of a sweep with 1 and 2 workers, and its overhead per cell.
 
     python benchmarks/sweep_speed.py [--scale tiny] [--json FILE]
     python benchmarks/sweep_speed.py --scale cifar10 --root ROOT --weights FOLDER
 
-Overhead of a cell: seconds that a worker had it, from being handed the cell to the result on disk, less the seconds in
-the adapter and in loading data. The first cell of each worker, which pays for imports and opening data, is told apart.
+The overhead of a cell: seconds from sending it to a worker to the result on disk, less the seconds in the adapter and
+in loading data. The first cell of each worker, which includes imports and opening data, is reported separately.
 """
 
 from __future__ import annotations
@@ -18,38 +18,38 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from poem.bench.benchmark import Place
 from poem.bench.cell import Cell
-from poem.bench.runners import Begun, Ended, Event, Workers
+from poem.bench.load_cell import Machine
+from poem.bench.runners import CellEnded, CellStarted, Event, Workers
 from poem.bench.store import Store
 from poem.bench.suites import load
-from poem.bench.sweep import Planned, sweep
+from poem.bench.sweep import SweepPlanned, sweep
 
 
 @dataclass
 class Clock:
-    """Notes how long each cell was away, and how long it was measured."""
+    """Records how long each cell was with a worker, and how long it was measured."""
 
     began: dict[str, float] = field(default_factory=dict)
-    away: list[tuple[int, float, float]] = field(default_factory=list)
-    """Process, seconds between hand-out and result, seconds in adapter and data."""
+    cells: list[tuple[int, float, float]] = field(default_factory=list)
+    """Process, seconds from sending to result, seconds in adapter and data."""
 
-    def __call__(self, event: Planned | Event) -> None:
-        """Told after the result is on disk."""
-        if isinstance(event, Begun):
+    def __call__(self, event: SweepPlanned | Event) -> None:
+        """Called after the result is on disk."""
+        if isinstance(event, CellStarted):
             self.began[event.cell.key] = time.perf_counter()
-        elif isinstance(event, Ended):
-            if event.report is None:
+        elif isinstance(event, CellEnded):
+            if event.result is None:
                 raise SystemExit(f"{event.cell.label} failed:\n{event.error}")
-            spent, timing = time.perf_counter() - self.began[event.cell.key], event.report.timing
-            self.away.append((event.report.host["pid"], spent, timing["adapt_s"] + timing["data_s"]))
+            spent, timing = time.perf_counter() - self.began[event.cell.key], event.result.timing
+            self.cells.append((event.result.host["pid"], spent, timing["adapt_s"] + timing["data_s"]))
 
     def figures(self) -> dict[str, float]:
         """Overhead in seconds and as a share of a cell, for first cells of a worker and for the others."""
         seen: set[int] = set()
         first: list[tuple[float, float]] = []
         later: list[tuple[float, float]] = []
-        for process, spent, measured in self.away:
+        for process, spent, measured in self.cells:
             (later if process in seen else first).append((spent, measured))
             seen.add(process)
         return {**_overhead("first", first), **_overhead("later", later)}
@@ -67,11 +67,11 @@ def _overhead(name: str, pairs: list[tuple[float, float]]) -> dict[str, float]:
     }
 
 
-def speed(cells: list[Cell], place: Place, workers: int) -> dict[str, Any]:
-    """One sweep from nothing."""
+def speed(cells: list[Cell], machine: Machine, workers: int) -> dict[str, Any]:
+    """One sweep into an empty folder."""
     clock = Clock()
     with tempfile.TemporaryDirectory() as folder:
-        outcome = sweep(cells, Store(folder), engine=Workers(place=place, count=workers), watch=clock)
+        outcome = sweep(cells, Store(folder), runner=Workers(machine=machine, count=workers), on_event=clock)
     return {
         "workers": workers, "cells": len(outcome.done), "seconds": round(outcome.seconds, 1),
         "cells_per_minute": round(60 * len(outcome.done) / outcome.seconds, 1), **clock.figures(),
@@ -100,10 +100,10 @@ def main() -> int:
         args.suite, args.scale, limit=args.limit, methods=methods, corruptions=corruptions, seeds=None if small else [0]
     )
     cells = [cell for cell in suite.cells if args.bases is None or cell.base in args.bases]
-    place = Place(root=args.root, weights=args.weights, device=args.device)
+    machine = Machine(root=args.root, weights=args.weights, device=args.device)
     rows = []
     for workers in args.workers:
-        rows.append(speed(cells, place, workers))
+        rows.append(speed(cells, machine, workers))
         print(json.dumps(rows[-1]), flush=True)
     if args.json:
         hidden = ("--json", "--root", "--weights")

@@ -5,8 +5,7 @@ Needs torch, torchvision, numpy and safetensors; poem is found beside this file,
     python benchmarks/train_cifar10.py --pack cifar10-jpeg.tar.xz cifar10.npz   # once, anywhere
     python benchmarks/train_cifar10.py cifar10.npz --out weights                # on the GPU
 
-Each network gets at most its share of seconds: a plan that would take longer is given fewer epochs, and the record
-says how many it had.
+Each network has a limit of seconds: a plan that would take longer gets fewer epochs, and the record says how many.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("weights"), help="default: weights")
     parser.add_argument("--nets", nargs="+", choices=NETS, default=list(NETS))
     parser.add_argument("--epochs", type=int, help="instead of each plan's own")
-    parser.add_argument("--limit", type=int, help="so many training images, for a trial")
-    parser.add_argument("--scale", type=float, default=1.0, help="of the seconds that each network may take")
+    parser.add_argument("--limit", type=int, help="number of training images, for a trial")
+    parser.add_argument("--scale", type=float, default=1.0, help="factor of the seconds that each network may take")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--compile", action="store_true", help="train through torch.compile; needs a C compiler")
     args = parser.parse_args()

@@ -1,9 +1,9 @@
-"""Is one checkout as fast as another? Rows of `speed.py` of both, taken in turn on one machine.
+"""Compare the speed of two checkouts: rows of `speed.py`, measured in turn on one machine.
 
     python benchmarks/two_trees.py OLD NEW --out FILE [--turns 3] [arguments of speed.py]
 
-OLD and NEW are folders with `src` and `benchmarks`. Both are asked for the same rows, one after the other and again,
-each time in a process of its own; the ratio is of the best of each, since other work on the machine only slows down.
+OLD and NEW are folders with `src` and `benchmarks`. Each turn measures the same rows of both, each in a process of its
+own; the ratio is of the fastest turn of each, because other load on the machine only slows a turn down.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ROWS = ["--nets", "resnet50-bn", "--batches", "64,1", "--methods", "poem1,poem2"
 
 
 def rows(tree: Path, words: list[str]) -> dict[str, float]:
-    """Images per second by row, from a process of its own."""
+    """Images per second by row of `speed.py`, run in a process of its own."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "rows.json"
         command = [sys.executable, str(tree / "benchmarks" / "speed.py"), *words, "--out", str(out)]
@@ -53,7 +53,7 @@ def main() -> None:
         table = {row: {"old": old, "new": best["new"].get(row), "new/old": round(best["new"].get(row, 0.0) / old, 4)}
                  for row, old in best["old"].items()}  # fmt: skip
         done = {"command": " ".join(sys.argv), "rows": words, "turns": turn + 1, "images_per_second": table}
-        args.out.write_text(json.dumps(done, indent=1))  # after every turn: a limit of time loses none
+        args.out.write_text(json.dumps(done, indent=1))  # after every turn, so that a timeout keeps the turns before it
     for row, each in table.items():
         print(f"{row:<40} {each['old']:10.1f} {each['new'] or 0:10.1f}  {each['new/old']:.3f}")
 

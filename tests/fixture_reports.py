@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from poem.bench.cell import Cell
-from poem.bench.estimate import size
-from poem.bench.result import Report
+from poem.bench.estimate import domain_size
+from poem.bench.result import CellResult
 from poem.bench.store import Failure, Store
 from poem.bench.suites import Claim, Placed, Suite
 from poem.recipes.text import written
@@ -28,10 +28,10 @@ def cell(method: str = "tent", corruption: str = "fog", seed: int = 0, **setting
     return Cell(method=method, corruptions=(corruption,), seed=seed, **stated)
 
 
-def report(of: Cell, top1: float = 50.0, **settings: Any) -> Report:
+def report(of: Cell, top1: float = 50.0, **settings: Any) -> CellResult:
     """A result with every part filled; what a test is about is passed in."""
     ledger = {"images": 500, "forwards": 500, "backwards": 0, "batches": 8, "source_images": 0, "selected": 300}
-    n = size(of.data) if of.n is None else 500
+    n = domain_size(of.data) if of.n is None else 500
     stated: dict[str, Any] = {
         "recipe": written(of.recipe()),
         "base": {"name": of.base, "sha256": "ab" * 32},
@@ -47,7 +47,7 @@ def report(of: Cell, top1: float = 50.0, **settings: Any) -> Report:
         "timing": {"adapt_s": 2.0, "data_s": 0.5, "total_s": 2.5, "images_per_s": 250.0, "peak_bytes": 2.0**28},
         "host": {"device": "cpu", "started": "2025-01-02T03:04:05"},
     }  # fmt: skip
-    return Report(cell=of, **{**stated, **settings})
+    return CellResult(cell=of, **{**stated, **settings})
 
 
 def suite(placed: Sequence[Placed], columns: Sequence[str], **settings: Any) -> Suite:
@@ -62,7 +62,7 @@ def suite(placed: Sequence[Placed], columns: Sequence[str], **settings: Any) -> 
 
 def table(
     values: Mapping[str, Mapping[str, Sequence[float]]], *, group: str = "ResNet-50-BN", **settings: Any
-) -> tuple[Suite, list[Report]]:
+) -> tuple[Suite, list[CellResult]]:
     """A table from numbers by row and column, one per seed; a row's name is that of `METHODS`, or a method's own."""
     placed, reports = [], []
     for row, by_column in values.items():
@@ -76,10 +76,10 @@ def table(
     return suite(placed, columns, **settings), reports
 
 
-def wide(seeds: int = 3, **settings: Any) -> tuple[Suite, list[Report]]:
+def wide(seeds: int = 3, **settings: Any) -> tuple[Suite, list[CellResult]]:
     """Fifteen corruptions, two blocks and five methods, with numbers that look like a table's."""
     placed: list[Placed] = []
-    reports: list[Report] = []
+    reports: list[CellResult] = []
     for block, group in enumerate(("ResNet-50-BN", "ViTbase-LN")):
         for at, row in enumerate(METHODS):
             values = {
@@ -92,7 +92,7 @@ def wide(seeds: int = 3, **settings: Any) -> tuple[Suite, list[Report]]:
     return suite(placed, FIFTEEN, **settings), reports
 
 
-def probes(kind: str) -> tuple[Suite, list[Report]]:
+def probes(kind: str) -> tuple[Suite, list[CellResult]]:
     """A figure of a kind, with the probe that it reads."""
     bins = [round(at / 20, 2) for at in range(21)]
     found: dict[str, Any] = {
@@ -116,7 +116,9 @@ def probes(kind: str) -> tuple[Suite, list[Report]]:
     ]
 
 
-def curves(name: str = "fig5", kind: str = "lines", x: str = "threshold (share of ln C)") -> tuple[Suite, list[Report]]:
+def curves(
+    name: str = "fig5", kind: str = "lines", x: str = "threshold (share of ln C)"
+) -> tuple[Suite, list[CellResult]]:
     """Three curves over five x values."""
     xs = range(1, 6)
     values = {
@@ -126,7 +128,7 @@ def curves(name: str = "fig5", kind: str = "lines", x: str = "threshold (share o
     return table(values, name=name, title=f"Figure: {name}", kind=kind, average=False, x=x, y="accuracy (%)")
 
 
-def costs() -> tuple[Suite, list[Report]]:
+def costs() -> tuple[Suite, list[CellResult]]:
     """Table 9: counts as a ledger would hold them."""
     counts = {
         "No Adapt.": ("source", 500, 0, 0, 9000.0), "MEMO": ("memo", 500 * 65, 500 * 64, 0, 1.1),
@@ -134,7 +136,7 @@ def costs() -> tuple[Suite, list[Report]]:
         "SAR": ("sar", 686, 311, 0, 1400.0), "POEM (Algorithm 1)": ("poem", 1000, 416, 0, 1000.0),
     }  # fmt: skip
     placed: list[Placed] = []
-    reports: list[Report] = []
+    reports: list[CellResult] = []
     for row, (method, forwards, backwards, source, fast) in counts.items():
         here = cell(method, "gaussian_noise")
         placed.append(Placed(group="ResNet-50-BN", row=row, column="Gauss.", cell=here))
@@ -144,7 +146,7 @@ def costs() -> tuple[Suite, list[Report]]:
     return suite(placed, ["Gauss."], name="table9", title="Table 9: cost", kind="efficiency", average=False), reports
 
 
-def everything() -> tuple[list[Suite], list[Report]]:
+def everything() -> tuple[list[Suite], list[CellResult]]:
     """One suite of every kind."""
     paper = {"ResNet-50-BN": {"Tent": {"Gauss.": 27.1, "Shot": 28.9}}}
     first, reports = wide(claims=(Claim("POEM has the highest average", "poem-best"),), numbers=paper)
@@ -163,12 +165,12 @@ def renamed(of: Suite, **settings: Any) -> Suite:
     return replace(of, **settings)
 
 
-def shown(made: Suite, reports: list[Report], failures: dict[str, Failure] | None = None) -> str:
+def shown(made: Suite, reports: list[CellResult], failures: dict[str, Failure] | None = None) -> str:
     """A suite's Markdown."""
     return render_markdown(build_page([made], reports, failures or {}))
 
 
-def kept(folder: Path, *reports: Report) -> Path:
+def kept(folder: Path, *reports: CellResult) -> Path:
     """A folder with these results."""
     store = Store(folder)
     for each in reports:

@@ -1,4 +1,4 @@
-"""Stand-ins for `poem.bench.benchmark.measure`: they end at once, wait, or take their process down."""
+"""Stand-ins for `poem.bench.measure.measure`: they end at once, wait, or take their process down."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from poem.bench.benchmark import Place
 from poem.bench.cell import Cell
-from poem.bench.result import Report
+from poem.bench.load_cell import Machine, weights_sha256
+from poem.bench.result import CellResult
 from poem.recipes.text import written
 
 PATH = "stand_ins:measure"
-Watch = Callable[[int, int], None]
+OnProgress = Callable[[int, int], None]
 
 
 def cell(method: str = "source", seed: int = 0, **fields: object) -> Cell:
@@ -31,19 +31,21 @@ def recipe_of(of: Cell) -> dict[str, str]:
         return {}
 
 
-def report(of: Cell, top1: float = 50.0) -> Report:
+def report(of: Cell, top1: float = 50.0) -> CellResult:
     """A result as small as the schema allows."""
-    return Report(
-        cell=of, recipe=recipe_of(of), base={"name": of.base}, card={"data": of.data, "n": 64, "total": 64},
+    digest = weights_sha256(of, Machine()) or "0" * 64
+    return CellResult(
+        cell=of, recipe=recipe_of(of), base={"name": of.base, "sha256": digest},
+        card={"data": of.data, "n": 64, "total": 64},
         metrics={"top1": top1}, domains={}, windows=[top1], groups={}, ledger={"images": 64}, timing={"total_s": 0.5},
     )  # fmt: skip
 
 
-def measure(cell: Cell, place: Place, *, watch: Watch | None = None) -> Report:
-    """Answers at once, unless the cell's method asks for trouble; the place's root is scratch."""
-    if watch is not None:
-        watch(32, 64)
-    scratch = Path(place.root or ".")
+def measure(cell: Cell, machine: Machine, *, on_progress: OnProgress | None = None) -> CellResult:
+    """Answers at once, unless the cell's method asks for trouble; the machine's root is scratch."""
+    if on_progress is not None:
+        on_progress(32, 64)
+    scratch = Path(machine.root or ".")
     if cell.method == "kills-once" and not (scratch / "killed").exists():
         (scratch / "killed").touch()
         os.kill(os.getpid(), signal.SIGKILL)

@@ -22,7 +22,7 @@ from stand_ins import cell, report
 
 from poem import predict
 from poem._util.files import read_json, write_atomic
-from poem.bench.result import Report
+from poem.bench.result import CellResult
 from poem.bench.store import Store
 from poem.cli.main import main
 from poem.streams.corruptions import corrupt_folder as _folder
@@ -168,7 +168,7 @@ def test_what_a_killed_writer_left_is_removed_under_the_lock(tmp_path: Path, mon
         patch.setattr(Path, "replace", lambda *_: None)
         patch.setattr(Path, "unlink", lambda *_, **__: None)
         store.save(report(cell()))
-    folder = store.path(cell()).parent
+    folder = store.path(cell(), cell().key).parent
     assert len(files(folder)) == 1
     with store.lock():
         assert files(folder) == []
@@ -176,7 +176,7 @@ def test_what_a_killed_writer_left_is_removed_under_the_lock(tmp_path: Path, mon
 
 def test_a_dangling_link_in_place_of_a_result_is_moved_aside(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    path = store.path(cell())
+    path = store.path(cell(), report(cell()).key)
     path.parent.mkdir(parents=True)
     path.symlink_to(tmp_path / "gone")
     store.save(report(cell()))
@@ -612,18 +612,18 @@ def test_an_edited_result_is_noticed(tmp_path: Path) -> None:
     store, mine = Store(tmp_path), cell()
     path = store.save(report(mine))
     assert len(json.loads(path.read_text())["checksum"]) == 64
-    assert Report.load(path).intact is True
-    assert Report.load(path) == report(mine), "equality is of results"
+    assert CellResult.load(path).intact is True
+    assert CellResult.load(path) == report(mine), "equality is of results"
     edit(path, lambda values: None, sort_keys=True)
-    assert Report.load(path).intact is True, "another layout is no edit"
+    assert CellResult.load(path).intact is True, "another layout is no edit"
     edit(path, better)
-    (found,) = store.reports()
+    (found,) = store.results()
     assert found.intact is False
     assert found.metrics["top1"] == 99.0
     assert "was edited after it was measured" in store.edited[path]
     assert path.name in store.edited[path]
     assert store.broken == {}
-    assert found.key == mine.key
+    assert found.cell_key == mine.key
     for change in (
         lambda values: values["timing"].update(total_s=0.1),
         lambda values: values["notes"].append("all is well"),
@@ -632,14 +632,14 @@ def test_an_edited_result_is_noticed(tmp_path: Path) -> None:
     ):
         report(mine).save(path)
         edit(path, change)
-        assert Report.load(path).intact is False
+        assert CellResult.load(path).intact is False
 
 
 def test_a_result_without_a_checksum_is_of_an_older_version(tmp_path: Path) -> None:
     store = Store(tmp_path)
     path = store.save(report(cell()))
     edit(path, lambda values: values.pop("checksum"))
-    (found,) = store.reports()
+    (found,) = store.results()
     assert found.intact is None
     assert found == report(cell())
     assert store.unchecked == {path}
@@ -651,8 +651,8 @@ def test_an_edited_result_gets_no_new_checksum(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     report(cell()).save(path)
     edit(path, better)
-    Report.load(path).save(tmp_path / "b.json")
-    assert Report.load(tmp_path / "b.json").intact is None
+    CellResult.load(path).save(tmp_path / "b.json")
+    assert CellResult.load(tmp_path / "b.json").intact is None
 
 
 def test_pages_and_comparisons_mark_edited_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,10 +14,10 @@ from toys import images
 
 import poem
 from poem.adapter import Adapter
-from poem.bench import opening
-from poem.bench.benchmark import measure
+from poem.bench import load_cell
 from poem.bench.cell import Cell
-from poem.bench.result import Report
+from poem.bench.measure import measure
+from poem.bench.result import CellResult
 from poem.cli.main import main
 from poem.predict import answers
 from poem.streams import datasets
@@ -110,15 +110,15 @@ def digits(labels: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     """Twelve digits with these labels, in the place of all."""
     data = Tensors(datasets.mnist_digits(split="test").images[:FRESH], labels, name="digits-test")
     monkeypatch.setitem(datasets.DATASETS, "digits-test", lambda root=None: data)
-    opening.forget()
+    load_cell.clear_caches()
 
 
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
     """Nothing kept from other tests, nothing left for them."""
-    opening.forget()
+    load_cell.clear_caches()
     yield
-    opening.forget()
+    load_cell.clear_caches()
 
 
 @pytest.mark.parametrize("method", ["poem", "lame"])
@@ -137,9 +137,9 @@ def test_no_scenario_shows_a_label_to_a_cell(
         reports.append(measure(cell))
         assert same(first, taken(handed))
         digits(labels, monkeypatch)
-    streams = opening.Data.streams
+    streams = load_cell.CellData.streams
     monkeypatch.setattr(
-        opening.Data, "streams", lambda self, order: (Relabelled((both := streams(self, order))[0]), both[1])
+        load_cell.CellData, "streams", lambda self, order: (Relabelled((both := streams(self, order))[0]), both[1])
     )
     reports.append(measure(cell))
     assert same(first, taken(handed))
@@ -164,7 +164,7 @@ def test_poem_run_shows_no_label(
         digits(labels, monkeypatch)
         assert main(words) == 0
         found.append(taken(handed))
-        metrics.append(Report.load(tmp_path / "result.json").metrics)
+        metrics.append(CellResult.load(tmp_path / "result.json").metrics)
     assert same(*found)
     assert metrics[0]["nll"] != metrics[1]["nll"]
     for name in ("entropy_before", "entropy_after"):

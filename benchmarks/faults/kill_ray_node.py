@@ -24,10 +24,10 @@ from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 
-from poem.bench.runners import Ended, Event, Inline, Ray
+from poem.bench.runners import CellEnded, Event, Inline, Ray
 from poem.bench.store import Store
 from poem.bench.suites import load
-from poem.bench.sweep import Planned, sweep
+from poem.bench.sweep import SweepPlanned, sweep
 
 LOOPBACK = "127.0.0.1"
 TOKEN = secrets.token_hex(32)
@@ -102,14 +102,14 @@ class Killer:
         self.ended = self.of_victim = self.at = 0
         self.killed: list[int] = []
 
-    def __call__(self, event: Planned | Event) -> None:
+    def __call__(self, event: SweepPlanned | Event) -> None:
         """Count results; kill when a third is there."""
-        if isinstance(event, Planned):
+        if isinstance(event, SweepPlanned):
             self.total = len(event.todo)
-        elif isinstance(event, Ended):
+        elif isinstance(event, CellEnded):
             self.ended += 1
-            if not self.killed and event.report is not None:
-                self.of_victim += event.report.host["pid"] in family(self.victim.pid)
+            if not self.killed and event.result is not None:
+                self.of_victim += event.result.host["pid"] in family(self.victim.pid)
             if not self.killed and self.of_victim and self.ended >= self.total // 3:
                 self.at, self.killed = self.ended, kill(self.victim)
 
@@ -142,15 +142,15 @@ def main() -> int:
             if standing(address, 2) != 2:
                 raise SystemExit(f"the second node did not join:\n{(folder / 'b/log').read_text()}")
             killer = Killer(second)
-            cluster = sweep(cells, Store(folder / "ray"), engine=Ray(address=address), watch=killer)
+            cluster = sweep(cells, Store(folder / "ray"), runner=Ray(address=address), on_event=killer)
             after = standing(address, 1)
         finally:
             for process in (second, head):
                 if process is not None and process.poll() is None:
                     kill(process)
-        alone = sweep(cells, Store(folder / "alone"), engine=Inline())
+        alone = sweep(cells, Store(folder / "alone"), runner=Inline())
         found, expected = (
-            {report.key: report.identity() for report in Store(folder / place).reports()} for place in ("ray", "alone")
+            {report.key: report.identity() for report in Store(folder / place).results()} for place in ("ray", "alone")
         )
     figures = {
         "command": f"python benchmarks/faults/kill_ray_node.py --suite {args.suite} --limit {args.limit}",

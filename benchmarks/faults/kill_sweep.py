@@ -24,10 +24,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from poem.bench.benchmark import Place
-from poem.bench.benchmark import measure as plain
 from poem.bench.cell import Cell
-from poem.bench.result import Report
+from poem.bench.load_cell import Machine
+from poem.bench.measure import measure as plain
+from poem.bench.result import CellResult
 from poem.bench.runners import Workers
 from poem.bench.store import Store
 from poem.bench.suites import load
@@ -37,17 +37,17 @@ LOG = "KILL_SWEEP_LOG"
 Stand = dict[str, tuple[bytes, int]]
 
 
-def measure(cell: Cell, place: Place, *, watch: Callable[[int, int], None] | None = None) -> Report:
+def measure(cell: Cell, machine: Machine, *, on_progress: Callable[[int, int], None] | None = None) -> CellResult:
     """Note that a cell is begun, then measure it."""
     with open(os.environ[LOG], "a", encoding="utf-8") as file:
         file.write(f"{cell.key}\n")
-    return plain(cell, place, watch=watch)
+    return plain(cell, machine, on_progress=on_progress)
 
 
 def drive(args: argparse.Namespace) -> int:
     """The sweep that is killed: what `poem bench` does, with workers that note what they begin."""
     cells = load(args.suite, "tiny", limit=args.limit).cells
-    outcome = sweep(cells, Store(args.drive), engine=Workers(count=args.workers, measure="kill_sweep:measure"))
+    outcome = sweep(cells, Store(args.drive), runner=Workers(count=args.workers, measure="kill_sweep:measure"))
     print(outcome)
     return outcome.code
 
@@ -82,7 +82,7 @@ def half_written(out: Path) -> int:
 def identities(out: Path) -> dict[str, dict[str, Any]]:
     """What must be equal, by cell; a broken or failed file is an error."""
     store = Store(out)
-    found = {report.key: report.identity() for report in store.reports()}
+    found = {report.key: report.identity() for report in store.results()}
     if store.broken or store.failures():
         raise SystemExit(f"broken: {list(store.broken.values())}, failed: {list(store.failures())}")
     return found

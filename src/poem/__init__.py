@@ -16,7 +16,7 @@ _HOMES = {
     "Recipe": "poem.recipes.recipe",
     "methods": "poem.recipes.methods",
     "recipe": "poem.recipes.methods",
-    "evaluate": "poem.bench.benchmark",
+    "evaluate": "poem.bench.evaluate",
     "corrupt": "poem.streams.corruptions",
     "parts": "poem.parts",
 }
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from poem import parts
     from poem.adapter import Adapter
     from poem.api import adapt
-    from poem.bench.benchmark import evaluate
+    from poem.bench.evaluate import evaluate
     from poem.recipes.methods import methods, recipe
     from poem.recipes.recipe import Recipe
     from poem.streams.corruptions import corrupt

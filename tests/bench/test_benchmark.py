@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import poem
-from poem.bench.benchmark import Row
+from poem.bench.evaluate import Row
 from poem.bench.metrics import ECE, NLL, Accuracy
 from poem.engine.model_lock import model_lock
 from poem.parts import EntropyBelow, Memory, Outputs, Select
@@ -157,7 +157,7 @@ def hot(labels: Tensor) -> Tensor:
         lambda labels: tuple(labels), lambda labels: labels.to(torch.uint8),
     ],
 )  # fmt: skip
-def test_labels_whose_meaning_is_clear_are_taken(form: Callable[[Tensor], Any]) -> None:
+def test_labels_whose_meaning_is_clear_are_accepted(form: Callable[[Tensor], Any]) -> None:
     net = make_net("bn")
     plain = poem.evaluate(net, stream(), "tent")["tent"]
     formed = poem.evaluate(net, [(images, form(labels)) for images, labels in stream()], "tent")["tent"]
@@ -260,7 +260,7 @@ def test_an_idle_stream_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     adapter = poem.adapt(make_net("gn"), "poem")
     for _ in range(12):
         adapter(stream()[0][0])
-    assert caplog.text.count("taught nobody") == 1
+    assert caplog.text.count("selected no sample") == 1
     assert "threshold=" in caplog.text
     single_images = poem.adapt(make_net("bn"), "tent")
     single_images(torch.rand(1, 3, 16, 16))

@@ -9,24 +9,24 @@ from typing import Any
 import pytest
 
 from poem.bench import suites
+from poem.bench.analysis import accuracy_claims, claims
 from poem.bench.analysis import choose_lr as choice
-from poem.bench.analysis import claims
 from poem.bench.analysis.aggregate import Grid, metric
 from poem.bench.analysis.claims import Evidence, Pair, check
 from poem.bench.cell import Cell
-from poem.bench.result import Report
+from poem.bench.result import CellResult
 from poem.recipes.methods import methods
 from poem.recipes.text import written
 from poem.streams.shift import EXTRA
 
 
-def report(cell: Cell, top1: float = 50.0, **fields: Any) -> Report:
+def report(cell: Cell, top1: float = 50.0, **fields: Any) -> CellResult:
     """What a cell might have given."""
     given: dict[str, Any] = {
         "recipe": written(cell.recipe()), "base": {}, "card": {}, "domains": {}, "windows": [], "groups": {},
         "ledger": {}, **fields,
     }  # fmt: skip
-    return Report(cell=cell, metrics={"top1": top1}, **given)
+    return CellResult(cell=cell, metrics={"top1": top1}, **given)
 
 
 CELL = Cell(base="digits-bn", data="digits-test", method="poem")
@@ -50,24 +50,24 @@ def test_a_number_is_a_mean_over_cells_then_over_seeds() -> None:
     evidence = Evidence.of(suite, reports)
     assert evidence.at("", "Entropy", "Accuracy") == 60.5
     assert evidence.at("", "Cross-entropy", "Accuracy") == 70.0
-    ((claim, verdict),) = claims.judged(suite, reports)
+    ((claim, verdict),) = claims.check_claims(suite, reports)
     assert claim.check == "cross-entropy-above-entropy"
     assert verdict.holds
     assert verdict.words == "Cross-entropy 70.0, Entropy 60.5"
 
 
-def test_nothing_is_said_while_a_planned_seed_is_missing() -> None:
+def test_a_claim_is_undecided_while_a_planned_seed_is_missing() -> None:
     suite = suites.load("branch-loss", seeds=[0, 1])
     rows = {placed.cell.key: placed.row for placed in suite.placed}
     reports = [report(cell, 60.0 if rows[cell.key] == "Entropy" else 70.0) for cell in suite.cells]
-    ((_, whole),) = claims.judged(suite, reports)
+    ((_, whole),) = claims.check_claims(suite, reports)
     assert whole.holds
-    ((_, partial),) = claims.judged(suite, [each for each in reports if each.cell != suite.cells[1]])
+    ((_, partial),) = claims.check_claims(suite, [each for each in reports if each.cell != suite.cells[1]])
     assert (partial.holds, partial.words) == (None, "not there: Cross-entropy Accuracy")
     assert (whole.state, partial.state) == ("holds", "cannot say")
 
 
-def test_a_claim_looks_at_the_numbers_of_the_page() -> None:
+def test_a_claim_is_checked_on_the_numbers_of_the_page() -> None:
     """Averages of rows too: by seed the mean over columns, then over seeds."""
     suite = suites.load("table1", seeds=[0, 1, 2])
     reports = [report(cell, 10 + len(cell.label) ** 1.7 % 60 + cell.seed / 3) for cell in suite.cells]
@@ -94,7 +94,7 @@ def test_a_claim_looks_at_the_numbers_of_the_page() -> None:
 def test_no_claim_holds_on_what_flags_left(name: str, cut: dict[str, list[str]], words: str) -> None:
     suite = suites.load(name, **cut)  # type: ignore[arg-type]
     reports = [report(cell, 70.0 if cell.method == "poem" else 40.0) for cell in suite.cells]
-    for _, verdict in claims.judged(suite, reports):
+    for _, verdict in claims.check_claims(suite, reports):
         assert verdict.holds is None
         assert verdict.words.startswith(words)
 
@@ -102,22 +102,22 @@ def test_no_claim_holds_on_what_flags_left(name: str, cut: dict[str, list[str]],
 def test_seeds_leave_claims_to_their_checks_and_other_settings_do_not() -> None:
     for flags in ({"seeds": [5]}, {"methods": ["*"]}):
         suite = suites.load("branch-loss", **flags)
-        assert [verdict.holds for _, verdict in claims.judged(suite, map(report, suite.cells))] == [True]
+        assert [verdict.holds for _, verdict in claims.check_claims(suite, map(report, suite.cells))] == [True]
     suite = suites.load("branch-loss", changes={"severity": 3})
-    ((_, verdict),) = claims.judged(suite, map(report, suite.cells))
+    ((_, verdict),) = claims.check_claims(suite, map(report, suite.cells))
     assert verdict.holds is None
     assert "severity 3" in verdict.words
 
 
 @pytest.mark.parametrize("name", suites.all_names())
-def test_what_is_not_measured_yet_is_not_judged(name: str) -> None:
+def test_claims_on_missing_results_are_undecided(name: str) -> None:
     suite = suites.load(name)
     first = report(suite.cells[0])
-    assert {verdict.holds for _, verdict in claims.judged(suite, [first])} == {None}
+    assert {verdict.holds for _, verdict in claims.check_claims(suite, [first])} == {None}
 
 
-@pytest.mark.parametrize("name", claims.CHECKS)
-def test_without_numbers_no_check_says_yes_or_no(name: str) -> None:
+@pytest.mark.parametrize("name", claims.checks())
+def test_every_check_is_undecided_without_numbers(name: str) -> None:
     verdict = check(name, Evidence({}, {}))
     assert verdict.holds is None
     assert verdict.words
@@ -143,13 +143,13 @@ def test_poem_is_best_only_above_all_rivals() -> None:
 
 
 def test_poem_raises_every_method_or_the_claim_fails() -> None:
-    table = {(name, "BN"): 50.0 for name in claims.METHODS} | {
-        (f"{name} + POEM", "BN"): 51.0 for name in claims.METHODS
+    table = {(name, "BN"): 50.0 for name in accuracy_claims.METHODS} | {
+        (f"{name} + POEM", "BN"): 51.0 for name in accuracy_claims.METHODS
     }
     assert verdict("poem-above-base", table)
     assert not verdict("poem-above-base", {**table, ("SAR + POEM", "BN"): 50.0})
-    iterated = {(f"{name}*", "BN"): 50.0 for name in claims.METHODS}
-    explored = {(f"{name} + POEM-I", "BN"): 50.2 for name in claims.METHODS}
+    iterated = {(f"{name}*", "BN"): 50.0 for name in accuracy_claims.METHODS}
+    explored = {(f"{name} + POEM-I", "BN"): 50.2 for name in accuracy_claims.METHODS}
     assert verdict("exploring-beats-iterating", iterated | explored)
     assert not verdict("exploring-beats-iterating", iterated | {**explored, ("Tent + POEM-I", "BN"): 49.0})
 
@@ -157,7 +157,7 @@ def test_poem_raises_every_method_or_the_claim_fails() -> None:
 def test_parts_are_compared_by_column() -> None:
     table = {
         ("BN", f"{name}{part}"): value
-        for name in claims.METHODS
+        for name in accuracy_claims.METHODS
         for part, value in (("", 50.0), (" + POEM-I", 52.0), (" + POEM-II", 51.0))
     }
     assert verdict("parts-above-base", table)
@@ -296,7 +296,7 @@ def test_gradients_by_area() -> None:
 # Learning rates -------------------------------------------------------------------------------------------------------
 
 
-def held_out(**scores: float) -> list[Report]:
+def held_out(**scores: float) -> list[CellResult]:
     """Reports of the hold-out suite; a score by learning rate and corruption, such as `spatter_3`."""
     found = []
     for placed in suites.load("holdout", methods=["tent"]).placed:

@@ -25,11 +25,14 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 import poem
 from poem import zoo
 from poem._util.caching import Fingerprint, LRUCache, cache_key
-from poem.bench import opening
+from poem.bench import load_cell
 from poem.bench.cell import Cell
-from poem.bench.opening import Place
+from poem.bench.load_cell import Machine, weights_sha256
+from poem.bench.measure import measure
+from poem.bench.store import Store
 from poem.engine import source_data
-from poem.parts import FisherAnchor, FromBatch, Memory, NormAffine, Outputs, Part, Source, Statistics
+from poem.parts import EntropyBelow, FisherAnchor, FromBatch, Memory, NormAffine, Outputs, Part, Source, Statistics
+from poem.recipes import methods
 from poem.streams import datasets
 from poem.streams.datasets import Tensors
 from poem.streams.shift import CLEAN, Shift
@@ -349,11 +352,11 @@ def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
 
     monkeypatch.setitem(datasets.DATASETS, "toy", toys)
     monkeypatch.setitem(datasets.DATASETS, "toy2", lambda root=None: blurred(40, 16, seed=3))
-    monkeypatch.setattr(opening, "_training", lambda base, root: blurred(60, 16, seed=len(base.name + (root or ""))))
+    monkeypatch.setattr(load_cell, "_training", lambda base, root: blurred(60, 16, seed=len(base.name + (root or ""))))
     monkeypatch.delenv("POEM_DATA", raising=False)
-    opening.forget()
+    load_cell.clear_caches()
     yield tmp_path
-    opening.forget()
+    load_cell.clear_caches()
 
 
 def asked(**fields: Any) -> Cell:
@@ -362,33 +365,33 @@ def asked(**fields: Any) -> Cell:
     return Cell(**values)
 
 
-def the_model(cell: Cell, place: Place) -> Any:
-    return opening.load_model(cell, place)
+def the_model(cell: Cell, machine: Machine) -> Any:
+    return load_cell.load_model(cell, machine)
 
 
-def the_images(cell: Cell, place: Place) -> Any:
-    data = opening.Data(cell, zoo.base(cell.base), place)
-    return data.made(Shift(cell.corruptions[0], cell.severity))
+def the_images(cell: Cell, machine: Machine) -> Any:
+    data = load_cell.CellData(cell, zoo.base(cell.base), machine)
+    return data.corrupted(Shift(cell.corruptions[0], cell.severity))
 
 
-def the_clean(cell: Cell, place: Place) -> Any:
-    return opening.Data(cell, zoo.base(cell.base), place).whole(CLEAN)
+def the_clean(cell: Cell, machine: Machine) -> Any:
+    return load_cell.CellData(cell, zoo.base(cell.base), machine).all_stored(CLEAN)
 
 
-def the_source(cell: Cell, place: Place) -> Any:
-    return opening.source_images(cell, zoo.base(cell.base), place)
+def the_source(cell: Cell, machine: Machine) -> Any:
+    return load_cell.source_images(cell, zoo.base(cell.base), machine)
 
 
 def content(kept: Any) -> list[Tensor]:
     """All values of a kept thing, to compare."""
-    if isinstance(kept, opening.Loaded):
+    if isinstance(kept, load_cell.LoadedModel):
         return list(kept.model.parameters())
     if isinstance(kept, datasets.Batches):
         return [batch for batch, _ in kept]
     return [kept[at] for at in range(len(kept))]
 
 
-KEPT: list[tuple[Callable[[Cell, Place], Any], str, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
+KEPT: list[tuple[Callable[[Cell, Machine], Any], str, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
     (the_model, "base", {"base": "toy2"}, {}, {}),
     (the_model, "seed", {"seed": 1}, {}, {}),
     (the_images, "data", {"data": "toy2"}, {}, {}),
@@ -413,23 +416,23 @@ KEPT: list[tuple[Callable[[Cell, Place], Any], str, dict[str, Any], dict[str, An
     (the_source, "batch_size", {"batch_size": 8}, {}, {}),
     (the_source, "crop", {}, {}, {"crop": 12}),
 ]  # fmt: skip
-"""How to get a kept thing, the field, and its change: of the cell, of the place, of the base."""
+"""How to get a kept thing, the field, and its change: of the cell, of the machine, of the base."""
 
 
-@pytest.mark.parametrize(("get", "name", "cell", "place", "base"), KEPT,
+@pytest.mark.parametrize(("get", "name", "cell", "machine", "base"), KEPT,
                          ids=[f"{row[0].__name__}-{row[1]}" for row in KEPT])  # fmt: skip
 def test_what_cells_share_follows_everything_that_it_depends_on(
-    get: Callable[[Cell, Place], Any], name: str, cell: dict[str, Any], place: dict[str, Any], base: dict[str, Any],
+    get: Callable[[Cell, Machine], Any], name: str, cell: dict[str, Any], machine: dict[str, Any], base: dict[str, Any],
     world: Path, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    first = get(asked(), Place())
+    first = get(asked(), Machine())
     before = [each.clone() for each in content(first)]
-    assert get(asked(), Place()) is first, "kept"
+    assert get(asked(), Machine()) is first, "kept"
     if base:
         monkeypatch.setitem(zoo.catalog._BASES, "toy", replace(zoo.catalog._BASES["toy"], **base))
-    found = content(get(asked(**cell), Place(**place)))
-    opening.forget()
-    fresh = content(get(asked(**cell), Place(**place)))
+    found = content(get(asked(**cell), Machine(**machine)))
+    load_cell.clear_caches()
+    fresh = content(get(asked(**cell), Machine(**machine)))
     assert len(found) == len(fresh)
     assert all(map(torch.equal, found, fresh)), f"{name} changed, and what was kept is of the former"
     same = len(found) == len(before) and all(
@@ -439,26 +442,26 @@ def test_what_cells_share_follows_everything_that_it_depends_on(
 
 
 @pytest.mark.parametrize(
-    ("name", "cell", "place"), [("threads", {"threads": 2}, {}), ("device", {}, {"device": "meta"})]
+    ("name", "cell", "machine"), [("threads", {"threads": 2}, {}), ("device", {}, {"device": "meta"})]
 )
 def test_what_shows_in_the_last_bits_alone_is_made_anew(
-    name: str, cell: dict[str, Any], place: dict[str, Any], world: Path
+    name: str, cell: dict[str, Any], machine: dict[str, Any], world: Path
 ) -> None:
     get = {"threads": the_images, "device": the_model}[name]
-    assert get(asked(**cell), Place(**place)) is not get(asked(), Place())
+    assert get(asked(**cell), Machine(**machine)) is not get(asked(), Machine())
 
 
 @pytest.mark.parametrize("get", [the_model, the_images, the_clean, the_source])
-def test_nothing_is_kept_once_it_was_forgotten(get: Callable[[Cell, Place], Any], world: Path) -> None:
-    first = get(asked(), Place())
-    assert get(asked(), Place()) is first
-    opening.forget()
-    assert get(asked(), Place()) is not first
+def test_nothing_is_kept_once_it_was_forgotten(get: Callable[[Cell, Machine], Any], world: Path) -> None:
+    first = get(asked(), Machine())
+    assert get(asked(), Machine()) is first
+    load_cell.clear_caches()
+    assert get(asked(), Machine()) is not first
 
 
 def test_source_images_are_drawn_once_from_all(world: Path) -> None:
     """Not the first ones, which may all be of one class; the same ones whatever the cell's seed."""
-    found = torch.cat([batch for batch, _ in the_source(asked(), Place())])
+    found = torch.cat([batch for batch, _ in the_source(asked(), Machine())])
     every = blurred(60, 16, seed=len("toy"))
     pool = torch.stack([every[at] for at in range(60)]).float() / 255
     places = [
@@ -468,26 +471,88 @@ def test_source_images_are_drawn_once_from_all(world: Path) -> None:
     assert len(set(places)) == 16
     assert places != list(range(16))
     assert max(places) >= 16
-    assert the_source(asked(seed=5, corruptions=("fog",), n=3), Place()) is the_source(asked(), Place())
+    assert the_source(asked(seed=5, corruptions=("fog",), n=3), Machine()) is the_source(asked(), Machine())
 
 
 def test_a_file_of_weights_that_was_replaced_is_loaded_anew(world: Path) -> None:
-    from safetensors.torch import save_file
-
-    cell, place, file = asked(weights=None), Place(weights=str(world)), world / "toy.safetensors"
-
-    def store(seed: int) -> None:
-        save_file(make_net("gn", seed=seed).state_dict(), file)
-
-    store(0)
-    drawn = opening.load_model(asked(), place)
-    first = opening.load_model(cell, place)
-    assert (drawn.sha256, first is drawn) == ("random", False)
-    assert opening.load_model(cell, place) is first
-    store(1)
-    second = opening.load_model(cell, place)
+    cell, machine, file = asked(weights=None), Machine(weights=str(world)), world / "toy.safetensors"
+    store_weights(file, 0)
+    drawn = load_cell.load_model(asked(), machine)
+    first = load_cell.load_model(cell, machine)
+    assert (drawn.random, first.random, first is drawn) == (True, False, False)
+    assert load_cell.load_model(cell, machine) is first
+    store_weights(file, 1)
+    second = load_cell.load_model(cell, machine)
     assert second.sha256 != first.sha256
     assert not torch.equal(second.model.fc.weight, first.model.fc.weight)  # type: ignore[arg-type, union-attr]
+
+
+# Keys of results ------------------------------------------------------------------------------------------------------
+
+
+def store_weights(file: Path, seed: int) -> None:
+    from safetensors.torch import save_file
+
+    save_file(make_net("gn", seed=seed).state_dict(), file)
+
+
+def test_a_cell_is_finished_with_its_recipe_and_its_weights_alone(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, machine, store = world / "toy.safetensors", Machine(weights=str(world)), Store(world / "out")
+    weights = partial(weights_sha256, machine=machine)
+
+    def fresh() -> Cell:
+        return asked(method="tent", weights=None)
+
+    results = []
+    for seed in (0, 1):
+        store_weights(file, seed)
+        assert store.finished(fresh(), weights) is None, "no result with these weights"
+        results.append(measure(fresh(), machine))
+        store.save(results[-1])
+        assert store.finished(fresh(), weights) == results[-1]
+    assert results[0].cell_key == results[1].cell_key == fresh().key
+    assert results[0].key != results[1].key
+    store_weights(file, 0)
+    assert store.finished(fresh(), weights) == results[0], "the former weights have their former result"
+    file.unlink()
+    assert store.finished(fresh(), weights) in results, "any weights count where none are at hand"
+    store_weights(file, 0)
+    monkeypatch.setitem(methods.METHODS, "tent", lambda: poem.Recipe(select=EntropyBelow(0.3)))
+    assert store.finished(fresh(), weights) is None
+    assert store.finished(fresh()) is None
+    assert fresh().key != results[0].cell_key
+    assert len(list(store.results())) == 2, "the former results stay"
+
+
+def test_random_weights_are_told_apart_by_their_tensors(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, weights = Store(world / "out"), partial(weights_sha256, machine=Machine())
+    result = measure(asked(method="tent"))
+    store.save(result)
+    assert result.base["sha256"] == "random"
+    assert result.base["tensors_sha256"] == weights(asked()) != weights(asked(seed=1))
+    assert store.finished(asked(method="tent"), weights) == result
+    monkeypatch.setitem(nets.NETS, "toy", partial(ConvNet, 10, groups=2))
+    monkeypatch.setattr(nets, "build", lambda name, seed=0: make_net("gn", seed=seed + 7))
+    load_cell.clear_caches()
+    assert store.finished(asked(method="tent"), weights) is None, "the network is initialised otherwise"
+
+
+def test_weights_are_hashed_once_and_only_where_there_is_a_result(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, machine, store = world / "toy.safetensors", Machine(weights=str(world)), Store(world / "out")
+    store_weights(file, 0)
+    read: list[Path] = []
+    plain = Path.open
+
+    def noted(self: Path, *args: Any, **settings: Any) -> Any:
+        read.append(self)
+        return plain(self, *args, **settings)
+
+    monkeypatch.setattr(Path, "open", noted)
+    assert store.finished(asked(weights=None), partial(weights_sha256, machine=machine)) is None
+    assert file not in read, "there is no result to compare with"
+    digests = {weights_sha256(asked(weights=None, seed=seed), machine) for seed in range(3)}
+    assert len(digests) == 1
+    assert read.count(file) == 1
 
 
 # The tools ------------------------------------------------------------------------------------------------------------

@@ -21,12 +21,13 @@ from torch import Tensor
 import poem
 from poem import zoo
 from poem.adapter import Adapter
-from poem.bench import opening
+from poem.bench import load_cell
 from poem.bench import provenance as origins
-from poem.bench.benchmark import Place, measure
 from poem.bench.cell import Cell
-from poem.bench.result import Report
-from poem.bench.run_stream import Delay, Run
+from poem.bench.load_cell import Machine
+from poem.bench.measure import measure
+from poem.bench.result import CellResult
+from poem.bench.run_stream import Delay, StreamRun
 from poem.parts import EntropyBelow
 from poem.recipes import methods as method
 from poem.recipes.text import written
@@ -47,9 +48,9 @@ def cell(method: str = "poem", **settings: Any) -> Cell:
 @pytest.fixture
 def fresh() -> Iterator[None]:
     """Nothing kept from other tests, nothing left for them."""
-    opening.forget()
+    load_cell.clear_caches()
     yield
-    opening.forget()
+    load_cell.clear_caches()
 
 
 def add_base(patch: pytest.MonkeyPatch, name: str, *, classes: int = 10, side: int = 32, kind: str = "bn") -> None:
@@ -65,45 +66,46 @@ def add_base(patch: pytest.MonkeyPatch, name: str, *, classes: int = 10, side: i
 # Identity -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_cell_gives_the_same_report_whatever_ran_before(fresh: None) -> None:
+def test_a_cell_gives_the_same_result_whatever_ran_before(fresh: None) -> None:
     asked = cell(probes=("gradients",), n=32, batch_size=16)
     first = measure(asked)
     measure(cell("eata", corruptions=(FOG,), source_images=100))
     measure(cell("sar", base="digits-gn", scenario="mixed", corruptions=(NOISE, FOG)))
     again = measure(asked)
-    opening.forget()
+    load_cell.clear_caches()
     anew = measure(asked)
     assert first.identity() == again.identity() == anew.identity()
     assert {"timing", "host", "provenance"}.isdisjoint(first.identity())
 
 
-def test_importance_measured_through_another_mask_is_not_taken(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_importance_measured_through_another_mask_is_not_reused(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """EATA's anchor depends on which classes there are: masked after unmasked equals masked alone."""
     add_base(monkeypatch, "digits-twelve", classes=12)
     asked = cell(
         "eata", base="digits-twelve", weights="random", preset="imagenet", source_images=64,
         changes={"select": "EntropyBelow(1.0)"},
     )  # fmt: skip
-    monkeypatch.setattr(opening.Data, "mask", lambda self: None)
+    monkeypatch.setattr(load_cell.CellData, "mask", lambda self: None)
     unmasked = measure(asked)
-    monkeypatch.setattr(opening.Data, "mask", lambda self: list(range(10)))
+    monkeypatch.setattr(load_cell.CellData, "mask", lambda self: list(range(10)))
     after = measure(asked)
-    opening.forget()
+    load_cell.clear_caches()
     alone = measure(asked)
     assert alone.ledger["updates"] > 0
     assert after.identity() == alone.identity()
     assert unmasked.metrics != alone.metrics
 
 
-def test_a_report_has_the_key_of_its_cell_until_the_recipe_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_result_has_the_key_of_its_cell_until_the_recipe_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another default is another cell: the old result stays sound, and is not taken for the new."""
     report = measure(cell("tent", n=32))
-    assert report.key == cell("tent", n=32).key
+    assert report.cell_key == cell("tent", n=32).key
+    assert report.key == f"{report.cell_key}-{report.base['sha256'][:8]}"
     monkeypatch.setitem(method.METHODS, "tent", lambda: poem.Recipe(select=EntropyBelow(0.3)))
-    assert report.key != cell("tent", n=32).key
-    assert Report.from_dict(json.loads(json.dumps(report.to_dict()))) == report
+    assert report.cell_key != cell("tent", n=32).key
+    assert CellResult.from_dict(json.loads(json.dumps(report.to_dict()))) == report
     with pytest.raises(ValueError, match="the file was edited"):
-        Report.from_dict({**report.to_dict(), "recipe": {**report.recipe, "lr": "0.1"}})
+        CellResult.from_dict({**report.to_dict(), "recipe": {**report.recipe, "lr": "0.1"}})
 
 
 def test_a_corruption_whose_images_changed_makes_other_keys_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,14 +113,14 @@ def test_a_corruption_whose_images_changed_makes_other_keys_and_no_others(monkey
     kinds = {name: cell("tent", corruptions=[name], n=32) for name in ("frost", "fog")}
     now = {name: replace(each).key for name, each in kinds.items()}
     report = measure(kinds["frost"])
-    assert report.key == now["frost"]
+    assert report.cell_key == now["frost"]
     saved = json.loads(json.dumps(report.to_dict()))
     monkeypatch.setitem(VERSIONS, "frost", VERSIONS["frost"] + 1)
     later = {name: replace(each).key for name, each in kinds.items()}
     assert later["frost"] != now["frost"]
     assert later["fog"] == now["fog"]
     with pytest.raises(ValueError, match=r"edited, or its images are of an earlier version of frost; measure it again"):
-        Report.from_dict(saved)
+        CellResult.from_dict(saved)
 
 
 def test_the_keys_of_cells_without_frost_are_those_of_before() -> None:
@@ -127,10 +129,10 @@ def test_the_keys_of_cells_without_frost_are_those_of_before() -> None:
     assert plain.key == hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def test_a_report_is_plain_and_comes_back(tmp_path: Path) -> None:
+def test_a_result_round_trips_through_its_file(tmp_path: Path) -> None:
     report = measure(cell(probes=("gradients",), eta=1.0, n=32, batch_size=16))
     report.save(tmp_path / "cell.json")
-    back = Report.load(tmp_path / "cell.json")
+    back = CellResult.load(tmp_path / "cell.json")
     written = json.loads((tmp_path / "cell.json").read_text())
     assert written.pop("checksum")
     assert back.intact
@@ -144,21 +146,21 @@ def test_a_report_is_plain_and_comes_back(tmp_path: Path) -> None:
 def test_images_made_once_are_the_images_made_on_the_fly(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = cell("tent", scenario="mixed", corruptions=(NOISE, "glass_blur", "clean"), n=40)
     kept = measure(asked)
-    assert len(opening._MADE) == 3
-    opening.forget()
-    monkeypatch.setattr(opening, "ROOM", 0)
+    assert len(load_cell._CORRUPTED) == 3
+    load_cell.clear_caches()
+    monkeypatch.setattr(load_cell, "CACHE_BYTES", 0)
     assert measure(asked).identity() == kept.identity()
-    assert len(opening._MADE) == 0
+    assert len(load_cell._CORRUPTED) == 0
 
 
-def test_threads_are_the_cells_and_are_put_back() -> None:
+def test_threads_are_the_cells_and_are_restored() -> None:
     before, seen = torch.get_num_threads(), []
-    measure(cell("source", threads=2, n=32), watch=lambda done, total: seen.append(torch.get_num_threads()))
+    measure(cell("source", threads=2, n=32), on_progress=lambda done, total: seen.append(torch.get_num_threads()))
     assert seen == [2]
     assert torch.get_num_threads() == before
 
 
-def test_chance_outside_is_left_alone() -> None:
+def test_the_global_generator_is_not_advanced() -> None:
     torch.manual_seed(3)
     expected = torch.rand(1)
     torch.manual_seed(3)
@@ -172,8 +174,8 @@ def test_chance_outside_is_left_alone() -> None:
 def test_metrics_are_those_of_evaluate() -> None:
     """The same images and labels through the public function, by hand."""
     asked = cell("tent", corruptions=(NOISE,))
-    loaded = opening.load_model(asked, Place())
-    stream, _ = opening.Data(asked, loaded.base, Place()).streams(asked.order())
+    loaded = load_cell.load_model(asked, Machine())
+    stream, _ = load_cell.CellData(asked, loaded.base, Machine()).streams(asked.order())
     row = poem.evaluate(
         loaded.model, stream, {"tent": asked.recipe()}, batch_size=32, mean=loaded.base.mean, std=loaded.base.std
     )["tent"]
@@ -184,9 +186,9 @@ def test_metrics_are_those_of_evaluate() -> None:
     assert (report.ledger["forwards"], report.ledger["backwards"]) == (row.forwards, row.backwards)
 
 
-def test_watch_counts_images() -> None:
+def test_progress_counts_images() -> None:
     seen: list[tuple[int, int]] = []
-    report = measure(cell("source", n=70, corruptions=(NOISE, FOG)), watch=lambda *now: seen.append(now))
+    report = measure(cell("source", n=70, corruptions=(NOISE, FOG)), on_progress=lambda *now: seen.append(now))
     assert seen == [(32, 140), (64, 140), (70, 140), (102, 140), (134, 140), (140, 140)]
     assert report.card["total"] == 140
     assert report.ledger["images"] == 140
@@ -231,8 +233,8 @@ def test_windows_are_in_order_of_arrival() -> None:
 def test_groups_by_a_plain_loop() -> None:
     """POEM's groups counted batch by batch, from the adapter's masks and the labels."""
     asked = cell("poem", corruptions=("contrast",), lr=0.02)
-    loaded = opening.load_model(asked, Place())
-    _, stream = opening.Data(asked, loaded.base, Place()).streams(asked.order())
+    loaded = load_cell.load_model(asked, Machine())
+    _, stream = load_cell.CellData(asked, loaded.base, Machine()).streams(asked.order())
     adapter = poem.adapt(loaded.model, asked.recipe(), batch_size=32, mean=loaded.base.mean, std=loaded.base.std)
     newly, low, right = 0, 0, 0
     for images, labels, _ in stream:
@@ -256,7 +258,7 @@ def test_small_batches_are_counted_like_large_ones(monkeypatch: pytest.MonkeyPat
     settings: dict[str, Any] = {"scenario": "continual", "corruptions": (NOISE, FOG), "n": 40, "batch_size": 8}
     asked = cell("poem", eta=0.5, probes=("gradients",), **settings)
     together = measure(asked)
-    monkeypatch.setattr("poem.bench.collect.Tally.TOGETHER", 1)
+    monkeypatch.setattr("poem.bench.collect.Collector.QUEUED_IMAGES", 1)
     alone = measure(asked)
     assert together.probes["online"] == alone.probes["online"]
     assert together.groups == alone.groups
@@ -277,11 +279,11 @@ def test_the_images_of_a_limit_are_the_same_for_every_seed_and_domain() -> None:
     parts = []
     for seed in (0, 1):
         asked = cell("source", seed=seed, n=50)
-        data = opening.Data(asked, zoo.base("digits-bn"), Place())
+        data = load_cell.CellData(asked, zoo.base("digits-bn"), Machine())
         part = data.stored(single((FOG,)).visits[0].shifts[0])
         assert len(part) == 50
         parts.append(torch.stack([part[i] for i in range(50)]))
-        assert np.array_equal(data.made(single((NOISE,)).visits[0].shifts[0]).labels, part.labels)
+        assert np.array_equal(data.corrupted(single((NOISE,)).visits[0].shifts[0]).labels, part.labels)
     assert torch.equal(*parts)
     first, second = (measure(cell("source", seed=seed, n=50, corruptions=("clean",))) for seed in (0, 1))
     assert first.metrics["nll"] == pytest.approx(second.metrics["nll"], abs=1e-6)
@@ -289,7 +291,7 @@ def test_the_images_of_a_limit_are_the_same_for_every_seed_and_domain() -> None:
     assert measure(cell("source", n=5000, corruptions=("clean",), batch_size=500)).card["n"] == 1500
 
 
-def test_label_shift_works_on_a_part() -> None:
+def test_label_shift_works_on_a_subset() -> None:
     report = measure(cell("lame", scenario="label-shift", n=60, options={"length": 80}))
     assert report.ledger["images"] == report.card["total"] == 80
 
@@ -315,7 +317,7 @@ def test_folders_named_by_wnid_are_masked_and_brought_to_size(
     pytest.importorskip("timm")
     add_base(monkeypatch, "thousand", classes=1000, side=16, kind="gn")
     asked = Cell(base="thousand", data="folder", method="tent", weights="random", batch_size=4)
-    report = measure(asked, Place(root=str(folder(tmp_path, broken=broken))))
+    report = measure(asked, Machine(root=str(folder(tmp_path, broken=broken))))
     assert report.metrics["entropy_before"] <= np.log(3)
     assert "top5" not in report.metrics
     assert report.base["sha256"] == "random"
@@ -334,7 +336,7 @@ def test_stored_corruptions_are_read_not_made(tmp_path: Path, monkeypatch: pytes
         base="thousand", data="imagenet-c", method="source", weights="random", batch_size=4, scenario="continual",
         corruptions=(NOISE, FOG), dataset=(("classes", 3), ("per_class", None)), n=8,
     )  # fmt: skip
-    report = measure(asked, Place(root=str(tmp_path)))
+    report = measure(asked, Machine(root=str(tmp_path)))
     assert report.domains[f"{NOISE} 5"] == pytest.approx(report.domains[f"{FOG} 5"]), "both hold the same files"
     assert report.domains[f"{NOISE} 5"]["n"] == 8
     assert "poem.corrupt" not in report.card["provenance"]
@@ -362,7 +364,7 @@ def test_labels_reach_metrics_only(monkeypatch: pytest.MonkeyPatch, fresh: None)
     images = datasets.mnist_digits(split="test").images[:150]
     reports = []
     for labels in (torch.arange(150) % 10, torch.arange(150) // 15):
-        opening.forget()
+        load_cell.clear_caches()
         handed.append([])
         data = Tensors(images, labels, name="digits-test")
         monkeypatch.setitem(datasets.DATASETS, "digits-test", lambda root=None, data=data: data)
@@ -380,14 +382,14 @@ def by_reference(method: str, asked: Cell) -> tuple[int, int]:
     """Forwards and backwards of a method, counted by the rules of the efficiency table from a reference's own sets."""
     base = zoo.base(asked.base)
     net = make_net("bn", sharpness=10.0)
-    _, stream = opening.Data(asked, base, Place()).streams(asked.order())
+    _, stream = load_cell.CellData(asked, base, Machine()).streams(asked.order())
     batches = [images for images, _, _ in stream]
     n, lr = sum(map(len, batches)), asked.lr or 0.0
     if method == "source":
         return n, 0
     if method == "memo":
         return n * (64 + 1), n * 64
-    source = [images for images, _ in opening.source_images(asked, base, Place())] if method == "eata" else None
+    source = [images for images, _ in load_cell.source_images(asked, base, Machine())] if method == "eata" else None
     outcomes = oracles.outcomes(method, net, batches, lr=lr, source=source)
     taught = sum(int(mask.sum()) for outcome in outcomes for mask in outcome.updates)
     chosen = sum(int(outcome.selected.sum()) for outcome in outcomes)
@@ -462,8 +464,8 @@ def test_missed_batches_are_answered_as_last_adapted() -> None:
     assert report.probes["online"]["adapted"] == 1
     assert report.probes["online"]["missed"] == 5
     assert report.ledger["backwards"] == 16
-    loaded = opening.load_model(asked, Place())
-    stream, _ = opening.Data(asked, loaded.base, Place()).streams(asked.order())
+    loaded = load_cell.load_model(asked, Machine())
+    stream, _ = load_cell.CellData(asked, loaded.base, Machine()).streams(asked.order())
     adapter = poem.adapt(loaded.model, asked.recipe(), mean=loaded.base.mean, std=loaded.base.std)
     right = 0
     for at, (images, labels, _) in enumerate(stream):
@@ -480,14 +482,14 @@ def test_entropies_are_means_over_the_batches_that_were_adapted_to() -> None:
     settings: dict[str, Any] = {"n": 96, "batch_size": 16, "lr": 0.0}
     missed = measure(cell("tent", eta=1.0, ratio=100.0, **settings))
     asked = cell("tent", **settings)
-    loaded = opening.load_model(asked, Place())
-    stream, _ = opening.Data(asked, loaded.base, Place()).streams(asked.order())
+    loaded = load_cell.load_model(asked, Machine())
+    stream, _ = load_cell.CellData(asked, loaded.base, Machine()).streams(asked.order())
     adapter = poem.adapt(loaded.model, asked.recipe(), mean=loaded.base.mean, std=loaded.base.std)
     adapter(next(iter(stream)).images)
     assert missed.metrics["entropy_before"] == pytest.approx(float(adapter.last.first_entropy.mean()), abs=1e-6)
 
 
-def test_what_an_adapter_notes_is_in_the_report() -> None:
+def test_what_an_adapter_notes_is_in_the_result() -> None:
     report = measure(cell("tent", batch_size=1, n=2))
     assert [note for note in report.notes if "one image at a time through batch norm" in note]
 
@@ -529,8 +531,8 @@ def test_a_run_learns_nothing_from_the_clock() -> None:
                for i in range(3)]  # fmt: skip
     answers = []
     for delay in (None, Delay(0.0, "measured")):
-        run = Run(poem.adapt(make_net("bn", sharpness=6.0), "deyo+poem", lr=0.05), delay=delay)
-        answers.append([each.logits for each in run.over(batches)])
+        run = StreamRun(poem.adapt(make_net("bn", sharpness=6.0), "deyo+poem", lr=0.05), delay=delay)
+        answers.append([each.logits for each in run.answers(batches)])
     assert all(torch.equal(one, other) for one, other in zip(*answers, strict=True))
 
 
@@ -564,7 +566,7 @@ def test_source_images_that_are_not_there(monkeypatch: pytest.MonkeyPatch, tmp_p
         dataset=(("classes", 3), ("per_class", None)),
     )  # fmt: skip
     with pytest.raises(FileNotFoundError, match="--set source_images=0"):
-        measure(asked, Place(root=str(tmp_path)))
+        measure(asked, Machine(root=str(tmp_path)))
 
 
 def test_source_images_of_an_imagenet_base(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fresh: None) -> None:
@@ -576,7 +578,7 @@ def test_source_images_of_an_imagenet_base(monkeypatch: pytest.MonkeyPatch, tmp_
         base="thousand", data="imagenet-c", method="eata", weights="random", batch_size=4, corruptions=(FOG,),
         dataset=(("classes", 3), ("per_class", None)), source_images=10,
     )  # fmt: skip
-    report = measure(asked, Place(root=str(tmp_path)))
+    report = measure(asked, Machine(root=str(tmp_path)))
     assert report.ledger["source_images"] == 10
     assert report.card["source_access"] == "10 clean images, to measure importance"
 
@@ -587,10 +589,10 @@ def test_fresh_weights_follow_the_seed(fresh: None) -> None:
 
 
 def test_a_folder_of_weights_need_not_hold_what_the_package_carries(tmp_path: Path) -> None:
-    there = measure(cell("source"), Place(weights=str(tmp_path)))
+    there = measure(cell("source"), Machine(weights=str(tmp_path)))
     assert there.identity() == measure(cell("source")).identity()
     with pytest.raises(FileNotFoundError, match=r"expected cifar10-bn\.safetensors in"):
-        measure(cell("source", base="cifar10-bn"), Place(weights=str(tmp_path)))
+        measure(cell("source", base="cifar10-bn"), Machine(weights=str(tmp_path)))
 
 
 def test_a_failure_gives_the_model_back() -> None:
@@ -600,10 +602,10 @@ def test_a_failure_gives_the_model_back() -> None:
         raise RuntimeError("enough")
 
     with pytest.raises(RuntimeError, match="enough"):
-        measure(asked, watch=stop)
+        measure(asked, on_progress=stop)
     from poem.engine.model_lock import model_lock
 
-    assert model_lock(opening.load_model(asked, Place()).model).adapters == 0
+    assert model_lock(load_cell.load_model(asked, Machine()).model).adapters == 0
 
 
 def test_provenance_without_git(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -119,7 +119,7 @@ def test_without_a_threshold_there_are_no_groups() -> None:
     assert sum(made.result()["entropy_bins"]["newly_n"]) == 0
 
 
-def test_nobody_new_leaves_values_out() -> None:
+def test_values_are_left_out_without_potentially_reliable_samples() -> None:
     made = Probes(0.4, ("gradients",))
     made.update(entry([0.1], [0.1], [False], [1]), answers([1]), torch.tensor([1]), torch.ones(1))
     assert made.result()["range"] == {"newly": {"n": 0}, "all": {"n": 0}, "others": {"n": 0}}
@@ -128,7 +128,7 @@ def test_nobody_new_leaves_values_out() -> None:
         Probes(0.4, ("gradient",))
 
 
-def test_an_account_without_single_images_is_passed_over() -> None:
+def test_batches_of_augmented_views_are_skipped() -> None:
     made, account = Probes(0.4), entry([0.1, 0.2], [0.1, 0.2], [False, False], [1, 1])
     account.first_logits = account.first_logits[:1]
     made.update(account, answers([1, 1]), torch.tensor([1, 1]))

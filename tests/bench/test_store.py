@@ -16,10 +16,17 @@ from stand_ins import cell, report
 
 import poem._util.files
 from poem._util.files import write_atomic
-from poem.bench.store import Store, safe
+from poem.bench.cell import Cell
+from poem.bench.result import latest
+from poem.bench.store import Store, safe_name
 from poem.parts import EntropyBelow
 from poem.recipes import methods as method
 from poem.recipes.recipe import Recipe
+
+
+def file_of(store: Store, of: Cell) -> Path:
+    """The file of a cell's result."""
+    return store.path(of, report(of).key)
 
 
 def test_a_result_is_found_again_by_its_cell(tmp_path: Path) -> None:
@@ -27,22 +34,23 @@ def test_a_result_is_found_again_by_its_cell(tmp_path: Path) -> None:
     mine = cell("deyo+poem", seed=3)
     assert store.finished(mine) is None
     path = store.save(report(mine, 71.0))
-    assert path.relative_to(tmp_path).as_posix() == (f"cells/digits-ln/deyo+poem/single-fog-s3-{mine.key}.json"), (
-        "people can read it"
-    )
+    assert path.relative_to(tmp_path).as_posix() == (
+        f"cells/digits-ln/deyo+poem/single-fog-s3-{report(mine).key}.json"
+    ), "people can read it"
+    assert report(mine).key.startswith(f"{mine.key}-")
     found = Store(tmp_path).finished(mine)
     assert found is not None
     assert found == report(mine, 71.0)
     assert store.finished(replace(mine, version=2)) is None, "a changed suite is another cell"
-    assert [each.key for each in store.reports()] == [mine.key]
+    assert [each.cell_key for each in store.results()] == [mine.key]
 
 
 def test_names_are_safe_on_any_file_system(tmp_path: Path) -> None:
-    assert safe("tent*") == "tent-twice"
-    assert safe('a/b\\c:d?"<>| ') == "a_b_c_d______"
-    assert safe("..") == "_"
+    assert safe_name("tent*") == "tent-twice"
+    assert safe_name('a/b\\c:d?"<>| ') == "a_b_c_d______"
+    assert safe_name("..") == "_"
     many = cell("tent*", corruptions=["fog", "snow"], scenario="continual")
-    assert "continual-2-shifts-s0-" in Store(tmp_path).path(many).name
+    assert "continual-2-shifts-s0-" in Store(tmp_path).path(many, many.key).name
 
 
 def test_the_first_result_of_a_cell_stays(tmp_path: Path) -> None:
@@ -56,11 +64,11 @@ def test_the_first_result_of_a_cell_stays(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", '{"schema": 1, "cel', "[]", '{"schema": 99}', '{"schema": 1}'])
 def test_what_is_no_result_is_named_and_moved_aside(tmp_path: Path, text: str) -> None:
     store, mine = Store(tmp_path), cell()
-    path = store.path(mine)
+    path = file_of(store, mine)
     path.parent.mkdir(parents=True)
     path.write_text(text)
     assert store.finished(mine) is None
-    assert list(store.reports()) == []
+    assert list(store.results()) == []
     assert path.name in store.broken[path]
     assert path.read_text() == text, "asking changes nothing"
     store.save(report(mine))
@@ -69,14 +77,14 @@ def test_what_is_no_result_is_named_and_moved_aside(tmp_path: Path, text: str) -
     path.write_text("broken again")
     store.save(report(mine))
     assert path.with_name(path.name + ".broken").read_text() == text, "nor is what was moved aside overwritten"
-    assert len(list(store.reports())) == 1
+    assert len(list(store.results())) == 1
 
 
 def test_a_result_under_another_cells_name_does_not_count(tmp_path: Path) -> None:
     store, mine, other = Store(tmp_path), cell(seed=1), cell(seed=2)
-    store.save(report(other)).rename(store.path(mine))
+    store.save(report(other)).rename(file_of(store, mine))
     assert store.finished(mine) is None
-    assert "another cell" in store.broken[store.path(mine)]
+    assert "another cell" in store.broken[file_of(store, mine)]
 
 
 def test_a_result_of_another_recipe_stays_beside_the_new_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,29 +95,48 @@ def test_a_result_of_another_recipe_stays_beside_the_new_one(tmp_path: Path, mon
     new = store.save(report(cell("tent"), 60.0))
     assert new != old
     assert store.save(before) == old
-    assert sorted(each.metrics["top1"] for each in store.reports()) == [50.0, 60.0]
+    assert sorted(each.metrics["top1"] for each in store.results()) == [50.0, 60.0]
+    assert store.broken == {}
+
+
+def test_a_result_of_an_older_version_does_not_count_as_finished_and_can_be_read(tmp_path: Path) -> None:
+    """Its key and its file's name lack the weights."""
+    store, mine = Store(tmp_path), cell("tent")
+    path = store.save(report(mine))
+    values = json.loads(path.read_text())
+    path.unlink()
+    values["key"] = mine.key
+    del values["checksum"]
+    store.path(mine, mine.key).write_text(json.dumps(values))
+    assert store.finished(mine) is None
+    assert list(store.results()) == [report(mine)]
+    assert [each.key for each in store.results()] == [report(mine).key], "so that it is compared with a new one"
+    store.save(replace(report(mine, 60.0), host={"started": "2025-01-01"}))
+    assert store.finished(mine) == replace(report(mine, 60.0), host={"started": "2025-01-01"})
+    found = latest(store.results(), lambda result: result.cell_key)
+    assert found[mine.key].metrics["top1"] == 60.0, "pages show the one measured last"
     assert store.broken == {}
 
 
 def test_a_cell_without_a_recipe_can_fail(tmp_path: Path) -> None:
     store, odd = Store(tmp_path), cell("no-such-method")
-    store.fail(odd, "ValueError: unknown method")
+    store.save_failure(odd, "ValueError: unknown method")
     assert list(store.failures()) == [odd.key]
 
 
-def test_failures_stand_until_the_cell_succeeds(tmp_path: Path) -> None:
+def test_a_failure_is_kept_until_the_cell_succeeds(tmp_path: Path) -> None:
     store, mine = Store(tmp_path), cell()
-    store.fail(mine, "Traceback ...\nValueError: too odd\n")
+    store.save_failure(mine, "Traceback ...\nValueError: too odd\n")
     assert store.finished(mine) is None
-    assert list(store.reports()) == []
+    assert list(store.results()) == []
     failure = store.failures()[mine.key]
     assert (failure.cell, failure.reason) == (mine, "ValueError: too odd")
     store.save(report(mine))
     assert store.failures() == {}
-    old = store.fail(mine, "x")
+    old = store.save_failure(mine, "x")
     old.rename(old.with_name(old.name.replace(mine.key, "0" * 16)))
     assert store.failures() == {}, "another recipe's failure"
-    half = store.fail(cell(seed=5), "x")
+    half = store.save_failure(cell(seed=5), "x")
     half.write_text(half.read_text()[:20])
     assert store.failures() == {}
     assert half in store.broken
@@ -124,7 +151,7 @@ with Store(sys.argv[1]).lock():
 """
 
 
-def test_a_second_writer_is_told_who_the_first_is_and_a_killed_one_lets_go(tmp_path: Path) -> None:
+def test_a_second_writer_is_refused_and_a_killed_one_releases_the_lock(tmp_path: Path) -> None:
     pytest.importorskip("fcntl")
     store = Store(tmp_path)
     holder = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True)
@@ -136,7 +163,8 @@ def test_a_second_writer_is_told_who_the_first_is_and_a_killed_one_lets_go(tmp_p
     finally:
         holder.kill()
         holder.wait()
-    left = store.path(cell()).with_name(f".{store.path(cell()).name}.{holder.pid}")
+    path = file_of(store, cell())
+    left = path.with_name(f".{path.name}.{holder.pid}")
     left.parent.mkdir(parents=True)
     left.write_text("half")
     with store.lock():
@@ -175,22 +203,22 @@ def test_no_space_leaves_nothing_half_written(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(OSError, match="No space left"):
         store.save(report(cell(seed=2)))
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert [path.name for path in files] == [store.path(cell(seed=1)).name]
+    assert [path.name for path in files] == [file_of(store, cell(seed=1)).name]
 
 
-def test_what_was_asked_for_is_kept_with_a_copy_of_ones_own_suite(tmp_path: Path) -> None:
+def test_suites_and_flags_of_sweeps_are_kept_with_copies_of_suite_files(tmp_path: Path) -> None:
     store, mine = Store(tmp_path / "out"), tmp_path / "my suite.yaml"
-    assert store.asked() == []
+    assert store.requests() == []
     mine.write_text("name: mine")
-    store.ask(["table1", str(mine)], "tiny", {"limit": 64, "methods": None, "changes": {"severity": "3"}})
-    store.ask(["table1"], "tiny", {})
-    store.ask([str(mine)], "tiny", {"limit": 64, "changes": {"severity": "3"}})
+    store.save_request(["table1", str(mine)], "tiny", {"limit": 64, "methods": None, "changes": {"severity": "3"}})
+    store.save_request(["table1"], "tiny", {})
+    store.save_request([str(mine)], "tiny", {"limit": 64, "changes": {"severity": "3"}})
     mine.unlink()
-    first, second, third = store.asked()
+    first, second, third = store.requests()
     assert (first.suite, first.settings) == ("table1", {"limit": 64, "changes": {"severity": "3"}})
     assert (second.suite, second.settings) == ("table1", {})
     assert Path(third.suite).read_text() == "name: mine", "asked for twice, kept once, the latest last"
     assert third.suite == str(tmp_path / "out" / "suites" / "my_suite.yaml")
     (store.folder / "asked.json").write_text("[{")
-    assert store.asked() == []
+    assert store.requests() == []
     assert any("does not say what was asked for" in words for words in store.broken.values())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
@@ -15,8 +15,7 @@ from poem import zoo
 from poem.bench import suites
 from poem.bench.analysis import claims
 from poem.bench.cell import Cell
-from poem.bench.suites import expand as _laying
-from poem.bench.suites import files as _suite_files
+from poem.bench.suites import expand, files, schema
 from poem.engine.anatomy import anatomy
 from poem.parts import AdaptBranch
 from poem.streams.shift import CORRUPTIONS, EXTRA
@@ -53,7 +52,7 @@ def test_every_suite_is_whole_at_every_scale(name: str, scale: str) -> None:
     assert (suite.name, suite.scale, suite.smoke) == (name, scale, scale == "tiny")
     assert suite.title
     assert suite.readout
-    assert suite.kind in _suite_files.KINDS
+    assert suite.kind in get_args(schema.Kind)
     assert suite.placed
     seeds = {placed.cell.seed for placed in suite.placed}
     assert len(seeds) == (1 if scale == "tiny" else 3)
@@ -72,13 +71,13 @@ def test_every_suite_is_whole_at_every_scale(name: str, scale: str) -> None:
 @pytest.mark.parametrize(("name", "scale"), EVERY)
 def test_every_claim_has_a_check(name: str, scale: str) -> None:
     suite = suites.load(name, scale)
-    assert {claim.check for claim in suite.claims} <= set(claims.CHECKS)
+    assert {claim.check for claim in suite.claims} <= set(claims.checks())
     assert suite.claims or name not in suites.all_names()
 
 
 def test_every_check_is_used() -> None:
     used = {claim.check for name in suites.names() for claim in suites.load(name).claims}
-    assert used == set(claims.CHECKS)
+    assert used == set(claims.checks())
 
 
 # The paper's numbers --------------------------------------------------------------------------------------------------
@@ -91,7 +90,7 @@ NUMBERS = {
 
 
 @pytest.mark.parametrize("name", NUMBERS)
-def test_every_number_of_a_table_is_found_from_its_places(name: str) -> None:
+def test_every_number_of_a_table_is_found_by_group_row_and_column(name: str) -> None:
     suite = suites.load(name, "full")
     rows = dict.fromkeys((placed.group, placed.row) for placed in suite.placed)
     columns = [*suite.columns, "Avg.", "#Forward", "#Backward", "GPU Time (s)", "FPS"]
@@ -138,7 +137,7 @@ def bases(name: str) -> dict[str, str]:
     return {placed.group: placed.cell.base for placed in suites.load(name, "full").placed}
 
 
-def test_each_table_stands_on_its_own_base() -> None:
+def test_each_table_uses_its_own_base() -> None:
     assert bases("table1") == {
         "ResNet-50-BN": "resnet50-bn",
         "ResNet-50-GN": "resnetv2-50d-gn",
@@ -254,7 +253,7 @@ def test_methods_are_patterns_and_source_stays() -> None:
     assert columns == ("SAR", "SAR + POEM-I", "SAR + POEM-II")
 
 
-def test_nothing_left_is_said_apart() -> None:
+def test_a_suite_without_cells_raises_an_error_of_its_own() -> None:
     with pytest.raises(suites.NothingLeftError, match="suite table11: no cell is left"):
         suites.load("table11", methods=["poem"])
     with pytest.raises(suites.NothingLeftError, match="suite table6"):
@@ -284,7 +283,7 @@ def test_a_base_can_be_set_by_role_or_name() -> None:
     }
 
 
-def test_chosen_rates_stand_above_the_file_and_below_flags() -> None:
+def test_chosen_rates_override_the_file_and_flags_override_them() -> None:
     chosen = {"digits-bn": {"tent": 0.02}}
     rates = {(cell.base, cell.method): cell.lr for cell in suites.load("table1", chosen=chosen).cells}
     assert rates["digits-bn", "tent"] == 0.02
@@ -334,7 +333,7 @@ def test_the_later_learning_rate_wins_however_it_is_spelled(stated: dict[str, An
     assert not any(word.startswith("changes") for word in flagged.altered)
 
 
-def test_a_rule_in_a_row_stands_above_the_scales_number(tmp_path: Path) -> None:
+def test_a_rule_in_a_row_overrides_the_scales_number(tmp_path: Path) -> None:
     row = {"label": "Tent", "method": "tent", "changes": {"lr": "Rule(convolutional=0.01)"}}
     (cell,) = suites.load(mine(tmp_path, rows=[row]), corruptions=["snow"]).cells
     assert cell.lr is None
@@ -390,10 +389,10 @@ def test_the_family_of_a_base_is_its_models() -> None:
     assert len(ours) >= 6
     for name in ours:
         model, _ = zoo.load(name, "random")
-        assert _laying.family_of(name) == anatomy(model).family, name
+        assert expand.family_of(name) == anatomy(model).family, name
 
 
-def test_a_scenario_that_is_set_is_laid_as_such() -> None:
+def test_a_scenario_set_by_a_flag_decides_which_corruptions_share_a_cell() -> None:
     (shifts,) = {cell.corruptions for cell in suites.load("fig1c", changes={"scenario": "mixed"}).cells}
     assert len(shifts) == 4
 
@@ -474,7 +473,7 @@ def test_a_version_makes_other_cells(tmp_path: Path) -> None:
     assert before.key == suites.load(mine(tmp_path, title="Other words")).placed[0].cell.key
 
 
-def test_what_a_scale_says_lies_over_the_rest(tmp_path: Path) -> None:
+def test_fields_at_a_scale_override_the_rest(tmp_path: Path) -> None:
     path = mine(tmp_path, cell={"options": {"length": 9}, "scenario": "label-shift"}, notes=["one"],
                 at={"cifar10": {"seeds": [5], "cell": {"n": 30}, "notes": ["two"]}})  # fmt: skip
     suite = suites.load(path, "cifar10")
@@ -488,10 +487,10 @@ def test_what_a_scale_says_lies_over_the_rest(tmp_path: Path) -> None:
     [
         ({"titel": "x"}, "a suite has no field 'titel'; did you mean 'title'"),
         ({"title": None}, "expected the field 'title'"),
-        ({"version": "two"}, "expected version 1, 2"),
+        ({"version": "two"}, "expected version to be an integer of at least 1, got 'two'; write 1"),
         ({"kind": "tabel"}, "unknown kind 'tabel'; did you mean 'table'"),
         ({"rows": [{"label": "T", "metod": "tent"}]}, "row 1: a row has no field 'metod'; did you mean 'method'"),
-        ({"rows": [{"method": "tent"}]}, "row 1: expected a label"),
+        ({"rows": [{"method": "tent"}]}, "row 1: expected the field 'label', which is missing"),
         ({"rows": [{"label": "T", "method": "tentt"}]}, "suite mine: unknown method 'tentt'. Did you mean tent"),
         ({"rows": [{"label": "T", "method": "tent", "changes": {"alpha": 1}}]}, "suite mine: alpha=1"),
         ({"rows": [{"label": "T", "method": "tent", "changes": {"select": "EntropyBelo(1)"}}]}, "did you mean"),
@@ -500,6 +499,24 @@ def test_what_a_scale_says_lies_over_the_rest(tmp_path: Path) -> None:
         ({"cell": {"scenario": "mixd"}}, "unknown scenario 'mixd'; did you mean 'mixed'"),
         ({"corruptions": ["fogg"]}, "unknown corruption 'fogg'; did you mean 'fog'"),
         ({"columns": 3}, "expected columns to be"),
+        ({"columns": [{"label": "Fog", "corruption": ["fog"]}]}, "column 1: a column has no field 'corruption'"),
+        ({"rows": "tent"}, "expected rows to be a list, got 'tent'"),
+        ({"rows": ["tent"]}, "row 1: expected fields, got 'tent'"),
+        ({"rows": None}, "expected the field 'rows'"),
+        ({"rows": [{"label": 3, "method": "tent"}]}, "row 1: expected label to be text, got 3"),
+        (
+            {"rows": [{"label": "T", "method": "tent", "lr": "1e-3"}]},
+            "got '1e-3'; write 0.001: YAML reads 1e-3 as text",
+        ),
+        ({"groups": [{"label": "", "rows": [{"label": "T", "metod": "tent"}]}]}, "group 1, row 1: a row has no field"),
+        ({"cell": {"n": "many"}}, "cell: expected n to be an integer or None, got 'many'"),
+        ({"cell": {"corruptions": "fog"}}, "cell: expected corruptions to be a list, got 'fog'"),
+        ({"cell": {"changes": "lr"}}, "cell: expected changes to be names and values, got 'lr'"),
+        ({"cell": {"seed": 1}}, "cell: a cell has no field 'seed'"),
+        ({"seeds": ["one"]}, "expected each of seeds to be an integer, got 'one'"),
+        ({"average": "yes"}, "expected average to be True or False, got 'yes'"),
+        ({"at": ["tiny"]}, "expected at to be a mapping from scales to fields, got ['tiny']"),
+        ({"at": {"tiny": {"rows": 3}}}, "expected rows to be a list, got 3"),
         ({"paper": "ICmian"}, "the paper has no table 'ICmian'; did you mean 'ICmain'"),
         ({"at": {"tinny": {}}}, "unknown scale 'tinny'; did you mean 'tiny'"),
         ({"at": {"tiny": {"titel": "x"}}}, "a suite has no field 'titel'"),
@@ -537,13 +554,13 @@ def test_a_mistake_in_a_call_is_named(tmp_path: Path) -> None:
 
 def test_an_installed_package_finds_its_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     inside = tmp_path / "poem" / "_suites"
-    shutil.copytree(_suite_files.CHECKOUT, inside)
+    shutil.copytree(files.CHECKOUT, inside)
     (inside / "table12.yaml").unlink()
-    monkeypatch.setattr(_suite_files, "PACKAGED", inside)
-    monkeypatch.setattr(_suite_files, "CHECKOUT", tmp_path / "nowhere")
-    assert _suite_files.folder() == inside
+    monkeypatch.setattr(files, "PACKAGED", inside)
+    monkeypatch.setattr(files, "CHECKOUT", tmp_path / "nowhere")
+    assert files.folder() == inside
     assert "table12" not in suites.names()
     assert suites.load("table11").placed
-    monkeypatch.setattr(_suite_files, "PACKAGED", tmp_path / "nowhere")
+    monkeypatch.setattr(files, "PACKAGED", tmp_path / "nowhere")
     with pytest.raises(FileNotFoundError, match="no suites in"):
         suites.names()

@@ -1,4 +1,4 @@
-"""Sweeps: the same results whatever the engine, nothing run twice, nothing lost to a failure, a kill or Ctrl-C."""
+"""Sweeps: the same results whatever the runner, nothing run twice, nothing lost to a failure, a kill or Ctrl-C."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ import stand_ins
 from stand_ins import cell
 
 from poem import zoo
-from poem.bench.benchmark import Place
-from poem.bench.runners import Begun, Ended, Engine, Event, Inline, Moved, Ray, Workers
+from poem.bench.load_cell import Machine
+from poem.bench.runners import CellEnded, CellProgress, CellStarted, Event, Inline, Ray, Runner, Workers
 from poem.bench.store import Store
-from poem.bench.sweep import HOPELESS, CannotWriteError, Planned, in_order, sweep
+from poem.bench.sweep import FAILURES_BEFORE_WARNING, CannotWriteError, SweepPlanned, group_cells, sweep
 
 REAL = [cell("tent", lr=0.005), cell("source"), cell("source", data="no-such-data")]
 """Two cells that can be measured, and one that cannot."""
 
 
 def identities(store: Store) -> dict[str, object]:
-    return {report.key: report.identity() for report in store.reports()}
+    return {report.key: report.identity() for report in store.results()}
 
 
 def files(store: Store) -> dict[str, tuple[bytes, int]]:
     return {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in store.cells.rglob("*-*.json")}
 
 
-def test_engines_agree_and_a_cell_that_raises_stops_nobody(tmp_path: Path) -> None:
+def test_runners_agree_and_a_cell_that_raises_does_not_stop_the_others(tmp_path: Path) -> None:
     alone, pool = Store(tmp_path / "alone"), Store(tmp_path / "pool")
-    for store, engine in ((alone, Inline()), (pool, Workers(count=2))):
-        outcome = sweep(REAL, store, engine=engine)
+    for store, runner in ((alone, Inline()), (pool, Workers(count=2))):
+        outcome = sweep(REAL, store, runner=runner)
         assert {each.key for each in outcome.done} == {each.key for each in REAL[:2]}
         assert outcome.failed == (REAL[2],)
         assert outcome.code == 1
@@ -51,15 +51,15 @@ def test_engines_agree_and_a_cell_that_raises_stops_nobody(tmp_path: Path) -> No
 
 
 def test_what_is_finished_is_not_run_again_and_what_failed_is(tmp_path: Path) -> None:
-    store, engine = Store(tmp_path), Inline(measure=stand_ins.PATH)
+    store, runner = Store(tmp_path), Inline(measure=stand_ins.PATH)
     cells = [cell(seed=0), cell(seed=1), cell("raises"), cell(seed=0)]
-    events: list[Planned | Event] = []
-    first = sweep(cells, store, engine=engine, watch=events.append)
+    events: list[SweepPlanned | Event] = []
+    first = sweep(cells, store, runner=runner, on_event=events.append)
     assert (len(first.done), len(first.failed), len(first.left)) == (2, 1, 0), "a cell that comes twice is run once"
-    assert isinstance(events[0], Planned)
-    assert [type(each) for each in events[1:4]] == [Begun, Moved, Ended]
+    assert isinstance(events[0], SweepPlanned)
+    assert [type(each) for each in events[1:4]] == [CellStarted, CellProgress, CellEnded]
     before = files(store)
-    second = sweep(cells, store, engine=engine)
+    second = sweep(cells, store, runner=runner)
     assert [len(each) for each in (second.done, second.skipped, second.failed)] == [0, 2, 1]
     after = files(store)
     assert all(after[name] == was for name, was in before.items() if "failed" not in name)
@@ -69,51 +69,54 @@ def test_what_is_finished_is_not_run_again_and_what_failed_is(tmp_path: Path) ->
 def test_a_sweep_whose_first_cells_all_fail_alike_says_so_at_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    doomed = [cell("raises", seed=seed) for seed in range(HOPELESS + 5)]
+    doomed = [cell("raises", seed=seed) for seed in range(FAILURES_BEFORE_WARNING + 5)]
     told: list[int] = []
 
-    def watch(event: Planned | Event) -> None:
+    def watch(event: SweepPlanned | Event) -> None:
         told.append(len(caplog.messages))
 
-    outcome = sweep(doomed, Store(tmp_path / "a"), engine=Inline(measure=stand_ins.PATH), watch=watch)
+    outcome = sweep(doomed, Store(tmp_path / "a"), runner=Inline(measure=stand_ins.PATH), on_event=watch)
     assert len(outcome.failed) == len(doomed), "it goes on"
     assert caplog.messages == [
-        f"the first {HOPELESS} cells all failed with: RuntimeError: no such luck; Ctrl-C to stop"
+        f"the first {FAILURES_BEFORE_WARNING} cells all failed with: RuntimeError: no such luck; Ctrl-C to stop"
     ]
-    assert told.index(1) == 3 * HOPELESS, "at the twentieth, not at the end"
+    assert told.index(1) == 3 * FAILURES_BEFORE_WARNING, "at the twentieth, not at the end"
     caplog.clear()
-    sweep([cell(), *doomed], Store(tmp_path / "b"), engine=Inline(measure=stand_ins.PATH))
+    sweep([cell(), *doomed], Store(tmp_path / "b"), runner=Inline(measure=stand_ins.PATH))
     assert caplog.messages == [], "one was measured"
 
 
-def test_finished_cells_of_other_weights_are_told_once_for_each_base(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    store = Store(tmp_path)
+def test_cells_measured_with_other_weights_are_run_again(tmp_path: Path) -> None:
+    store, runner = Store(tmp_path), Inline(measure=stand_ins.PATH)
     now = zoo.sha256(zoo.find_weights(zoo.base("digits-ln")))
-    for seed, digest in enumerate((now, "ab" * 32, "ab" * 32, "random")):
-        weights = "random" if digest == "random" else None
-        store.save(replace(stand_ins.report(cell(seed=seed, weights=weights)), base={"sha256": digest}))
-    cells = [report.cell for report in store.reports()]
-    sweep([each for each in cells if each.seed not in (1, 2)], store)
-    assert caplog.messages == []
-    assert len(sweep(cells, store).skipped) == 4
-    (said,) = caplog.messages
-    assert "cells of digits-ln were measured with weights of sha256 abababababababab, those at hand now" in said
-    assert now[:16] in said
+    cells = [cell(seed=seed) for seed in range(3)]
+    for each, digest in zip(cells, (now, "ab" * 32, None), strict=True):
+        store.save(replace(stand_ins.report(each), base={} if digest is None else {"sha256": digest}))
+    outcome = sweep(cells, store, runner=runner)
+    assert (outcome.skipped, outcome.done) == ((cells[0],), tuple(cells[1:])), "those of other or unknown weights"
+    assert len(list(store.results())) == 5, "the former results stay"
+    assert sweep(cells, store, runner=runner).skipped == tuple(cells)
+
+
+def test_on_a_cluster_results_of_any_weights_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each node has weights of its own, which the machine that asks does not know."""
+    monkeypatch.setattr(Ray, "run", lambda *_: pytest.fail("nothing is left to run"))
+    store = Store(tmp_path)
+    store.save(replace(stand_ins.report(cell()), base={"sha256": "ab" * 32}))
+    assert sweep([cell()], store, runner=Ray(address="auto")).skipped == (cell(),)
 
 
 def test_a_result_says_how_many_processes_shared_the_machine(tmp_path: Path) -> None:
-    engines: tuple[Engine, ...] = (Inline(measure=stand_ins.PATH), Workers(count=2, measure=stand_ins.PATH))
-    for count, engine in enumerate(engines, start=1):
+    runners: tuple[Runner, ...] = (Inline(measure=stand_ins.PATH), Workers(count=2, measure=stand_ins.PATH))
+    for count, runner in enumerate(runners, start=1):
         store = Store(tmp_path / str(count))
-        sweep([cell(seed=seed) for seed in range(3)], store, engine=engine)
-        assert [report.host["processes"] for report in store.reports()] == [count] * 3
+        sweep([cell(seed=seed) for seed in range(3)], store, runner=runner)
+        assert [report.host["processes"] for report in store.results()] == [count] * 3
 
 
-def test_cells_of_one_kin_come_together() -> None:
+def test_cells_with_the_same_model_and_data_come_together() -> None:
     cells = [cell(method, seed, base=base) for method in ("tent", "sar") for base in ("a", "b") for seed in (0, 1)]
-    ordered = in_order(cells)
+    ordered = group_cells(cells)
     assert sorted(each.key for each in ordered) == sorted(each.key for each in cells)
     assert [(each.base, each.seed) for each in ordered] == [
         (base, seed) for base in "ab" for seed in (0, 1) for _ in range(2)
@@ -123,10 +126,10 @@ def test_cells_of_one_kin_come_together() -> None:
 def test_a_killed_worker_costs_one_more_try(tmp_path: Path) -> None:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    engine = Workers(place=Place(root=str(scratch)), count=2, retries=1, measure=stand_ins.PATH)
+    runner = Workers(machine=Machine(root=str(scratch)), count=2, retries=1, measure=stand_ins.PATH)
     cells = [cell("kills-once"), cell("kills-always", n=65), *(cell(seed=seed) for seed in range(4))]
     store = Store(tmp_path / "out")
-    outcome = sweep(cells, store, engine=engine)
+    outcome = sweep(cells, store, runner=runner)
     assert (scratch / "killed").exists(), "it was killed"
     assert {each.key for each in outcome.done} == {each.key for each in cells if each.method != "kills-always"}
     assert [each.method for each in outcome.failed] == ["kills-always"]
@@ -138,24 +141,24 @@ def test_a_killed_worker_costs_one_more_try(tmp_path: Path) -> None:
 def test_workers_that_cannot_start_are_an_error_and_not_a_failure_of_every_cell(tmp_path: Path) -> None:
     store = Store(tmp_path)
     with pytest.raises(ChildProcessError, match="do not start: the last one ended with exit code 1"):
-        sweep([cell(), cell(seed=1)], store, engine=Workers(count=1, retries=0, measure="no_such_module:measure"))
+        sweep([cell(), cell(seed=1)], store, runner=Workers(count=1, retries=0, measure="no_such_module:measure"))
     assert store.failures() == {}
 
 
 DRIVER = """
 import sys
-from poem.bench.benchmark import Place
+from poem.bench.load_cell import Machine
 from poem.bench.runners import Inline, Workers
 from poem.bench.store import Store
 from poem.bench.sweep import sweep
 from stand_ins import cell
 if __name__ == "__main__":
     scratch, out, kind = sys.argv[1:]
-    place = Place(root=scratch)
-    engine = Inline(place=place, measure="stand_ins:measure")
+    machine = Machine(root=scratch)
+    runner = Inline(machine=machine, measure="stand_ins:measure")
     if kind == "workers":
-        engine = Workers(place=place, count=1, measure="stand_ins:measure")
-    outcome = sweep([cell(), cell("waits"), cell("waits", seed=1), cell(seed=2)], Store(out), engine=engine)
+        runner = Workers(machine=machine, count=1, measure="stand_ins:measure")
+    outcome = sweep([cell(), cell("waits"), cell("waits", seed=1), cell(seed=2)], Store(out), runner=runner)
     print(outcome)
     sys.exit(outcome.code)
 """
@@ -205,7 +208,7 @@ def test_a_signal_ends_with_a_summary_and_a_kill_with_no_orphans(
     store = Store(out)
     assert not [path for path in out.rglob(".*") if path.name != ".lock"]
     if kind == "inline":
-        assert len(list(store.reports())) == 1
+        assert len(list(store.results())) == 1
         assert "1 cells measured" in said
         assert "stopped with 3 left" in said
         return
@@ -225,7 +228,7 @@ def test_two_sweeps_on_one_folder_are_refused(tmp_path: Path) -> None:
     pytest.importorskip("fcntl")
     store = Store(tmp_path)
     with store.lock(), pytest.raises(BlockingIOError, match=f"in use by process {os.getpid()} on"):
-        sweep([cell()], Store(tmp_path), engine=Inline(measure=stand_ins.PATH))
+        sweep([cell()], Store(tmp_path), runner=Inline(measure=stand_ins.PATH))
 
 
 @pytest.fixture
@@ -254,17 +257,17 @@ def test_no_space_stops_the_sweep_and_keeps_what_was_saved(disk: Path, kind: typ
     with pytest.raises(
         CannotWriteError, match=r"cannot write to .*: No space left on device; the \d+ results .* are kept"
     ):
-        sweep([cell(seed=seed) for seed in range(64)], store, engine=kind(measure=stand_ins.PATH))
-    kept = list(store.reports())
+        sweep([cell(seed=seed) for seed in range(64)], store, runner=kind(measure=stand_ins.PATH))
+    kept = list(store.results())
     assert 0 < len(kept) < 64
     assert store.broken == {}
     assert len(kept) == sum(1 for path in store.cells.rglob("*") if path.is_file()), "nothing half-written"
 
 
-def test_a_missing_ray_is_told_with_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_ray_names_the_extra_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ImportError, match=r"pip install 'poem-tta\[ray\]'"):
-        sweep([cell()], Store(tmp_path), engine=Ray())
+        sweep([cell()], Store(tmp_path), runner=Ray())
 
 
 class JoinedRay:
@@ -303,7 +306,7 @@ def test_ctrl_c_cancels_the_tasks_of_a_cluster_that_stays_joined(
 ) -> None:
     ray = JoinedRay()
     monkeypatch.setitem(sys.modules, "ray", ray)
-    outcome = sweep([cell(seed=seed) for seed in range(3)], Store(tmp_path), engine=Ray())
+    outcome = sweep([cell(seed=seed) for seed in range(3)], Store(tmp_path), runner=Ray())
     assert outcome.interrupted
     assert ray.cancelled == ["task 1", "task 2", "task 3"]
 
@@ -315,7 +318,7 @@ def test_ray_agrees_with_this_process(tmp_path: Path, monkeypatch: pytest.Monkey
     alone, cluster = Store(tmp_path / "alone"), Store(tmp_path / "ray")
     sweep(REAL, alone)
     before = signal.getsignal(signal.SIGTERM)
-    outcome = sweep(REAL, cluster, engine=Ray(cpus=2))
+    outcome = sweep(REAL, cluster, runner=Ray(cpus=2))
     assert signal.getsignal(signal.SIGTERM) == before
     assert len(outcome.done) == 2
     assert outcome.failed == (REAL[2],)

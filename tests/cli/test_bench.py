@@ -21,11 +21,11 @@ from poem import recipe as recipe_of
 from poem._util.progress import duration
 from poem.bench.analysis.choose_lr import read
 from poem.bench.cell import Cell, with_field
-from poem.bench.estimate import Rates, images, passes
-from poem.bench.result import Report
-from poem.bench.runners import Begun, Ended, Inline, Moved, Workers
+from poem.bench.estimate import Rates, forward_passes, image_count
+from poem.bench.result import CellResult
+from poem.bench.runners import CellEnded, CellProgress, CellStarted, Inline, Workers
 from poem.bench.store import Store
-from poem.bench.sweep import CannotWriteError, Planned
+from poem.bench.sweep import CannotWriteError, SweepPlanned
 from poem.cli import _sweep
 from poem.cli._sweep_progress import SweepProgress
 from poem.cli.main import main
@@ -46,14 +46,14 @@ def test_run_prints_card_and_metrics_and_writes_the_result(tmp_path: Path, capsy
     flags = ("--method", "tent", "--corruption", "contrast", "--set", "window=32")
     assert poem("run", *CELL, *flags, "--out", out) == 0
     said = capsys.readouterr().out
-    report = Report.load(out)
+    report = CellResult.load(out)
     assert f"top1{report.metrics['top1']:22.3f} %" in said
     assert "corruptions    contrast" in said
     assert len(report.windows) == 2
     assert report.cell.lr == 0.005
     again = tmp_path / "again.json"
     assert poem("run", out, "--seed", 1, "--out", again) == 0, "a result can be run again, with flags on top"
-    assert Report.load(again).cell.to_dict() == {**report.cell.to_dict(), "seed": 1}
+    assert CellResult.load(again).cell.to_dict() == {**report.cell.to_dict(), "seed": 1}
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_flags_lie_over_a_rate_in_either_spelling(
     file, out = tmp_path / "cell.json", tmp_path / "result.json"
     file.write_text(json.dumps({**cell("tent", n=16).to_dict(), "lr": None, **stated}))
     assert poem("run", file, *flags, "--out", out) == 0
-    result = Report.load(out)
+    result = CellResult.load(out)
     assert (result.recipe["lr"], result.cell.lr, result.cell.changes) == (str(expected), expected, ())
 
 
@@ -112,7 +112,7 @@ def test_bench_runs_a_suite_and_does_not_run_it_again(tmp_path: Path, capsys: py
     said = capsys.readouterr().out
     assert said.startswith("6 cells measured in ")
     assert f"poem report {tmp_path}" in said
-    reports = list(Store(tmp_path).reports())
+    reports = list(Store(tmp_path).results())
     assert len(reports) == 6
     assert {report.cell.n for report in reports} == {64}
     assert poem(*words) == 0
@@ -194,10 +194,10 @@ def test_a_gpu_is_worked_on_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPa
         "retries": 2,
     }
     monkeypatch.setattr(_sweep, "_devices", list)
-    made = _sweep.make_engine(argparse.Namespace(device=["cuda:0"], **flags), [cell(), cell("tent")])
+    made = _sweep.make_runner(argparse.Namespace(device=["cuda:0"], **flags), [cell(), cell("tent")])
     assert isinstance(made, Workers)
     assert (made.count, made.devices) == (1, ("cuda:0",))
-    assert isinstance(_sweep.make_engine(argparse.Namespace(device=["cpu"], **flags), [cell()]), Inline)
+    assert isinstance(_sweep.make_runner(argparse.Namespace(device=["cpu"], **flags), [cell()]), Inline)
 
 
 @pytest.mark.parametrize("error", [CannotWriteError("no room"), ChildProcessError("workers do not start")])
@@ -266,7 +266,7 @@ def test_reproduce_measures_and_makes_a_page(tmp_path: Path, capsys: pytest.Capt
     assert f"page: {tmp_path / 'report.html'}" in said
     assert (tmp_path / "report.md").is_file()
     assert "Table 11" in (tmp_path / "report.md").read_text(encoding="utf-8")
-    asked = {each.suite: each.settings for each in Store(tmp_path).asked()}
+    asked = {each.suite: each.settings for each in Store(tmp_path).requests()}
     assert asked == {name: {"limit": 64, "corruptions": ["contrast"]} for name in ("table11", "fig4")}
     (tmp_path / "report.md").unlink()
     assert poem("report", tmp_path) == 0, "the flags of the run are known"
@@ -284,28 +284,28 @@ def test_all_is_the_paper(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_progress_of_a_sweep_counts_cells_images_and_failures() -> None:
     progress, first, second = SweepProgress(), cell(), cell("tent")
-    progress(Planned((first, second), ()))
-    progress(Begun(first))
-    progress(Moved(first, 32, 64))
+    progress(SweepPlanned((first, second), ()))
+    progress(CellStarted(first))
+    progress(CellProgress(first, 32, 64))
     assert str(progress).startswith("0/2 cells, 32/128 images, ")
     assert " left: digits-ln source" in str(progress)
-    progress(Ended(first, None, "it raised"))
-    progress(Begun(second))
+    progress(CellEnded(first, None, "it raised"))
+    progress(CellStarted(second))
     assert str(progress).startswith("1/2 cells, 64/128 images, ")
     assert ", 1 failed: digits-ln tent" in str(progress)
 
 
 def test_work_is_estimated_from_the_order_and_from_cells_alike() -> None:
     three = cell(scenario="continual", corruptions=["fog", "snow", "frost"])
-    assert images(three) == 3 * 64
-    assert images(cell(n=None)) == 1500
-    assert images(cell(n=9999)) == 1500, "no more than there are"
-    assert images(cell(scenario="label-shift", options={"length": 70})) == 70
+    assert image_count(three) == 3 * 64
+    assert image_count(cell(n=None)) == 1500
+    assert image_count(cell(n=9999)) == 1500, "no more than there are"
+    assert image_count(cell(scenario="label-shift", options={"length": 70})) == 70
     rates = Rates.of([report(cell())])  # 64 images in half a second
-    assert rates.total([cell(), cell("tent")]) == pytest.approx(2.0), "of the same base; Tent goes back too"
-    other = rates.total([cell(base="cifar10-bn", data="cifar10")])
+    assert rates.seconds([cell(), cell("tent")]) == pytest.approx(2.0), "of the same base; Tent goes back too"
+    other = rates.seconds([cell(base="cifar10-bn", data="cifar10")])
     assert other == pytest.approx(0.5 * 3000 / 100), "of another base, as much slower as is assumed"
-    assert Rates.of([]).total([cell()]) == pytest.approx(64 / 3000)
+    assert Rates.of([]).seconds([cell()]) == pytest.approx(64 / 3000)
     assert [duration(seconds) for seconds in (5, 600, 9000, 999_999)] == ["5 s", "10 min", "2.5 h", "12 days"]
 
 
@@ -320,18 +320,20 @@ def test_the_passes_of_a_method_are_those_that_the_ledger_counts(method: str) ->
         adapter(toys.images(8, seed=seed).clamp(0, 1))
     spent = adapter.totals
     counted = (spent.forwards_computed + 2 * spent.backwards_computed) / 16
-    assert counted <= passes(recipe), "an upper bound"
-    assert counted >= passes(recipe) / 4, "and not far above: batches that teach nobody, or look once, cost less"
+    assert counted <= forward_passes(recipe), "an upper bound"
+    assert counted >= forward_passes(recipe) / 4, (
+        "and not far above: batches that teach nobody, or look once, cost less"
+    )
     if method in ("source", "tent", "sar", "memo", "tent*"):
-        assert counted == passes(recipe)
+        assert counted == forward_passes(recipe)
 
 
 def test_memo_is_named_where_most_of_the_time_goes_to_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     alone = Rates.of([])
-    assert alone.total([cell("memo", preset="imagenet")]) == pytest.approx(193 * alone.total([cell()]))
-    assert alone.most([cell("memo"), cell("tent"), cell()]) == "96 % of it memo"
-    assert alone.most([cell("memo")]) == "", "there is nothing to tell apart"
-    assert alone.most([cell("tent"), cell("eata"), cell("sar", seed=1), cell("deyo")]) == ""
+    assert alone.seconds([cell("memo", preset="imagenet")]) == pytest.approx(193 * alone.seconds([cell()]))
+    assert alone.slowest([cell("memo"), cell("tent"), cell()]) == "96 % of it memo"
+    assert alone.slowest([cell("memo")]) == "", "there is nothing to tell apart"
+    assert alone.slowest([cell("tent"), cell("eata"), cell("sar", seed=1), cell("deyo")]) == ""
     assert poem("bench", "table9", "--dry-run", "--out", tmp_path) == 0
     assert " % of it memo, assuming" in capsys.readouterr().out
 
@@ -339,12 +341,12 @@ def test_memo_is_named_where_most_of_the_time_goes_to_it(tmp_path: Path, capsys:
 def test_the_time_left_is_by_work_and_unsaid_at_first() -> None:
     cheap, dear = cell(), cell("memo")
     progress = SweepProgress()
-    progress(Planned((cheap, dear), ()))
-    progress(Begun(cheap))
-    progress(Moved(cheap, 32, 64))
+    progress(SweepPlanned((cheap, dear), ()))
+    progress(CellStarted(cheap))
+    progress(CellProgress(cheap, 32, 64))
     assert " left" not in str(progress), "half of the cheap cell is next to nothing"
-    progress(Ended(cheap, report(cheap), ""))
-    progress(Moved(dear, 32, 64))
+    progress(CellEnded(cheap, report(cheap), ""))
+    progress(CellProgress(dear, 32, 64))
     progress.began -= 50
     left = re.search(r"about (\d+) s left", str(progress))
     assert left is not None
@@ -453,7 +455,7 @@ def test_chosen_rates_come_from_the_held_out_corruptions_alone(
             cell = Cell(base="digits-bn", data="digits-test", method="tent", corruptions=(shift,), lr=rate)
             found = 99.0 if shift == "fog" and rate == 0.1 else top1  # fog would choose the other rate
             store.save(
-                Report(
+                CellResult(
                     cell=cell, recipe=written(cell.recipe()), base={"sha256": "x"}, card={}, metrics={"top1": found},
                     domains={}, windows=[], groups={}, ledger={},
                 )

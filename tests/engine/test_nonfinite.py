@@ -19,12 +19,12 @@ from torch import Tensor, nn
 
 import poem
 from poem import zoo
-from poem.bench import opening
-from poem.bench.benchmark import measure
+from poem.bench import load_cell
 from poem.bench.cell import Cell
+from poem.bench.measure import measure
 from poem.bench.metrics import AURC, ECE, NLL, Accuracy, NonFinite, Windows, predicted
 from poem.bench.probes import Probes
-from poem.bench.result import Report
+from poem.bench.result import CellResult
 from poem.bench.store import Store
 from poem.bench.sweep import sweep
 from poem.cli.main import main
@@ -68,9 +68,9 @@ def sick(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cell]:
     monkeypatch.setitem(zoo.catalog._BASES, "digits-sick", base)
     data = Tensors(pixels(), [0] * 8, name="digits-test")
     monkeypatch.setitem(datasets.DATASETS, "digits-test", lambda root=None: data)
-    opening.forget()
+    load_cell.clear_caches()
     yield Cell(base="digits-sick", data="digits-test", method="tent", weights="random", batch_size=4, lr=0.001)
-    opening.forget()
+    load_cell.clear_caches()
 
 
 # Metrics --------------------------------------------------------------------------------------------------------------
@@ -135,12 +135,12 @@ def test_a_report_counts_what_was_not_finite_and_names_what_it_leaves_out(method
     for name in ("ece", "nll", "aurc"):
         assert name not in report.metrics
         assert name in left_out
-    assert Report.from_dict(json.loads(json.dumps(report.to_dict(), allow_nan=False))) == report
+    assert CellResult.from_dict(json.loads(json.dumps(report.to_dict(), allow_nan=False))) == report
 
 
 def test_a_finite_report_says_nothing_of_it(sick: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(nets.NETS, "digits-sick", lambda: Sick(value=0.0))
-    opening.forget()
+    load_cell.clear_caches()
     report = measure(sick)
     assert report.nonfinite == 0
     assert report.notes == []
@@ -153,7 +153,7 @@ def test_a_label_without_any_probability_is_reported_too(sick: Cell, monkeypatch
             return torch.full((len(x), 10), -math.inf, device=x.device).index_fill(1, torch.tensor([1]), 0.0)
 
     monkeypatch.setitem(nets.NETS, "digits-sick", Certain)
-    opening.forget()
+    load_cell.clear_caches()
     report = measure(replace(sick, method="source"))
     assert report.nonfinite == 0, "these are answers"
     assert "nll" not in report.metrics
@@ -165,10 +165,10 @@ def test_results_of_before_are_read(tmp_path: Path) -> None:
     values = report.to_dict()
     assert values.pop("nonfinite") == 0
     (tmp_path / "old.json").write_text(json.dumps(values))
-    assert Report.load(tmp_path / "old.json") == report
+    assert CellResult.load(tmp_path / "old.json") == report
     values.pop("ledger")
     with pytest.raises(ValueError, match="a result lacks ledger"):
-        Report.from_dict(values)
+        CellResult.from_dict(values)
 
 
 # Tables and pages -----------------------------------------------------------------------------------------------------
@@ -209,7 +209,7 @@ def test_poem_run_fails_and_says_so(
 ) -> None:
     assert main([*words(sick, "--method", method), "--out", str(tmp_path / "result.json")]) == 1
     said = capsys.readouterr()
-    report = Report.load(tmp_path / "result.json")
+    report = CellResult.load(tmp_path / "result.json")
     assert f"{report.nonfinite} of 8 answers were not finite (NaN or Inf) and count as wrong" in said.err
     assert f"not finite{report.nonfinite:16d} answers" in said.out
 
@@ -223,7 +223,7 @@ def test_a_sweep_fails_and_says_so_each_time(sick: Cell, tmp_path: Path, capsys:
         said = capsys.readouterr()
         assert "1 with answers that are not finite" in said.out
         assert "digits-sick tent single clean seed 0: 3 of 8 answers were not finite" in said.err
-    assert len(list(Store(out).reports())) == 2, "both are results"
+    assert len(list(Store(out).results())) == 2, "both are results"
     outcome = sweep([sound], Store(out))
     assert (outcome.code, outcome.nonfinite) == (0, ())
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from fixture_reports import cell, kept, report
 
+from poem.bench.store import Store
 from poem.cli.main import main
 from poem.report import compare
 
@@ -61,6 +62,21 @@ def test_cells_of_the_same_words_are_paired_and_what_sets_them_apart_is_said(tmp
     assert f"    {cell('tent', 'fog').label}: top1 50 -> 40" in said
     assert "    2 more, of which --json has all" in said
     assert json.loads(json.dumps(found.to_dict()))["namesakes"][0]["fields"]
+
+
+def test_results_of_other_weights_are_paired_and_older_files_are_the_same_cells(tmp_path: Path) -> None:
+    one = report(cell())
+    other = replace(one, base={**one.base, "sha256": "cd" * 32})
+    (pair,) = compare(kept(tmp_path / "a", one), kept(tmp_path / "b", other)).namesakes
+    assert pair.fields == {"weights_sha256": ("ab" * 32, "cd" * 32)}
+    store = Store(tmp_path / "old")
+    path = store.save(one)
+    values = {**json.loads(path.read_text()), "key": one.cell_key}  # as before keys held the weights
+    del values["checksum"]
+    path.unlink()
+    store.path(one.cell, one.cell_key).write_text(json.dumps(values))
+    found = compare(store.folder, tmp_path / "a")
+    assert (found.equal, found.identical) == (True, 1)
 
 
 def test_compare_answers_with_its_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

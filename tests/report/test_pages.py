@@ -15,7 +15,7 @@ from fixture_reports import cell, curves, everything, probes, report, shown, sui
 
 import poem
 from poem.bench.analysis.aggregate import AVERAGE, Grid, metric
-from poem.bench.result import Report
+from poem.bench.result import CellResult
 from poem.bench.store import Failure, Store
 from poem.bench.suites import Claim, Placed, Suite
 from poem.recipes.text import written as written_recipe
@@ -50,7 +50,7 @@ def written(whole: Page) -> str:
 # --- tables
 
 
-def bold(made: Suite, reports: list[Report], key: str = "top1") -> list[tuple[str, str]]:
+def bold(made: Suite, reports: list[CellResult], key: str = "top1") -> list[tuple[str, str]]:
     """Row and column of every bold number."""
     found = result_table(Grid(made, reports))
     return [
@@ -325,7 +325,7 @@ def test_rates_and_changes_are_read_back_from_the_recipe_that_ran(tmp_path: Path
     made = suite([Placed(group="G", row="Tent", column="Fog", cell=asked)], ["Fog"])
     kept = Store(tmp_path)
     kept.save(replace(report(cell("tent"), recipe=ran), cell=asked))
-    (back,) = kept.reports()
+    (back,) = kept.results()
     (settings,) = [card for card in cards(Loose(made, [back])) if card.header[1] == "learning rate"]
     assert [row[1:] for row in settings.rows] == [("0.005", "select = EntropyBelow(0.7)")]
 
@@ -333,9 +333,9 @@ def test_rates_and_changes_are_read_back_from_the_recipe_that_ran(tmp_path: Path
 class Loose(Grid):
     """A grid that takes a report for its cell though the recipe has changed since."""
 
-    def __init__(self, made: Suite, reports: list[Report]) -> None:
+    def __init__(self, made: Suite, reports: list[CellResult]) -> None:
         super().__init__(made, [])
-        self.reports = {placed.cell.key: each for placed, each in zip(made.placed, reports, strict=True)}
+        self.results = {placed.cell.key: each for placed, each in zip(made.placed, reports, strict=True)}
 
 
 def test_rates_from_the_held_out_corruptions_are_called_so() -> None:
@@ -364,7 +364,7 @@ def test_two_sources_of_frost_in_one_block_are_told_loudly() -> None:
     cells = [cell(method, "frost") for method in ("tent", "sar")]
     made = suite([Placed(group="", row=each.method, column="Frost", cell=each) for each in cells], ["Frost"])
 
-    def frosted(*sources: str) -> list[Report]:
+    def frosted(*sources: str) -> list[CellResult]:
         pairs = [(report(each), source) for each, source in zip(cells, sources, strict=True)]
         return [replace(one, card={**one.card, "provenance": f"made: x; {source}"}) for one, source in pairs]
 

@@ -1,1 +1,1 @@
-"""Measurements: one cell, many cells, suites of them, and what they say."""
+"""Benchmarks: one cell, sweeps over many cells, suites of them, and their analysis."""

@@ -1,6 +1,6 @@
-"""How much work a cell is, before it is run: images from its order, passes from its recipe, seconds from cells like it.
+"""Estimates of a cell's time before it runs: images from its order, passes from its recipe, seconds from results.
 
-An image that goes back counts as two that go forward. So the plain model is 1, Tent 3, and MEMO with its 64 views 193.
+A backward counts as two forwards. So the unadapted model is 1, Tent 3, and MEMO with its 64 views 193.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from typing import NamedTuple
 
 from poem import zoo
 from poem.bench.cell import Cell, Pairs
-from poem.bench.result import Report
+from poem.bench.result import CellResult
 from poem.parts.base import Part
 from poem.parts.views import Views
 from poem.recipes.recipe import Recipe
 from poem.streams.datasets.named_sets import NAMED_SETS
 
 ASSUMED = {"digits": (3000.0, 20_000.0), "CIFAR": (100.0, 10_000.0), "ImageNet": (5.0, 1000.0)}
-"""Images per second of the model unadapted, on one core of a CPU and on a GPU, where nothing has been measured."""
-BRANCHED = 1.5
-"""A pass with the adapt branch: the deep half of the network runs twice."""
-MOST = 0.5
-"""The share of the time from which on a method is named."""
+"""Images per second of the unadapted model, on one core of a CPU and on a GPU, where there are no results yet."""
+BRANCH_FACTOR = 1.5
+"""Cost of a pass with the adapt branch, in which the deep half of the network runs twice."""
+NAMED_SHARE = 0.5
+"""Share of the time from which on a method is named."""
 
 _SIZES: dict[str, tuple[int, int]] = {
     "digits": (1797, 10), "digits-test": (1500, 10), "cifar10": (10_000, 10), "cifar10-c": (10_000, 10),
@@ -34,17 +34,18 @@ _SIZES: dict[str, tuple[int, int]] = {
         if known.expect.total and known.expect.classes
     },
 }  # fmt: skip
-_UNKNOWN = (10_000, 10)
+"""Images of one domain, and classes, of data sets of a known size."""
+_ASSUMED_SIZE = (10_000, 10)
 
 
-def size(data: str) -> int | None:
-    """Images of one domain of a data set, whole; None where nobody knows."""
+def domain_size(data: str) -> int | None:
+    """Images in one whole domain of a data set; None for data of unknown size."""
     return _SIZES[data][0] if data in _SIZES else None
 
 
-def images(cell: Cell) -> int:
-    """Images in a cell's stream, as its data set is known to be; a subset of the user's own may have fewer."""
-    whole, classes = _SIZES.get(cell.data, _UNKNOWN)
+def image_count(cell: Cell) -> int:
+    """Images in a cell's stream over a whole data set; a subset of the user's own may have fewer."""
+    whole, classes = _SIZES.get(cell.data, _ASSUMED_SIZE)
     return cell.order().count(whole if cell.n is None else min(cell.n, whole), classes)
 
 
@@ -91,72 +92,72 @@ def _further(part: Part) -> list[tuple[object, tuple[int, int]]]:
     return [item for _, each in part.places for item in each.further_passes.items()]
 
 
-def passes(recipe: Recipe) -> float:
+def forward_passes(recipe: Recipe) -> float:
     """Plain forward passes that an image costs with a recipe, at most; an image that goes back counts as two."""
     found = rows(recipe)
-    return (found.forward + 2 * found.backward) * (BRANCHED if recipe.branch is not None else 1.0)
+    return (found.forward + 2 * found.backward) * (BRANCH_FACTOR if recipe.branch is not None else 1.0)
 
 
-def kind_of(base: str) -> str:
-    """Which of the assumed rates is a base's."""
+def rate_group(base: str) -> str:
+    """The key of `ASSUMED` for a base."""
     if base.startswith("digits"):
         return "digits"
     return "CIFAR" if base in zoo.bases() and zoo.base(base).crop <= 32 else "ImageNet"
 
 
-def work(cell: Cell, device: str = "cpu") -> float:
-    """Seconds that a cell takes at the assumed rates; what it takes here is a multiple, the same for cells alike."""
-    return images(cell) * _each(cell, device)
+def assumed_seconds(cell: Cell, device: str = "cpu") -> float:
+    """Seconds that a cell takes at the assumed rates."""
+    return image_count(cell) * _seconds_per_image(cell, device)
 
 
-def _each(cell: Cell, device: str) -> float:
-    """The same of one image."""
-    rate = ASSUMED[kind_of(cell.base)][device != "cpu"]
-    return _passes(cell.method, cell.preset, cell.changes) / rate
+def _seconds_per_image(cell: Cell, device: str) -> float:
+    rate = ASSUMED[rate_group(cell.base)][device != "cpu"]
+    return _forward_passes(cell.method, cell.preset, cell.changes) / rate
 
 
 @lru_cache(maxsize=1024)
-def _passes(method: str, preset: str, changes: Pairs) -> float:
+def _forward_passes(method: str, preset: str, changes: Pairs) -> float:
     try:
-        return passes(Cell(base="", data="", method=method, preset=preset, changes=changes).recipe())
+        return forward_passes(Cell(base="", data="", method=method, preset=preset, changes=changes).recipe())
     except (ValueError, TypeError):  # no such recipe: the cell will fail
         return 1.0
 
 
 @dataclass(frozen=True)
 class Rates:
-    """How much longer cells take than at the assumed rates, by base and method, from results."""
+    """Measured seconds over assumed seconds, by base and method, from results."""
 
     factors: dict[tuple[str, ...], float]
     count: int
+    """Results that the factors are from."""
     device: str = "cpu"
 
     @classmethod
-    def of(cls, reports: Iterable[Report], device: str = "cpu") -> Rates:
-        """The means over all cells of a kind: of a base and method, of a base, of everything."""
+    def of(cls, results: Iterable[CellResult], device: str = "cpu") -> Rates:
+        """Factors of each base and method, of each base, and of all results."""
         sums: dict[tuple[str, ...], list[float]] = {}
         count = 0
-        for report in reports:
-            seen, spent = report.ledger.get("images", 0), report.timing.get("total_s", 0.0)
-            if seen and spent:
+        for result in results:
+            images, seconds = result.ledger.get("images", 0), result.timing.get("total_s", 0.0)
+            if images and seconds:
                 count += 1
-                for kind in _kinds(report.cell):
+                for kind in _kinds(result.cell):
                     held = sums.setdefault(kind, [0.0, 0.0])
-                    held[0], held[1] = held[0] + spent, held[1] + seen * _each(report.cell, device)
-        return cls({kind: spent / assumed for kind, (spent, assumed) in sums.items()}, count, device)
+                    held[0], held[1] = held[0] + seconds, held[1] + images * _seconds_per_image(result.cell, device)
+        return cls({kind: seconds / assumed for kind, (seconds, assumed) in sums.items()}, count, device)
 
-    def total(self, cells: Iterable[Cell]) -> float:
+    def seconds(self, cells: Iterable[Cell]) -> float:
         """Seconds that the cells will take in one process."""
-        return sum(work(cell, self.device) * self._factor(cell) for cell in cells)
+        return sum(assumed_seconds(cell, self.device) * self._factor(cell) for cell in cells)
 
-    def most(self, cells: Sequence[Cell]) -> str:
-        """The method that most of the time goes to, and its share; empty where none stands out."""
+    def slowest(self, cells: Sequence[Cell]) -> str:
+        """The method with the largest share of the time, as `60 % of it memo`; empty below `NAMED_SHARE`."""
         by_method: dict[str, float] = {}
         for cell in cells:
-            by_method[cell.method] = by_method.get(cell.method, 0.0) + self.total([cell])
+            by_method[cell.method] = by_method.get(cell.method, 0.0) + self.seconds([cell])
         name = max(by_method, key=lambda each: by_method[each], default="")
         share = by_method[name] / (sum(by_method.values()) or 1.0) if len(by_method) > 1 else 0.0
-        return f"{100 * share:.0f} % of it {name}" if share >= MOST else ""
+        return f"{100 * share:.0f} % of it {name}" if share >= NAMED_SHARE else ""
 
     def _factor(self, cell: Cell) -> float:
         return next((self.factors[kind] for kind in _kinds(cell) if kind in self.factors), 1.0)

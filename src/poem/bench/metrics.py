@@ -1,4 +1,4 @@
-"""How good were the answers? `update`, `result`, `reset` over logits and labels; labels come no further than here.
+"""Metrics over logits and labels, with `update`, `result` and `reset`: the only code that reads labels.
 
 An answer that is not finite (NaN, infinity, or minus infinity for every class) is wrong. What is made of probabilities
 (ECE, NLL, AURC) is NaN over a stream that has such an answer, and `NonFinite` counts them.
@@ -15,23 +15,23 @@ from torch import Tensor
 
 
 class Metric(Protocol):
-    """Something that is fed batch by batch."""
+    """A number over a stream, updated batch by batch."""
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
-        """Take in a batch: logits (B, C), labels (B,)."""
+        """Add a batch: logits (B, C), labels (B,)."""
         ...
 
     def result(self) -> float:
-        """The value over everything seen since the last reset."""
+        """The value over all batches since the last reset."""
         ...
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Drop all batches."""
         ...
 
 
 def finite(logits: Tensor) -> Tensor:
-    """(B,) whether each row of logits (B, C) has a largest one, so that its probabilities exist."""
+    """(B,) whether each row of logits (B, C) has a finite maximum, so that its probabilities exist."""
     return logits.amax(1).isfinite()  # NaN and infinity are the largest of their row; minus infinity is if alone
 
 
@@ -41,21 +41,21 @@ def predicted(logits: Tensor) -> Tensor:
 
 
 class NonFinite:
-    """How many answers were not finite."""
+    """The number of answers that are not finite."""
 
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Drop all batches."""
         self._count = 0
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
-        """Take in a batch."""
+        """Add a batch."""
         self._count += int((~finite(logits)).sum())
 
     def result(self) -> float:
-        """The number of answers."""
+        """The number of such answers."""
         return float(self._count)
 
 
@@ -67,17 +67,17 @@ class Accuracy:
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Drop all batches."""
         self._right, self._seen = 0, 0
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
-        """Take in a batch."""
+        """Add a batch."""
         best = logits.topk(min(self.top, logits.shape[1]), dim=1).indices
         self._right += int(((best == labels[:, None]).any(1) & finite(logits)).sum())
         self._seen += len(labels)
 
     def result(self) -> float:
-        """Between 0 and 1."""
+        """A share between 0 and 1."""
         return self._right / max(self._seen, 1)
 
 
@@ -88,16 +88,16 @@ class NLL:
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Drop all batches."""
         self._sum, self._seen = 0.0, 0
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
-        """Take in a batch."""
+        """Add a batch."""
         self._sum += float(torch.nn.functional.cross_entropy(logits.double(), labels, reduction="sum"))
         self._seen += len(labels)
 
     def result(self) -> float:
-        """Zero is certain and right."""
+        """Nats; 0 where every label has probability 1."""
         return self._sum / max(self._seen, 1)
 
 
@@ -109,53 +109,53 @@ class ECE:
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Drop all batches."""
         self._count = torch.zeros(self.bins, dtype=torch.float64)
         self._confidence, self._right = self._count.clone(), self._count.clone()
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
-        """Take in a batch."""
+        """Add a batch."""
         confidence = logits.double().softmax(1).amax(1)
         right = (predicted(logits) == labels).double().cpu()
-        place = (confidence.cpu().nan_to_num(0.0) * self.bins).ceil().long().sub(1).clamp(0, self.bins - 1)
-        self._count += torch.bincount(place, minlength=self.bins)
-        self._confidence.index_add_(0, place, confidence.cpu())
-        self._right.index_add_(0, place, right)
+        bins = (confidence.cpu().nan_to_num(0.0) * self.bins).ceil().long().sub(1).clamp(0, self.bins - 1)
+        self._count += torch.bincount(bins, minlength=self.bins)
+        self._confidence.index_add_(0, bins, confidence.cpu())
+        self._right.index_add_(0, bins, right)
 
     def result(self) -> float:
-        """Between 0 and 1; zero is calibrated. NaN where a confidence was."""
+        """Between 0 and 1; 0 is calibrated. NaN where a confidence is NaN."""
         return float((self._confidence - self._right).abs().sum() / self._count.sum().clamp(min=1))
 
 
 class AURC:
     """Area under the risk-coverage curve: the mean, over every coverage, of the error among the most confident.
 
-    Confidence is the largest probability. Samples that are equally confident have no order among them; the curve takes
-    the mean over all of theirs, so the result does not depend on the order of arrival.
+    Confidence is the largest probability. Samples of equal confidence enter with the mean error of all of them, so the
+    result does not depend on the order of arrival.
     """
 
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Drop all batches."""
         self._confidence: list[NDArray[np.float64]] = []
         self._wrong: list[NDArray[np.bool_]] = []
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
-        """Take in a batch."""
+        """Add a batch."""
         self._confidence.append(logits.double().softmax(1).amax(1).cpu().numpy())
         self._wrong.append((predicted(logits) != labels).cpu().numpy())
 
     def result(self) -> float:
-        """Between 0 and 1; lower is better, and an error that confidence foretells costs less. NaN without an order."""
+        """Between 0 and 1; lower is better, and errors of low confidence cost less. NaN where a confidence is NaN."""
         if not self._confidence:
             return 0.0
         confidence, wrong = np.concatenate(self._confidence), np.concatenate(self._wrong)
         if np.isnan(confidence).any():
             return float("nan")
-        _, place, count = np.unique(-confidence, return_inverse=True, return_counts=True)
-        share = np.bincount(place, weights=wrong) / count  # of errors among the equally confident
+        _, level, count = np.unique(-confidence, return_inverse=True, return_counts=True)
+        share = np.bincount(level, weights=wrong) / count  # of errors among samples of equal confidence
         errors = np.repeat(share, count).cumsum()
         return float((errors / np.arange(1, len(errors) + 1)).mean())
 
@@ -173,15 +173,15 @@ class Windows:
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Drop all batches."""
         self._right: list[NDArray[np.bool_]] = []
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
-        """Take in a batch."""
+        """Add a batch."""
         self._right.append((predicted(logits) == labels).cpu().numpy())
 
     def accuracies(self) -> list[float]:
-        """Of each window, between 0 and 1."""
+        """The accuracy of each window, between 0 and 1."""
         if not self._right:
             return []
         right = np.concatenate(self._right)
@@ -191,5 +191,5 @@ class Windows:
         return [float(window.mean()) for window in windows]
 
     def result(self) -> float:
-        """The worst window's accuracy."""
+        """The accuracy of the worst window."""
         return min(self.accuracies(), default=0.0)

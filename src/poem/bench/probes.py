@@ -1,6 +1,6 @@
-"""What figures need beside accuracy: who is low in entropy, who becomes so, and what each would teach.
+"""Numbers for figures beside accuracy: entropy before and after the updates of a batch, and gradient norms.
 
-A probe takes in a `Sight` per batch and gives plain values for JSON: accuracies and confidences in percent, entropies
+A probe is updated with a `ProbeBatch` and gives plain values for JSON: accuracies and confidences in percent, entropies
 in nats, shares of ln C where it says so. A value that does not exist is left out, or None inside a list.
 """
 
@@ -19,68 +19,70 @@ from poem.bench.metrics import predicted
 from poem.engine.accounting import BatchRecord
 
 Floats = NDArray[np.float64]
-Truths = NDArray[np.bool_]
+Bools = NDArray[np.bool_]
 BINS = 20
 """Bins of entropy, of equal width from 0 to ln C."""
 
 
 @dataclass(frozen=True)
-class Sight:
-    """What one batch showed, an array (B,) each; the pseudo-label is the answer at the first look."""
+class ProbeBatch:
+    """Entropies, confidences and correctness of one batch, an array (B,) each.
 
-    first: Floats
-    """Entropy in nats at the first look."""
-    last: Floats
-    """And at the last."""
+    "Before" is the first forward pass, "after" the last one; the pseudo-label is the answer before.
+    """
+
+    entropy_before: Floats
+    """In nats."""
+    entropy_after: Floats
+    """In nats."""
     confidence: Floats
-    """Largest probability at the first look."""
-    right: Truths
-    """Whether the pseudo-label is right."""
-    answer: Truths
-    """Whether the answer given is right."""
-    low: Truths
-    """Entropy below the threshold at the first look; nobody where there is no threshold."""
-    newly: Truths
-    """Potentially reliable: not low at the first look, selected at a later one."""
+    """Largest probability before."""
+    pseudo_label_right: Bools
+    answer_right: Bools
+    """Whether the answer that the adapter returned is right."""
+    low: Bools
+    """Entropy below the threshold before; all False without a threshold."""
+    newly: Bools
+    """Potentially reliable: entropy not below the threshold before, selected in a later forward pass."""
 
     @classmethod
-    def of(cls, entry: BatchRecord, logits: Tensor, labels: Tensor, threshold: float | None) -> Sight | None:
-        """From an adapter's account of a batch, its answers and the truth; None where it looked at no single image."""
-        looks = entry.first_logits.cpu().double()
-        if len(looks) != len(labels):
+    def of(cls, entry: BatchRecord, logits: Tensor, labels: Tensor, threshold: float | None) -> ProbeBatch | None:
+        """From an adapter's `last`, its answers and the labels; None where the first pass was over augmented views."""
+        first_logits = entry.first_logits.cpu().double()
+        if len(first_logits) != len(labels):
             return None
-        confidence, pseudo = looks.softmax(1).amax(1), predicted(looks)
-        first, last = (each.cpu().double().numpy() for each in entry.entropy)
+        confidence, pseudo = first_logits.softmax(1).amax(1), predicted(first_logits)
+        before, after = (each.cpu().double().numpy() for each in entry.entropy)
         limit = -math.inf if threshold is None else threshold
-        low, known = first < limit, np.isfinite(first) & (threshold is not None)
-        newly = entry.newly_reliable.cpu().numpy() & known & ~low
+        low, finite = before < limit, np.isfinite(before) & (threshold is not None)
+        newly = entry.newly_reliable.cpu().numpy() & finite & ~low
         truth = labels.cpu()
         right, answer = (pseudo == truth).numpy(), (predicted(logits).cpu() == truth).numpy()
-        return cls(first, last, confidence.nan_to_num(0.0).numpy(), right, answer, low, newly)
+        return cls(before, after, confidence.nan_to_num(0.0).numpy(), right, answer, low, newly)
 
 
 class Probe(Protocol):
-    """Something that watches."""
+    """Numbers over a stream, updated batch by batch."""
 
-    def update(self, sight: Sight) -> None:
-        """Take in a batch."""
+    def update(self, batch: ProbeBatch) -> None:
+        """Add a batch."""
         ...
 
     def result(self) -> dict[str, Any]:
-        """Plain values."""
+        """Plain values for JSON."""
         ...
 
 
 class Groups:
-    """Low-entropy, potentially reliable and other high-entropy samples: how many, how often right, how confident."""
+    """Number, accuracy and confidence of low-entropy, potentially reliable and other high-entropy samples."""
 
     def __init__(self) -> None:
         self._sums = {name: np.zeros(4) for name in ("low", "newly", "high")}
 
-    def update(self, sight: Sight) -> None:
-        """Take in a batch."""
-        for name, mask in (("low", sight.low), ("newly", sight.newly), ("high", ~sight.low & ~sight.newly)):
-            values = (sight.right, sight.answer, sight.confidence)
+    def update(self, batch: ProbeBatch) -> None:
+        """Add a batch."""
+        for name, mask in (("low", batch.low), ("newly", batch.newly), ("high", ~batch.low & ~batch.newly)):
+            values = (batch.pseudo_label_right, batch.answer_right, batch.confidence)
             self._sums[name] += [mask.sum(), *(value[mask].sum() for value in values)]
 
     def result(self) -> dict[str, dict[str, float]]:
@@ -96,37 +98,37 @@ class Groups:
 
 
 class Transitions:
-    """Who was below the threshold at the first look, and who is at the last."""
+    """Counts of samples by whether their entropy is below the threshold before and after."""
 
     def __init__(self, threshold: float) -> None:
         self.threshold, self._counts = threshold, np.zeros((2, 2), np.int64)
 
-    def update(self, sight: Sight) -> None:
-        """Take in a batch."""
-        high = (~(entropy < self.threshold) for entropy in (sight.first, sight.last))
+    def update(self, batch: ProbeBatch) -> None:
+        """Add a batch."""
+        high = (~(entropy < self.threshold) for entropy in (batch.entropy_before, batch.entropy_after))
         np.add.at(self._counts, tuple(each.astype(np.int64) for each in high), 1)
 
     def result(self) -> dict[str, float]:
-        """Counts by (first, last)."""
+        """Counts by (before, after), such as `high_low`."""
         words = ("low", "high")
         named = {f"{a}_{b}": int(self._counts[i, j]) for i, a in enumerate(words) for j, b in enumerate(words)}
         return {"threshold": self.threshold, **named}
 
 
 class EntropyBins:
-    """Counts by entropy at the first look, in units of ln C."""
+    """Counts by entropy before, in units of ln C."""
 
     def __init__(self, classes: int) -> None:
         self._top = math.log(max(classes, 2))
         names = ("n", "right", "confidence", "newly_n", "newly_right")
         self._sums = {name: np.zeros(BINS) for name in names}
 
-    def update(self, sight: Sight) -> None:
-        """Take in a batch."""
-        place = binned(sight.first, self._top)
-        weights = (np.ones(len(place)), sight.right, sight.confidence, sight.newly, sight.newly & sight.right)
+    def update(self, batch: ProbeBatch) -> None:
+        """Add a batch."""
+        bins, right = binned(batch.entropy_before, self._top), batch.pseudo_label_right
+        weights = (np.ones(len(bins)), right, batch.confidence, batch.newly, batch.newly & right)
         for sums, weight in zip(self._sums.values(), weights, strict=True):
-            sums += np.bincount(place, weights=weight, minlength=BINS)
+            sums += np.bincount(bins, weights=weight, minlength=BINS)
 
     def result(self) -> dict[str, list[float]]:
         """Edges, counts, and the sum of confidences per bin."""
@@ -136,13 +138,13 @@ class EntropyBins:
         return found
 
 
-class _Keeps:
-    """Keeps a few arrays per batch, and puts them together at the end."""
+class _Arrays:
+    """Named lists of arrays, one array per batch, concatenated when they are read."""
 
     def __init__(self, *names: str) -> None:
         self._held: dict[str, list[NDArray[Any]]] = {name: [] for name in names}
 
-    def keep(self, **arrays: NDArray[Any]) -> None:
+    def append(self, **arrays: NDArray[Any]) -> None:
         for name, array in arrays.items():
             self._held[name].append(array)
 
@@ -151,22 +153,22 @@ class _Keeps:
         return np.concatenate(held) if held else np.zeros(0, kind)
 
 
-class Range:
-    """Potentially reliable samples beside everyone else of the same entropy.
+class EntropyRange:
+    """Accuracy of potentially reliable samples and of the other samples in the same range of entropy.
 
-    The range is the 5th to the 95th percentile of the entropy at the first look of the potentially reliable ones.
+    The range is the 5th to the 95th percentile of the potentially reliable samples' entropy before.
     """
 
     def __init__(self) -> None:
-        self._kept = _Keeps("entropy", "right", "newly")
+        self._arrays = _Arrays("entropy", "right", "newly")
 
-    def update(self, sight: Sight) -> None:
-        """Take in a batch."""
-        self._kept.keep(entropy=sight.first, right=sight.right, newly=sight.newly)
+    def update(self, batch: ProbeBatch) -> None:
+        """Add a batch."""
+        self._arrays.append(entropy=batch.entropy_before, right=batch.pseudo_label_right, newly=batch.newly)
 
-    def zone(self) -> tuple[float, float] | None:
-        """The range in nats, or None where nobody was potentially reliable."""
-        entropy, newly = self._kept.all("entropy", float), self._kept.all("newly", bool)
+    def bounds(self) -> tuple[float, float] | None:
+        """The range in nats, or None where no sample was potentially reliable."""
+        entropy, newly = self._arrays.all("entropy", float), self._arrays.all("newly", bool)
         if not newly.any():
             return None
         low, high = np.percentile(entropy[newly], (5, 95), method="inverted_cdf").tolist()
@@ -174,48 +176,48 @@ class Range:
 
     def result(self) -> dict[str, Any]:
         """`low` and `high`, and of each group within them: `n` and `accuracy`."""
-        entropy, right, newly = (self._kept.all(name, bool) for name in ("entropy", "right", "newly"))
-        zone = self.zone()
-        if zone is None:
+        entropy, right, newly = (self._arrays.all(name, bool) for name in ("entropy", "right", "newly"))
+        bounds = self.bounds()
+        if bounds is None:
             return {name: {"n": 0} for name in ("newly", "all", "others")}
-        inside = (entropy >= zone[0]) & (entropy <= zone[1])
+        inside = (entropy >= bounds[0]) & (entropy <= bounds[1])
         masks = {"newly": inside & newly, "all": inside, "others": inside & ~newly}
-        return {"low": zone[0], "high": zone[1], **{name: _accuracy(right, mask) for name, mask in masks.items()}}
+        return {"low": bounds[0], "high": bounds[1], **{name: _accuracy(right, mask) for name, mask in masks.items()}}
 
 
 class Gradients:
-    """How large a gradient each sample would give, by its entropy, and how good its pseudo-label is.
+    """Gradient norm and pseudo-label accuracy of each sample, by its entropy before.
 
-    Norms come from `Adapter.gradient_norms`, taken just before the batch. Four areas, as ranges of entropy at the first
-    look:
+    Norms come from `Adapter.gradient_norms`, called just before the batch is adapted to. Four areas of entropy:
 
-    - `zone`: the 5th to the 95th percentile of the potentially reliable samples' entropies (the paper's green zone);
-    - `area3`: below the zone: sure already, with little left to teach;
-    - `area2`: above the zone, up to 0.8 ln C: labels begin to fail;
+    - `zone`: the range of `EntropyRange` (the paper's green zone);
+    - `area3`: below the zone: confident already, with small gradients;
+    - `area2`: above the zone, up to 0.8 ln C: pseudo-labels begin to fail;
     - `area1`: above that: close to guessing.
 
     Without potentially reliable samples there are no areas.
     """
 
-    DOUBTFUL = 0.8
-    """Where area 1 begins, in units of ln C."""
+    AREA1 = 0.8
+    """Lower bound of area 1, in units of ln C."""
 
     def __init__(self, classes: int) -> None:
         self._top = math.log(max(classes, 2))
-        self._kept = _Keeps("entropy", "right", "norm")
-        self._left_out = 0
+        self._arrays = _Arrays("entropy", "right", "norm")
+        self._nonfinite = 0
 
-    def update(self, sight: Sight, norms: Floats) -> None:
-        """Take in a batch, with the norm of each sample; those that are not finite are counted apart."""
-        sound = np.isfinite(norms)
-        self._left_out += int((~sound).sum())
-        self._kept.keep(entropy=sight.first[sound], right=sight.right[sound], norm=norms[sound])
+    def update(self, batch: ProbeBatch, norms: Floats) -> None:
+        """Add a batch with the gradient norm of each sample; norms that are not finite are only counted."""
+        finite = np.isfinite(norms)
+        self._nonfinite += int((~finite).sum())
+        entropy, right = batch.entropy_before[finite], batch.pseudo_label_right[finite]
+        self._arrays.append(entropy=entropy, right=right, norm=norms[finite])
 
     def result(self, zone: tuple[float, float] | None) -> dict[str, Any]:
         """By bin of entropy: `n`, `norm` (mean, `norm_p10`, `norm_p90`), `accuracy`; the areas; `nonfinite` if any."""
-        entropy, right, norm = (self._kept.all(name, bool) for name in ("entropy", "right", "norm"))
-        place = binned(entropy, self._top)
-        masks = [place == at for at in range(BINS)]
+        entropy, right, norm = (self._arrays.all(name, bool) for name in ("entropy", "right", "norm"))
+        bins = binned(entropy, self._top)
+        masks = [bins == at for at in range(BINS)]
         return {
             "edges": edges(),
             "n": [int(mask.sum()) for mask in masks],
@@ -224,19 +226,19 @@ class Gradients:
             "norm_p90": [float(np.percentile(norm[mask], 90)) if mask.any() else None for mask in masks],
             "accuracy": [100 * float(right[mask].mean()) if mask.any() else None for mask in masks],
             "areas": {} if zone is None else self._areas(zone, entropy, right, norm),
-            **({"nonfinite": self._left_out} if self._left_out else {}),
+            **({"nonfinite": self._nonfinite} if self._nonfinite else {}),
         }
 
     def _areas(
-        self, zone: tuple[float, float], entropy: NDArray[Any], right: Truths, norm: NDArray[Any]
+        self, zone: tuple[float, float], entropy: NDArray[Any], right: Bools, norm: NDArray[Any]
     ) -> dict[str, dict[str, float]]:
         """Each area's range in nats, `n`, mean `norm` and `accuracy`."""
-        doubtful = max(self.DOUBTFUL * self._top, zone[1])
+        border = max(self.AREA1 * self._top, zone[1])
         masks = {
             "area3": (entropy < zone[0], 0.0, zone[0]),
             "zone": ((entropy >= zone[0]) & (entropy <= zone[1]), *zone),
-            "area2": ((entropy > zone[1]) & (entropy <= doubtful), zone[1], doubtful),
-            "area1": (entropy > doubtful, doubtful, self._top),
+            "area2": ((entropy > zone[1]) & (entropy <= border), zone[1], border),
+            "area1": (entropy > border, border, self._top),
         }
         return {
             name: {"low": low, "high": high, **_accuracy(right, mask), **_mean(norm, mask)}
@@ -245,70 +247,70 @@ class Gradients:
 
 
 class Probes:
-    """Every probe that a run can feed, behind one `update`."""
+    """Every probe of a stream, behind one `update`."""
 
     def __init__(self, margin: float | None, wanted: tuple[str, ...] = ()) -> None:
         for name in wanted:
             if name != "gradients":
                 raise ValueError(f"unknown probe {name!r}; known: gradients")
         self._margin, self._wanted = margin, wanted
-        self._groups, self._range = Groups(), Range()
-        self._by_size: dict[str, Any] = {}  # what needs the number of classes, known with the first batch
+        self._groups, self._range = Groups(), EntropyRange()
+        self._by_classes: dict[str, Any] = {}  # probes that need the number of classes, made with the first batch
         self._threshold: float | None = None
 
     def update(self, entry: BatchRecord, logits: Tensor, labels: Tensor, norms: Tensor | None = None) -> None:
-        """Take in a batch: the adapter's account of it, its answers (B, C), the truth (B,), and gradient norms (B,)."""
-        if not self._by_size:
+        """Add a batch: the adapter's `last`, its answers (B, C), the labels (B,), and gradient norms (B,)."""
+        if not self._by_classes:
             self._begin(logits.shape[1])
-        sight = Sight.of(entry, logits, labels, self._threshold)
-        if sight is None:
+        batch = ProbeBatch.of(entry, logits, labels, self._threshold)
+        if batch is None:
             return
-        for probe in (self._groups, self._range, *self._by_size.values()):
+        for probe in (self._groups, self._range, *self._by_classes.values()):
             if not isinstance(probe, Gradients):
-                probe.update(sight)
+                probe.update(batch)
             elif norms is not None:
-                probe.update(sight, norms.cpu().double().numpy())
+                probe.update(batch, norms.cpu().double().numpy())
 
     def groups(self) -> dict[str, dict[str, float]]:
-        """For `Report.groups`; without a threshold there are no groups, and each is empty."""
+        """The field `groups` of a result; every group is empty where the method has no threshold."""
         return self._groups.result() if self._margin is not None else Groups().result()
 
     def result(self) -> dict[str, Any]:
-        """For `Report.probes`."""
+        """The field `probes` of a result."""
         found: dict[str, Any] = {} if self._margin is None else {"range": self._range.result()}
-        for name, probe in self._by_size.items():
-            found[name] = probe.result(self._range.zone()) if isinstance(probe, Gradients) else probe.result()
+        for name, probe in self._by_classes.items():
+            found[name] = probe.result(self._range.bounds()) if isinstance(probe, Gradients) else probe.result()
         return found
 
     def _begin(self, classes: int) -> None:
         if self._margin is not None:
             self._threshold = self._margin * math.log(classes)
-            self._by_size["transitions"] = Transitions(self._threshold)
-        self._by_size["entropy_bins"] = EntropyBins(classes)
+            self._by_classes["transitions"] = Transitions(self._threshold)
+        self._by_classes["entropy_bins"] = EntropyBins(classes)
         if "gradients" in self._wanted:
-            self._by_size["gradients"] = Gradients(classes)
+            self._by_classes["gradients"] = Gradients(classes)
 
 
 def edges() -> list[float]:
-    """The borders of the bins, in units of ln C."""
+    """Edges of the bins of entropy, in units of ln C."""
     return [at / BINS for at in range(BINS + 1)]
 
 
 def binned(entropy: NDArray[Any], top: float) -> NDArray[np.int64]:
-    """The bin of each entropy; what is not finite counts as the highest."""
+    """The bin of each entropy; one that is not finite is in the last bin."""
     share = np.nan_to_num(entropy / top, nan=1.0, posinf=1.0)
     return np.clip((share * BINS).astype(np.int64), 0, BINS - 1)
 
 
-def _accuracy(right: Truths, mask: Truths) -> dict[str, float]:
+def _accuracy(right: Bools, mask: Bools) -> dict[str, float]:
     n = int(mask.sum())
     return {"n": n, "accuracy": 100 * float(right[mask].mean())} if n else {"n": 0}
 
 
-def _mean(norm: NDArray[Any], mask: Truths) -> dict[str, float]:
+def _mean(norm: NDArray[Any], mask: Bools) -> dict[str, float]:
     return {"norm": float(norm[mask].mean())} if mask.any() else {}
 
 
-def plain(values: Mapping[str, float]) -> dict[str, float]:
-    """Without what is not a finite number."""
+def finite_values(values: Mapping[str, float]) -> dict[str, float]:
+    """The entries whose value is finite."""
     return {name: value for name, value in values.items() if math.isfinite(value)}

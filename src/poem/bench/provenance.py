@@ -1,4 +1,4 @@
-"""Where a result comes from: versions, commit, machine. Nothing here names a folder."""
+"""Versions, commit, machine and peak memory, for results. Nothing here names a folder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 
 from poem._version import __version__
 
-HERE = Path(__file__).resolve().parent
+PACKAGE = Path(__file__).resolve().parent
 
 
 def provenance() -> dict[str, Any]:
@@ -36,15 +36,16 @@ def _commit() -> dict[str, Any]:
 def _git(*words: str) -> str | None:
     try:
         done = subprocess.run(
-            ["git", *words], cwd=HERE, capture_output=True, text=True, timeout=10, check=False, stdin=subprocess.DEVNULL
-        )
+            ["git", *words], cwd=PACKAGE, capture_output=True, text=True, timeout=10, check=False,
+            stdin=subprocess.DEVNULL,
+        )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None
 
 
 def host(device: torch.device) -> dict[str, Any]:
-    """The machine in words."""
+    """Name of the device and the CPU, cores, platform and process id."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     return {
         "device": name, "cpu": _processor(), "cores": os.cpu_count(), "platform": platform.platform(),
@@ -62,16 +63,16 @@ def _processor() -> str:
     return next(found, platform.processor() or platform.machine())
 
 
-def watch_memory(device: torch.device) -> float:
-    """Set a GPU's counter back, and say what is held already: the models that were loaded so far, in bytes."""
+def reset_peak_memory(device: torch.device) -> float:
+    """Reset a GPU's peak counter; returns the bytes that are allocated already, by the models loaded so far."""
     if device.type != "cuda":
         return 0.0
     torch.cuda.reset_peak_memory_stats(device)
     return float(torch.cuda.memory_allocated(device))
 
 
-def peak(device: torch.device) -> float:
-    """Most memory so far in bytes: the device's since its counter was set back, the process's on the CPU."""
+def peak_memory(device: torch.device) -> float:
+    """Peak memory in bytes: the GPU's since `reset_peak_memory`, or the whole process's on the CPU."""
     if device.type == "cuda":
         return float(torch.cuda.max_memory_allocated(device))
     try:

@@ -1,7 +1,7 @@
-"""What cells need and this machine lacks, before any of them is run: all of it in one message.
+"""Checks, before a sweep, that this machine has the weights, data and source images that its cells need.
 
-Weights are looked for once for each base, files once for each data set and shift. Nothing is decoded: whether files are
-whole is for those who read them, and for `poem data check`.
+Weights are looked for once for each base, files once for each data set and shift. Nothing is decoded: `poem data check`
+reads files.
 """
 
 from __future__ import annotations
@@ -12,88 +12,85 @@ from typing import Any
 
 from poem import zoo
 from poem.bench.cell import Cell
-from poem.bench.opening import STORED, Place, source_images, weights_of
+from poem.bench.load_cell import CORRUPTED_ON_DISK, Machine, source_images, weights_argument
 from poem.streams.datasets import canonical, open_dataset
 from poem.streams.datasets.named_sets import CLEAN_COUNTERPARTS, NAMED_SETS, corruption_folder, locate
 from poem.streams.shift import CLEAN, Shift
 
-FETCHED = ("torchvision", "timm")
-"""Kinds of bases whose weights a run downloads where they are not there."""
+DOWNLOADED = ("torchvision", "timm")
+"""Kinds of bases whose weights a run downloads where they are missing."""
 _ORDER = ("weights", "data", "source")
-_REFUSALS = (OSError, ValueError, TypeError, ImportError)
+_SEARCH_ERRORS = (OSError, ValueError, TypeError, ImportError)
 
 
 @dataclass(frozen=True)
-class Lack:
-    """Something that is not there."""
+class Missing:
+    """Weights, data or source images that were not found."""
 
     what: str
     why: str
-    """With what to type."""
+    """The error of the search, with what to type."""
     cells: int
+    """How many cells need it."""
 
     def __str__(self) -> str:
         return f"{self.what} ({self.cells} cell{'' if self.cells == 1 else 's'}): {self.why}"
 
 
 @dataclass(frozen=True)
-class Look:
-    """What one look at a machine found."""
+class Requirements:
+    """What the cells of a sweep need and this machine does not have."""
 
-    lacks: tuple[Lack, ...] = ()
-    to_fetch: tuple[str, ...] = ()
-    """Bases whose weights are not there and that a run would download."""
+    missing: tuple[Missing, ...] = ()
+    to_download: tuple[str, ...] = ()
+    """Bases whose weights a run would download."""
 
     def __str__(self) -> str:
-        """One line where nothing is missing, else one for each thing."""
-        later = f"; a run downloads the weights of {', '.join(self.to_fetch)}" if self.to_fetch else ""
-        if not self.lacks:
-            return f"weights and data: {'nothing is missing' if self.to_fetch else 'all found'}{later}"
-        count = "1 thing is" if len(self.lacks) == 1 else f"{len(self.lacks)} things are"
-        return "\n".join([f"{count} missing{later}:", *(f"  {each}" for each in self.lacks)])
+        """One line where nothing is missing, else one line each."""
+        later = f"; a run downloads the weights of {', '.join(self.to_download)}" if self.to_download else ""
+        if not self.missing:
+            return f"weights and data: {'nothing is missing' if self.to_download else 'all found'}{later}"
+        count = "1 thing is" if len(self.missing) == 1 else f"{len(self.missing)} things are"
+        return "\n".join([f"{count} missing{later}:", *(f"  {each}" for each in self.missing)])
 
 
-def look(cells: Sequence[Cell], place: Place, *, fetch: bool = True) -> Look:
-    """Look for everything that some cells need.
+def check_requirements(cells: Sequence[Cell], machine: Machine, *, download: bool = True) -> Requirements:
+    """Look for everything that cells need.
 
     Args:
-        cells: Those that are to be run.
-        place: Where this machine keeps data and weights.
-        fetch: Download weights that are nowhere, as a run would; False to say only that it would.
+        cells: The cells that are to be run.
+        machine: Folders with data and weights.
+        download: Download missing weights, as a run would; False to list them in `to_download` instead.
     """
-    asked: dict[tuple[str, Any], tuple[str, Callable[[], None]]] = {}
+    searches: dict[tuple[str, Any], tuple[str, Callable[[], None]]] = {}
     users: dict[tuple[str, Any], int] = {}
     later: dict[str, None] = {}
     for cell in cells:
-        for key, what, find in _needs(cell, place, fetch, later):
-            asked.setdefault(key, (what, find))
+        for key, what, find in _requirements(cell, machine, download, later):
+            searches.setdefault(key, (what, find))
             users[key] = users.get(key, 0) + 1
-    lacks: dict[str, list[Lack]] = {}
-    for key, (what, find) in sorted(asked.items(), key=lambda item: _ORDER.index(item[0][0])):
+    missing: dict[str, list[Missing]] = {}
+    for key, (what, find) in sorted(searches.items(), key=lambda item: _ORDER.index(item[0][0])):
         try:
             find()
-        except _REFUSALS as error:
-            lacks.setdefault(what, []).append(Lack(what, str(error), users[key]))
-    return Look(tuple(_together(alike) for alike in lacks.values()), tuple(later))
+        except _SEARCH_ERRORS as error:
+            missing.setdefault(what, []).append(Missing(what, str(error), users[key]))
+    return Requirements(tuple(_merged(each) for each in missing.values()), tuple(later))
 
 
-Need = tuple[tuple[str, Any], str, Callable[[], None]]
-"""By what two needs are one, what it is called, and a search that raises."""
+Requirement = tuple[tuple[str, Any], str, Callable[[], None]]
+"""A key, equal for cells with the same requirement; its name; and a search that raises where it is missing."""
 
 
-def _needs(cell: Cell, place: Place, fetch: bool, later: dict[str, None]) -> Iterator[Need]:
+def _requirements(cell: Cell, machine: Machine, download: bool, later: dict[str, None]) -> Iterator[Requirement]:
     def weights() -> None:
         base = zoo.base(cell.base)
         zoo.require_builder(base)
         if cell.weights == "random":
             return
-        where = weights_of(cell, base, place)
-        if (
-            fetch
-            or where is not None
-            or base.kind not in FETCHED
-            or any(path.is_file() for path in zoo.local_weight_paths(base))
-        ):
+        where = weights_argument(cell, base, machine)
+        here = any(path.is_file() for path in zoo.local_weight_paths(base))
+        if download or where is not None or base.kind not in DOWNLOADED or here:
             zoo.find_weights(base, where)
         else:
             later[base.name] = None
@@ -102,52 +99,52 @@ def _needs(cell: Cell, place: Place, fetch: bool, later: dict[str, None]) -> Ite
     for shift in _shifts(cell):
 
         def files(shift: Shift = shift) -> None:
-            _files(cell, place, shift)
+            _find_files(cell, machine, shift)
 
         yield ("data", (cell.data, cell.dataset, shift)), f"data set {cell.data}", files
-    if _anchored(cell):
+    if _needs_source_images(cell):
 
         def source() -> None:
-            source_images(cell, zoo.base(cell.base), place)
+            source_images(cell, zoo.base(cell.base), machine)
 
         family = cell.base.split("-")[0] if cell.base.startswith(("digits", "cifar")) else "imagenet"
         yield ("source", family), f"source images for {cell.method}", source
 
 
 def _shifts(cell: Cell) -> list[Shift]:
-    """The domains that lie on disk; of clean data, which is corrupted on the fly, the one."""
+    """The domains that are read from disk: clean data alone where it is corrupted on the fly."""
     try:
-        if canonical(cell.data) not in STORED:
+        if canonical(cell.data) not in CORRUPTED_ON_DISK:
             return [CLEAN]
         return list(dict.fromkeys(shift for visit in cell.order().visits for shift in visit.shifts))
-    except (ValueError, TypeError):  # a name that nobody knows: opening says so
+    except (ValueError, TypeError):  # an unknown name: the search for its files says so
         return [CLEAN]
 
 
-def _files(cell: Cell, place: Place, shift: Shift) -> None:
-    """Find a domain's files."""
+def _find_files(cell: Cell, machine: Machine, shift: Shift) -> None:
+    """Raise where the files of a domain are missing."""
     name = canonical(cell.data)
-    if name in STORED and shift == CLEAN:
+    if name in CORRUPTED_ON_DISK and shift == CLEAN:
         name = CLEAN_COUNTERPARTS[name]
     if name in NAMED_SETS:
-        locate(NAMED_SETS[name], place.root)
+        locate(NAMED_SETS[name], machine.root)
     elif name == "imagenet-c":
-        corruption_folder(place.root, shift)
-    elif name in STORED:
-        open_dataset(name, place.root, corruption=shift.corruption, severity=shift.severity, **dict(cell.dataset))
+        corruption_folder(machine.root, shift)
+    elif name in CORRUPTED_ON_DISK:
+        open_dataset(name, machine.root, corruption=shift.corruption, severity=shift.severity, **dict(cell.dataset))
     else:
-        open_dataset(name, place.root, **dict(cell.dataset))
+        open_dataset(name, machine.root, **dict(cell.dataset))
 
 
-def _anchored(cell: Cell) -> bool:
+def _needs_source_images(cell: Cell) -> bool:
     try:
         return bool(cell.source_images) and cell.recipe().uses_source_data
     except (ValueError, TypeError):  # no such recipe: the cell itself will say so
         return False
 
 
-def _together(alike: Sequence[Lack]) -> Lack:
-    """One line for all domains of a data set."""
-    first = alike[0]
-    more = f" (and {len(alike) - 1} more like it)" if len(alike) > 1 else ""
-    return Lack(first.what, first.why + more, sum(each.cells for each in alike))
+def _merged(domains: Sequence[Missing]) -> Missing:
+    """One line for all missing domains of a data set."""
+    first = domains[0]
+    more = f" (and {len(domains) - 1} more like it)" if len(domains) > 1 else ""
+    return Missing(first.what, first.why + more, sum(each.cells for each in domains))

@@ -1,4 +1,4 @@
-"""What a cell gave: frozen, documented, to JSON and back, written whole or not at all, with a checksum.
+"""The result of a cell: frozen, to JSON and back, written whole or not at all, with a checksum.
 
 The checksum shows that a file was changed after it was measured. It is no signature: whoever changes a file on purpose
 can compute a new one. Files of versions before it have none; they are read as before.
@@ -8,37 +8,37 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from poem._util.files import read_json, write_atomic
 from poem._util.nearest import nearest_hint
-from poem.bench.cell import Cell, key_of
-from poem.bench.cell_files import is_number, read_cell
+from poem.bench.cell import Cell, key_of, read_cell, result_key
 from poem.streams.shift import VERSIONS
 
-__all__ = ["SCHEMA", "Report", "write_atomic"]
+__all__ = ["SCHEMA", "CellResult", "latest"]
 
 SCHEMA = 1
 ADDED = ("nonfinite",)
-"""Fields that came later within the schema: files from before lack them, and the default holds."""
+"""Fields that came later within the schema: older files lack them and get the default."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
-    """One cell's result. Everything but `timing`, `host` and `provenance` depends on the cell alone."""
+class CellResult:
+    """What was measured for one cell. `timing`, `host` and `provenance` apart, it depends on cell and weights alone."""
 
     cell: Cell
     recipe: dict[str, str]
     """Every field of the recipe as text, as `poem.recipes.text.read` takes it."""
     base: dict[str, Any]
-    """Name, exact tag, sha256 of the weights (or "random"), normalisation."""
+    """Name, exact tag, normalisation, sha256 of the file with the weights (or "random", and then `tensors_sha256`)."""
     card: dict[str, Any]
     """The protocol card of the stream."""
     nonfinite: int = 0
-    """Answers that were NaN or infinite; they count as wrong. 0 in files from before it was counted."""
+    """Answers that were NaN or infinite; they count as wrong. 0 in files that do not have it."""
     metrics: dict[str, float]
     """Over the whole stream: top1 top5 ece aurc worst_window in percent, nll in nats, entropy_before, entropy_after.
     One that is not finite is left out, and a note names it."""
@@ -51,37 +51,48 @@ class Report:
     probes: dict[str, Any] = field(default_factory=dict)
     """What figures need: transitions, entropy_bins, gradients, online."""
     ledger: dict[str, int]
-    """Counts in images, as METHODS of efficiency tables count them: the adapter's totals, and source_images."""
+    """The adapter's totals, counted in images as efficiency tables do, and source_images."""
     notes: list[str] = field(default_factory=list)
-    """What a reader should know, such as an adapter's fallback."""
+    """Warnings and fallbacks of the adapter and the stream, in sentences."""
     provenance: dict[str, Any] = field(default_factory=dict)
-    """Package, torch and python versions, commit, dirty."""
+    """Versions of poem, torch, numpy and Python, commit, dirty."""
     timing: dict[str, float] = field(default_factory=dict)
-    """Seconds in the adapter (device in step) and in loading, images/s, peak memory in bytes: on a GPU above what the
-    models themselves take, on a CPU of the whole process."""
+    """Seconds in the adapter (device synchronised) and in loading, images/s, peak memory in bytes: on a GPU above what
+    the models themselves take, on a CPU of the whole process."""
     host: dict[str, Any] = field(default_factory=dict)
     """Device, processor, when."""
     schema: int = SCHEMA
     intact: bool | None = field(default=None, compare=False, repr=False)
-    """Of a result that was read: whether the checksum in its file is right; None where there was none."""
+    """Whether the checksum in the file that the result was read from is right; None where there was none."""
+
+    @property
+    def cell_key(self) -> str:
+        """The key of the cell with the recipe that was run, which may differ from the method's recipe of today."""
+        return key_of(self.cell, self.recipe)
+
+    @property
+    def weights_sha256(self) -> str | None:
+        """SHA-256 of the weights: of their file, or of the tensors of random ones; None where older files lack it."""
+        found = self.base.get("tensors_sha256", self.base.get("sha256"))
+        return None if found in (None, "random") else str(found)
 
     @property
     def key(self) -> str:
-        """The key of the cell with the recipe that was run, which may have been another than the method's is now."""
-        return key_of(self.cell, self.recipe)
+        """The cell's key and the first digits of the weights' SHA-256."""
+        return result_key(self.cell_key, self.weights_sha256)
 
     def identity(self) -> dict[str, Any]:
-        """What must be equal wherever and however often the cell is run."""
+        """Every field but timing, host and provenance: equal wherever and however often the cell is run on a CPU."""
         return {name: value for name, value in self.to_dict().items() if name not in ("timing", "host", "provenance")}
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """Plain values for JSON."""
         found = {name: getattr(self, name) for name in _FIELDS if name != "cell"}
         return {"schema": self.schema, "key": self.key, "cell": self.cell.to_dict(), **found}
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Report:
-        """A report from `to_dict`'s values, with or without a checksum.
+    def from_dict(cls, values: Mapping[str, Any]) -> CellResult:
+        """A result from `to_dict`'s values, with or without a checksum; older files state the cell's key as their own.
 
         Raises:
             ValueError: Another schema, a missing or an unknown field, or one that holds something else.
@@ -100,25 +111,25 @@ class Report:
         stated = values.get("checksum")
         intact = None if stated is None else stated == checksum(values)
         plain = {name: values[name] for name in _FIELDS if name in values}
-        report = cls(**{**plain, "cell": read_cell(values["cell"])}, intact=intact)
-        if values.get("key", report.key) != report.key:
+        result = cls(**{**plain, "cell": read_cell(values["cell"])}, intact=intact)
+        if values.get("key", result.key) not in (result.key, result.cell_key):
             key = str(values["key"])[:40]
-            found = f"a result's key is {key}, its cell and recipe have {report.key}: the file was edited"
-            changed = [name for name in report.cell.corruptions if name in VERSIONS]
+            found = f"a result's key is {key}, its cell, recipe and weights have {result.key}: the file was edited"
+            changed = [name for name in result.cell.corruptions if name in VERSIONS]
             hint = f", or its images are of an earlier version of {changed[0]}; measure it again" if changed else ""
             raise ValueError(f"{found}{hint}")
-        return report
+        return result
 
     def save(self, path: Path) -> None:
-        """Write it whole or not at all, with a checksum; one that was edited gets none."""
+        """Write the result whole or not at all, with a checksum; an edited one is written without."""
         values = self.to_dict()
         if self.intact is not False:
             values = {**values, "checksum": checksum(values)}
         write_atomic(path, json.dumps(values, indent=1, allow_nan=False) + "\n")
 
     @classmethod
-    def load(cls, path: Path) -> Report:
-        """Read one; a half-written or foreign file is an error that names it."""
+    def load(cls, path: Path) -> CellResult:
+        """Read a result; a half-written or foreign file raises a ValueError that names it."""
         try:
             values = read_json(path)
             if not isinstance(values, dict):
@@ -128,19 +139,37 @@ class Report:
             raise ValueError(f"{path} is not a result: {error}") from error
 
 
-_FIELDS = tuple(item.name for item in fields(Report) if item.name != "intact")
-"""What stands in a file, beside the key and the checksum."""
+_FIELDS = tuple(item.name for item in fields(CellResult) if item.name != "intact")
+"""Fields of a file, beside the key and the checksum."""
+
+
+def latest(results: Iterable[CellResult], key: Callable[[CellResult], str]) -> dict[str, CellResult]:
+    """Results by a key; of several with the same key, the one that was measured last."""
+    found: dict[str, CellResult] = {}
+    for result in results:
+        name = key(result)
+        before = found.setdefault(name, result)
+        if str(result.host.get("started", "")) > str(before.host.get("started", "")):
+            found[name] = result
+    return found
 
 
 def checksum(values: Mapping[str, Any]) -> str:
-    """The SHA-256 of a result's values as JSON, whatever their order and layout; a checksum among them is left out."""
+    """SHA-256 of a result's values as JSON, whatever their order and layout; a checksum among them is left out."""
     held = {name: value for name, value in values.items() if name != "checksum"}
     text = json.dumps(held, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def is_number(value: Any) -> bool:
+    """Whether a value is a finite number that a float can hold."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return abs(value) < 2**1000
+    return isinstance(value, float) and math.isfinite(value)
+
+
 def _text(value: Any) -> bool:
-    """Text that can be written: JSON may hold half of a character."""
+    """Whether a value is text that can be encoded: JSON may hold half of a surrogate pair."""
     return isinstance(value, str) and not any("\ud800" <= each <= "\udfff" for each in value)
 
 
@@ -157,7 +186,7 @@ def _plain(value: Any) -> bool:
 
 
 def _number(value: Any) -> bool:
-    """A number, or null where there is nothing to measure."""
+    """Whether a value is a number, or null where nothing was measured."""
     return value is None or is_number(value)
 
 
@@ -189,4 +218,4 @@ _SHAPES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "timing": (_mapping(_number), "names and numbers"),
     "host": (_mapping(_plain), "names and values"),
 }
-"""What each field holds, as a check and in words."""
+"""Check of each field, and the same in words for an error."""

@@ -1,6 +1,6 @@
 """One adapter over one stream: the loop under `evaluate` and `measure`.
 
-Images go to the adapter, labels go round it: the two meet again in an `Answered`, which metrics read.
+Only images reach the adapter. Its answers and the labels are paired in an `AnsweredBatch`, which metrics read.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from poem.streams.orders import Segment
 
 
 @dataclass(frozen=True)
-class Answered:
-    """A batch that was answered, on the CPU."""
+class AnsweredBatch:
+    """Logits and labels of one batch, on the CPU."""
 
     logits: Tensor
     """(B, C)."""
     labels: Tensor
     """(B,)."""
     segment: Segment | None
-    """Its stretch of the order, where the stream has one."""
+    """The segment of the order that the batch is from; None for a plain loader."""
     entry: BatchRecord | None
-    """The adapter's own account; None for a batch that was missed."""
+    """The adapter's `last` for the batch; None for a batch that was missed."""
 
 
 class Delay:
     """The online protocol: the stream does not wait, so a slow call costs the batches that arrive meanwhile.
 
     A call that takes as long as `ratio` plain forwards, on a stream `eta` times as fast as these, misses the next
-    `ceil(eta * ratio) - 1` batches. They are answered without learning.
+    `ceil(eta * ratio) - 1` batches. They are answered without an update.
 
-    Where the ratio is counted, it is what the network computed for the batch, an image that goes back as two that go
-    forward, over the one plain forward of each image: samples that were computed and then not used cost time too.
+    A counted ratio is what the network computed for the batch, a backward as two forwards, over one plain forward of
+    each image: samples that were computed and then not used cost time too.
 
     Paper: Alfarra et al., "Evaluation of Test-Time Adaptation Under Computational Time Constraints", ICML 2024.
     """
@@ -52,115 +52,121 @@ class Delay:
             raise ValueError(f"expected ratio 'counted', 'measured' or a number, got {ratio!r}")
         if not 0 <= eta < math.inf or (not isinstance(ratio, str) and not 0 <= ratio < math.inf):
             raise ValueError(f"expected eta >= 0 and a ratio >= 0, got {eta} and {ratio}")
-        self.eta, self.ratio, self.left = eta, ratio, 0
+        self.eta, self.ratio, self.to_miss = eta, ratio, 0
         self.ratios: list[float] = []
 
     def restart(self) -> None:
-        """A new domain begins: nothing is late yet."""
-        self.left = 0
+        """Miss no further batches; called where a new domain begins."""
+        self.to_miss = 0
 
     def misses(self) -> bool:
         """Whether the batch that arrives now is missed."""
-        late = self.left > 0
-        self.left -= late
+        late = self.to_miss > 0
+        self.to_miss -= late
         return late
 
     def spend(self, ratio: float) -> None:
-        """A call has taken as long as so many plain forwards."""
+        """Record a call that took as long as `ratio` plain forwards."""
         self.ratios.append(ratio)
-        self.left = max(0, math.ceil(self.eta * ratio) - 1)
+        self.to_miss = max(0, math.ceil(self.eta * ratio) - 1)
 
 
-class Run:
-    """What one adapter does over one stream, what it needs for that, and how long it takes."""
+class StreamRun:
+    """Runs an adapter over a stream; counts its totals over all resets, and the seconds in the adapter and in loading.
+
+    Args:
+        adapter: It is not unloaded at the end.
+        delay: The online protocol, or None to wait for the adapter.
+        before: Called with the images of each batch before the adapter is.
+    """
 
     def __init__(
         self, adapter: Adapter, *, delay: Delay | None = None, before: Callable[[Tensor], None] | None = None
     ) -> None:
         self.adapter, self.delay, self._before = adapter, delay, before
         self.device = next(adapter.model.parameters()).device
-        self.spent: Counter[str] = Counter()
+        self.totals: Counter[str] = Counter()
         """The adapter's totals over all resets, once the stream has ended."""
-        self.adapting = self.loading = 0.0
-        """Seconds in the adapter, the device in step, and seconds until batches were there."""
+        self.adapt_seconds = self.load_seconds = 0.0
+        """Seconds in the adapter, the device synchronised, and seconds of waiting for batches."""
 
-    def over(self, pieces: Iterable[Any]) -> Iterator[Answered]:
-        """Every batch of a stream, answered; resets are kept where the stream asks for them."""
-        coming, shifts = iter(pieces), None
+    def answers(self, stream: Iterable[Any]) -> Iterator[AnsweredBatch]:
+        """Answer every batch of a stream, and reset the adapter where the stream's segments say so."""
+        coming, shifts = iter(stream), None
         while True:
-            began = _now(self.device)
-            piece = next(coming, None)
-            if piece is None:
+            began = _synchronised_time(self.device)
+            batch = next(coming, None)
+            if batch is None:
                 break
-            images, labels = _labelled(piece)
-            if isinstance(images, Tensor):  # what is none is for the adapter to refuse
-                labels, images = indices(labels, len(images)), images.to(self.device)
-            self.loading += _now(self.device) - began
-            segment: Segment | None = getattr(piece, "segment", None)
+            images, labels = _images_and_labels(batch)
+            if isinstance(images, Tensor):  # the adapter refuses anything else
+                labels, images = label_indices(labels, len(images)), images.to(self.device)
+            self.load_seconds += _synchronised_time(self.device) - began
+            segment: Segment | None = getattr(batch, "segment", None)
             if segment is not None and segment.reset:
-                self._settle()
+                self._add_totals()
                 self.adapter.reset()
             if self.delay is not None and segment is not None and (segment.reset or segment.shifts != shifts):
                 self.delay.restart()
                 shifts = segment.shifts
             missed = self.delay is not None and self.delay.misses()
             logits = self._missed(images) if missed else self._adapted(images)
-            labels = _checked(labels, logits)
-            yield Answered(logits.cpu(), labels, segment, None if missed else self.adapter.last)
-        self._settle()
+            labels = _checked_labels(labels, logits)
+            yield AnsweredBatch(logits.cpu(), labels, segment, None if missed else self.adapter.last)
+        self._add_totals()
 
     def _adapted(self, images: Tensor) -> Tensor:
         if self._before is not None:
             self._before(images)
-        began = _now(self.device)
+        began = _synchronised_time(self.device)
         logits = self.adapter(images)
-        seconds = _now(self.device) - began
-        self.adapting += seconds
+        seconds = _synchronised_time(self.device) - began
+        self.adapt_seconds += seconds
         if self.delay is not None:
             self.delay.spend(self._ratio(self.delay.ratio, images, seconds))
         return logits
 
     def _missed(self, images: Tensor) -> Tensor:
-        """The answer of the network as it was last adapted; nothing is learnt."""
-        began = _now(self.device)
+        """The answer of the network as it was last adapted, without an update."""
+        began = _synchronised_time(self.device)
         with self.adapter.frozen():
             logits = self.adapter(images)
-        self.adapting += _now(self.device) - began
+        self.adapt_seconds += _synchronised_time(self.device) - began
         return logits
 
     def _ratio(self, ratio: float | str, images: Tensor, seconds: float) -> float:
-        """What the call cost in plain forwards: as stated, as counted in images computed, or by the clock."""
+        """The call's cost in plain forwards: as stated, as counted in images computed, or as measured in seconds."""
         if not isinstance(ratio, str):
             return ratio
         if ratio == "counted":
             last = self.adapter.last
             return (last.forwards_computed + 2 * last.backwards_computed) / len(images)
-        began = _now(self.device)
+        began = _synchronised_time(self.device)
         with self.adapter.frozen():
             self.adapter(images)
-        return seconds / max(_now(self.device) - began, 1e-9)
+        return seconds / max(_synchronised_time(self.device) - began, 1e-9)
 
-    def _settle(self) -> None:
-        """Adds the adapter's totals, which a reset would forget."""
-        self.spent.update(asdict(self.adapter.totals))
+    def _add_totals(self) -> None:
+        """Add the adapter's totals, which a reset clears."""
+        self.totals.update(asdict(self.adapter.totals))
 
 
 class SameBatches:
-    """Refuses a stream that gives one method other batches than it gave the first."""
+    """Raises ValueError where a stream gives one method other batches than it gave the first."""
 
     def __init__(self) -> None:
         self._first: tuple[str, list[str]] | None = None
 
-    def over(self, name: str, pieces: Iterable[Any]) -> Iterator[Any]:
-        """The same pieces, hashed as they come and compared with those of the first method."""
+    def checked(self, name: str, stream: Iterable[Any]) -> Iterator[Any]:
+        """The batches of the stream, hashed as they come and compared with those of the first method."""
         seen: list[str] = []
-        for piece in pieces:
+        for batch in stream:
             tensors = (
-                [each for each in piece[:2] if isinstance(each, Tensor)] if isinstance(piece, tuple | list) else []
+                [each for each in batch[:2] if isinstance(each, Tensor)] if isinstance(batch, tuple | list) else []
             )
             seen.append(fingerprint(*tensors))
             self._compare(name, seen[-1], len(seen))
-            yield piece
+            yield batch
         if self._first is None:
             self._first = name, seen
         elif 0 < len(seen) < len(self._first[1]):
@@ -180,22 +186,22 @@ class SameBatches:
         )
 
 
-def _labelled(piece: Any) -> tuple[Any, Any]:
-    """Images and labels of a batch, or of a piece of a stream."""
-    if isinstance(piece, tuple | list) and len(piece) >= 2:
-        return piece[0], piece[1]
+def _images_and_labels(batch: Any) -> tuple[Any, Any]:
+    """The first two values of a batch of a loader or a stream."""
+    if isinstance(batch, tuple | list) and len(batch) >= 2:
+        return batch[0], batch[1]
     raise TypeError(
-        f"expected batches of (images, labels), got {type(piece).__name__}; without labels use adapter.stream"
+        f"expected batches of (images, labels), got {type(batch).__name__}; without labels use adapter.stream"
     )
 
 
-def indices(labels: Any, count: int) -> Tensor:
-    """Labels of `count` images as class numbers (count,), or as they are where columns (count, C) await the logits.
+def label_indices(labels: Any, count: int) -> Tensor:
+    """Labels of `count` images as class numbers (count,); one-hot rows (count, C) stay until the logits are there.
 
-    Taken are whole numbers of any type, in a tensor, an array or a list, of shape (count,) or (count, 1), and one-hot
+    Accepts whole numbers of any type, in a tensor, an array or a list, of shape (count,) or (count, 1), and one-hot
     rows (count, C).
     """
-    found = _tensor(labels)
+    found = _label_tensor(labels)
     if found.dim() == 0 and count == 1:
         found = found.reshape(1)
     if found.dim() == 0 or len(found) != count:
@@ -221,8 +227,8 @@ def indices(labels: Any, count: int) -> Tensor:
     return found.long()
 
 
-def _tensor(labels: Any) -> Tensor:
-    """Labels as a tensor on the CPU, whatever held them."""
+def _label_tensor(labels: Any) -> Tensor:
+    """Labels of any type as a tensor on the CPU."""
     if isinstance(labels, Tensor):
         return labels.detach().cpu()
     words = [each for each in labels if isinstance(each, str)] if isinstance(labels, list | tuple) else []
@@ -241,8 +247,8 @@ def _tensor(labels: Any) -> Tensor:
         ) from error
 
 
-def _checked(labels: Tensor, logits: Tensor) -> Tensor:
-    """Class numbers that the logits have."""
+def _checked_labels(labels: Tensor, logits: Tensor) -> Tensor:
+    """Labels as class numbers (B,), each of which must be one of the logits'."""
     if labels.dim() == 2:
         if labels.shape[1] != logits.shape[1]:
             columns = f"expected {logits.shape[1]} columns in one-hot labels, one per logit"
@@ -254,8 +260,8 @@ def _checked(labels: Tensor, logits: Tensor) -> Tensor:
     return labels
 
 
-def _now(device: torch.device) -> float:
-    """A clock that waits for the device."""
+def _synchronised_time(device: torch.device) -> float:
+    """Seconds on a clock, once the device has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()

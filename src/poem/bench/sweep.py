@@ -1,8 +1,8 @@
-"""Many cells, once each: what is finished is not run again, what fails does not stop the rest.
+"""Runs many cells into a store: finished ones are skipped, and a failure does not stop the rest.
 
-    outcome = sweep(cells, Store("results"), engine=Workers(count=2))
+    outcome = sweep(cells, Store("results"), runner=Workers(count=2))
 
-It can be stopped or killed at any moment and called again.
+A sweep can be stopped or killed at any moment and called again.
 """
 
 from __future__ import annotations
@@ -12,28 +12,23 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
+from functools import partial
 from types import FrameType
 
-from poem import zoo
-from poem.bench.benchmark import Place
 from poem.bench.cell import Cell
-from poem.bench.result import Report
-from poem.bench.runners import Begun, Ended, Engine, Event, Inline, Moved, Ray, Workers
-from poem.bench.runners.runner import kin
+from poem.bench.load_cell import Machine, weights_sha256
+from poem.bench.runners import CellEnded, Event, Inline, Ray, Runner, Workers
+from poem.bench.runners.runner import model_and_data
 from poem.bench.store import Failure, Store
 
-__all__ = [
-    "Begun", "CannotWriteError", "Ended", "Engine", "Event", "Inline", "Moved", "Outcome", "Planned", "Ray", "Workers",
-    "sweep",
-]  # fmt: skip
+__all__ = ["CannotWriteError", "Inline", "Ray", "SweepOutcome", "SweepPlanned", "Workers", "sweep"]
 
 log = logging.getLogger("poem")
 
-HOPELESS = 20
-"""Cells that fail alike, from the first on, before a sweep says that all may."""
+FAILURES_BEFORE_WARNING = 20
+"""Failures with the same reason, from the first cell on, after which a sweep warns that all cells may fail."""
 
 
 class CannotWriteError(OSError):
@@ -41,36 +36,36 @@ class CannotWriteError(OSError):
 
 
 @dataclass(frozen=True)
-class Planned:
-    """What a sweep will run, and what it found finished."""
+class SweepPlanned:
+    """The first event of a sweep: the cells that it will run, and those with a result."""
 
     todo: tuple[Cell, ...]
     finished: tuple[Cell, ...]
 
 
-Watch = Callable[[Planned | Event], None]
+OnSweepEvent = Callable[[SweepPlanned | Event], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """What became of the cells of a sweep."""
+class SweepOutcome:
+    """The cells of a sweep by how they ended."""
 
     done: tuple[Cell, ...] = ()
-    """Measured now."""
+    """Measured by this sweep."""
     skipped: tuple[Cell, ...] = ()
-    """Finished before."""
+    """Finished before it."""
     failed: tuple[Cell, ...] = ()
-    """Raised, or took their process down; `store.failures()` says why, and the next sweep tries them again."""
+    """Raised, or killed their process; `store.failures()` has the reasons, and the next sweep tries them again."""
     left: tuple[Cell, ...] = ()
     """Not run, because the sweep was stopped."""
     nonfinite: tuple[Cell, ...] = ()
-    """Measured now or before, with answers that are NaN or infinite."""
+    """Done or skipped, with answers that are NaN or infinite."""
     interrupted: bool = False
     seconds: float = 0.0
 
     @property
     def code(self) -> int:
-        """An exit code: 0 all is there, 1 some failed or have answers that are not finite, 130 stopped."""
+        """An exit code: 0 all have results, 1 some failed or have answers that are not finite, 130 stopped."""
         return 130 if self.interrupted else 1 if self.failed or self.nonfinite else 0
 
     def __str__(self) -> str:
@@ -82,135 +77,112 @@ class Outcome:
         return ", ".join(parts)
 
 
-def sweep(cells: Sequence[Cell], store: Store, *, engine: Engine | None = None, watch: Watch | None = None) -> Outcome:
-    """Run the cells that have no result yet, and keep each result as it comes.
+def sweep(
+    cells: Sequence[Cell], store: Store, *, runner: Runner | None = None, on_event: OnSweepEvent | None = None
+) -> SweepOutcome:
+    """Run the cells that have no result with their recipe and weights of today, and save each result as it comes.
 
     Args:
         cells: What to measure; a cell that comes twice is run once.
-        store: Where results are and go. Only this process writes there, whatever the engine.
-        engine: `Inline` unless given.
-        watch: Is told of everything that happens.
+        store: The folder of results. Only this process writes there, whatever the runner.
+        runner: `Inline` unless given.
+        on_event: Called with every event.
 
     Ctrl-C and SIGTERM end the sweep with an outcome that says what is left.
 
     Raises:
         BlockingIOError: Another process writes into the store.
         CannotWriteError: A result could not be written, such as for want of space; those before it are kept.
-        ChildProcessError: Worker processes die before they begin.
+        ChildProcessError: Worker processes die before they receive a cell.
     """
-    engine = engine or Inline()
+    runner = runner or Inline()
     unique = list({cell.key: cell for cell in cells}.values())
     began = time.monotonic()
     with store.lock():
-        finished = [report for cell in unique if (report := store.finished(cell)) is not None]
-        skipped = [report.cell for report in finished]
+        weights = _weights_of(runner)
+        finished = [result for cell in unique if (result := store.finished(cell, weights)) is not None]
+        skipped = [result.cell for result in finished]
         before = {cell.key for cell in skipped}
-        other_weights(finished, getattr(engine, "place", Place()))
-        todo = in_order([cell for cell in unique if cell.key not in before])
-        run = _Run(store, watch)
+        todo = group_cells([cell for cell in unique if cell.key not in before])
+        recorder = _Recorder(store, on_event)
         interrupted = False
         try:
-            with _signals():
-                run(Planned(tuple(todo), tuple(skipped)))
+            with _interrupt_on_signals():
+                recorder(SweepPlanned(tuple(todo), tuple(skipped)))
                 if todo:
-                    engine.run(todo, run)
+                    runner.run(todo, recorder)
         except KeyboardInterrupt:
             interrupted = True
-        seen = before | {cell.key for cell in [*run.done, *run.failed]}
-        return Outcome(
-            done=tuple(run.done),
+        seen = before | {cell.key for cell in [*recorder.done, *recorder.failed]}
+        return SweepOutcome(
+            done=tuple(recorder.done),
             skipped=tuple(skipped),
-            failed=tuple(run.failed),
+            failed=tuple(recorder.failed),
             left=tuple(cell for cell in unique if cell.key not in seen),
-            nonfinite=(*(report.cell for report in finished if report.nonfinite), *run.nonfinite),
+            nonfinite=(*(result.cell for result in finished if result.nonfinite), *recorder.nonfinite),
             interrupted=interrupted,
             seconds=time.monotonic() - began,
         )
 
 
+def _weights_of(runner: Runner) -> Callable[[Cell], str | None] | None:
+    """The hash of the weights that a runner measures a cell with; None for a cluster, whose nodes have their own."""
+    if isinstance(runner, Ray) and runner.address is not None:
+        return None
+    return partial(weights_sha256, machine=getattr(runner, "machine", Machine()))
+
+
 @dataclass
-class _Run:
-    """Keeps what an engine tells."""
+class _Recorder:
+    """Saves the results and failures that a runner reports, and passes its events on."""
 
     store: Store
-    watch: Watch | None
+    on_event: OnSweepEvent | None
     done: list[Cell] = field(default_factory=list)
     failed: list[Cell] = field(default_factory=list)
     nonfinite: list[Cell] = field(default_factory=list)
     reasons: set[str] = field(default_factory=set)
 
-    def __call__(self, event: Planned | Event) -> None:
-        if isinstance(event, Ended):
+    def __call__(self, event: SweepPlanned | Event) -> None:
+        if isinstance(event, CellEnded):
             try:
-                self.keep(event)
+                self.save(event)
             except OSError as error:
                 raise CannotWriteError(
                     f"cannot write to {self.store.folder}: {error.strerror or error}; the {len(self.done)} results of "
                     "this sweep before it are kept: make room, and type the same command again"
                 ) from error
-        if self.watch is not None:
-            self.watch(event)
+        if self.on_event is not None:
+            self.on_event(event)
 
-    def keep(self, event: Ended) -> None:
-        if event.report is not None:
-            self.store.save(event.report)
+    def save(self, event: CellEnded) -> None:
+        if event.result is not None:
+            self.store.save(event.result)
             self.done.append(event.cell)
-            self.nonfinite += [event.cell] if event.report.nonfinite else []
+            self.nonfinite += [event.cell] if event.result.nonfinite else []
         else:
-            self.store.fail(event.cell, event.error)
+            self.store.save_failure(event.cell, event.error)
             self.failed.append(event.cell)
-            self.despair(Failure(cell=event.cell, error=event.error).reason)
+            self.warn_if_all_fail(Failure(cell=event.cell, error=event.error).reason)
 
-    def despair(self, reason: str) -> None:
-        """Say once, at the time, that every cell so far has failed in the same way."""
+    def warn_if_all_fail(self, reason: str) -> None:
+        """Log once that every cell so far has failed for the same reason."""
         self.reasons.add(reason)
-        if len(self.failed) == HOPELESS and not self.done and len(self.reasons) == 1:
-            log.error("the first %d cells all failed with: %s; Ctrl-C to stop", HOPELESS, reason)
+        if len(self.failed) == FAILURES_BEFORE_WARNING and not self.done and len(self.reasons) == 1:
+            log.error("the first %d cells all failed with: %s; Ctrl-C to stop", FAILURES_BEFORE_WARNING, reason)
 
 
-def other_weights(finished: Sequence[Report], place: Place) -> None:
-    """Say, once for each base, that finished cells were measured with other weights than are at hand now."""
-    here: dict[str, str | None] = {}
-    said: set[str] = set()
-    for report in finished:
-        base, before = report.cell.base, report.base.get("sha256")
-        if report.cell.weights is not None or before is None or base in said:
-            continue
-        if base not in here:
-            path = _at_hand(base, place.weights)
-            here[base] = None if path is None else zoo.sha256(path)
-        if here[base] not in (None, before):
-            said.add(base)
-            log.error(
-                "finished cells of %s were measured with weights of sha256 %.16s, those at hand now have %.16s: they "
-                "will stand in one table; give another folder with --out, or the former weights",
-                base, before, here[base],
-            )  # fmt: skip
-
-
-def _at_hand(name: str, folder: str | None) -> Path | None:
-    """The file that a cell of this base would load, unless it had to be fetched."""
-    if name not in zoo.bases():
-        return None
-    base = zoo.base(name)
-    if folder is not None:
-        with suppress(FileNotFoundError):
-            return zoo.find_weights(base, folder)
-    places = zoo.local_weight_paths(base) if folder is None else [zoo.TRAINED / base.file]
-    return next((path for path in places if path.is_file()), None)
-
-
-def in_order(cells: Sequence[Cell]) -> list[Cell]:
-    """Cells that share model and data beside each other, otherwise as they came."""
-    kins: dict[tuple[object, ...], list[Cell]] = {}
+def group_cells(cells: Sequence[Cell]) -> list[Cell]:
+    """The cells with those that share model and data beside each other, otherwise in their order."""
+    groups: dict[tuple[object, ...], list[Cell]] = {}
     for cell in cells:
-        kins.setdefault(kin(cell), []).append(cell)
-    return [cell for each in kins.values() for cell in each]
+        groups.setdefault(model_and_data(cell), []).append(cell)
+    return [cell for each in groups.values() for cell in each]
 
 
 @contextmanager
-def _signals() -> Iterator[None]:
-    """The first SIGINT or SIGTERM raises KeyboardInterrupt; further ones wait for the cleaning up."""
+def _interrupt_on_signals() -> Iterator[None]:
+    """Raise KeyboardInterrupt at the first SIGINT or SIGTERM, and ignore further ones until the block ends."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -13,12 +13,12 @@ from poem.cli import _option_checks as checks
 from poem.cli._option_checks import path_argument
 
 if TYPE_CHECKING:
-    from poem.bench.benchmark import Place
     from poem.bench.cell import Cell
-    from poem.bench.runners import Engine
+    from poem.bench.load_cell import Machine
+    from poem.bench.runners import Runner
     from poem.bench.store import Store
     from poem.bench.suites import Suite
-    from poem.bench.sweep import Outcome
+    from poem.bench.sweep import SweepOutcome
 
 RESULTS = Path("poem-results")
 """Folder of results by default, with one folder in it for each scale."""
@@ -124,7 +124,7 @@ def read_cells(path: Path, args: argparse.Namespace) -> list[Cell]:
     """Read cells from a JSON file that `--json` wrote, with the options applied; needs no suite files."""
     from fnmatch import fnmatchcase
 
-    from poem.bench.cell_files import read_cell
+    from poem.bench.cell import read_cell
     from poem.cli._cell_input import apply_assignments, parse_assignments, read_cell_json
 
     for flag in ("scale", "chosen"):
@@ -163,22 +163,22 @@ def results_folder(args: argparse.Namespace, name: str) -> Path:
     return folder
 
 
-def make_engine(args: argparse.Namespace, todo: Sequence[Cell]) -> Engine:
-    """Build the engine given by `--engine`; by default workers, or inline where one process on a CPU is enough."""
+def make_runner(args: argparse.Namespace, todo: Sequence[Cell]) -> Runner:
+    """Build the runner given by `--engine`; by default workers, or inline where one process on a CPU is enough."""
     from poem.bench.runners import Inline, Ray, Workers
 
     devices = _devices(args.device) if args.engine != "ray" else args.device
     count = worker_count(args, devices, todo)
-    place = _make_place(args, devices[0])
+    machine = _make_machine(args, devices[0])
     # After a CUDA error a process cannot use its GPU any more: a worker is replaced, this process would not be.
     kind = args.engine or ("workers" if count > 1 or devices != ["cpu"] else "inline")
     if args.address is not None and kind != "ray":
         raise ValueError(f"--address names a Ray cluster, got --engine {kind}; add --engine ray")
     if kind == "ray":
-        return Ray(place=place, address=args.address, cpus=args.workers, gpus=args.gpus, retries=args.retries)
+        return Ray(machine=machine, address=args.address, cpus=args.workers, gpus=args.gpus, retries=args.retries)
     if kind == "workers":
-        return Workers(place=place, count=count, devices=tuple(devices), retries=args.retries)
-    return Inline(place=place)
+        return Workers(machine=machine, count=count, devices=tuple(devices), retries=args.retries)
+    return Inline(machine=machine)
 
 
 def worker_count(args: argparse.Namespace, devices: Sequence[str], todo: Sequence[Cell]) -> int:
@@ -214,16 +214,16 @@ def run_sweep(args: argparse.Namespace, todo: Sequence[Cell], store: Store, name
     from poem.cli._sweep_progress import SweepProgress
 
     check_folder_writable(store.folder)
-    engine = make_engine(args, todo)
+    runner = make_runner(args, todo)
     if not args.keep_going:
         _check_requirements(args, todo, store)
     print(f"{len(todo)} cells, results in {store.folder}", file=sys.stderr)
     if names:
         with suppress(OSError), store.lock():  # a folder that cannot be written is reported by the sweep
-            store.ask(names, scale_of(args), suite_settings(args))
+            store.save_request(names, scale_of(args), suite_settings(args))
     try:
         with errors_only(not args.verbose), SweepProgress() as progress:
-            outcome = sweep(todo, store, engine=engine, watch=progress)
+            outcome = sweep(todo, store, runner=runner, on_event=progress)
     except (CannotWriteError, ChildProcessError) as error:
         print(f"poem {args.command}: {error}", file=sys.stderr)
         return ABORTED
@@ -234,12 +234,12 @@ def run_sweep(args: argparse.Namespace, todo: Sequence[Cell], store: Store, name
 
 def _check_requirements(args: argparse.Namespace, todo: Sequence[Cell], store: Store) -> None:
     """Raise before the first cell if weights or data are missing, with everything missing in one message."""
-    from poem.bench.requirements import look
+    from poem.bench.requirements import check_requirements
 
     if _on_cluster(args):
         return
-    found = look([cell for cell in todo if store.finished(cell) is None], _make_place(args))
-    if found.lacks:
+    found = check_requirements(_unfinished(args, todo, store), _make_machine(args))
+    if found.missing:
         raise FileNotFoundError(f"{found}\nnothing was run; --keep-going runs the cells that lack nothing")
 
 
@@ -248,13 +248,23 @@ def _on_cluster(args: argparse.Namespace) -> bool:
     return args.address is not None
 
 
-def _make_place(args: argparse.Namespace, device: str = "cpu") -> Place:
-    from poem.bench.benchmark import Place
+def _unfinished(args: argparse.Namespace, todo: Sequence[Cell], store: Store) -> list[Cell]:
+    """The cells that have no result with the recipe and weights of today; any weights where a cluster has its own."""
+    from functools import partial
 
-    return Place(root=args.root, weights=args.weights, device=device, workers=args.loaders)
+    from poem.bench.load_cell import weights_sha256
+
+    weights = None if _on_cluster(args) else partial(weights_sha256, machine=_make_machine(args))
+    return [cell for cell in todo if store.finished(cell, weights) is None]
 
 
-def _print_problems(outcome: Outcome, store: Store) -> None:
+def _make_machine(args: argparse.Namespace, device: str = "cpu") -> Machine:
+    from poem.bench.load_cell import Machine
+
+    return Machine(root=args.root, weights=args.weights, device=device, workers=args.loaders)
+
+
+def _print_problems(outcome: SweepOutcome, store: Store) -> None:
     """Print failed cells with reasons, cells with NaN answers, unreadable and edited results, and an interrupt."""
     if outcome.failed:
         why = store.failures()
@@ -267,8 +277,8 @@ def _print_problems(outcome: Outcome, store: Store) -> None:
             print(f"  {cells[0].label}{more}: {reason}", file=sys.stderr)
         print(f"their tracebacks: {store.cells}/*/*/*.failed.json", file=sys.stderr)
     for cell in outcome.nonfinite[:10]:
-        if (report := store.finished(cell)) is not None:
-            count = f"{report.nonfinite} of {report.card['total']}"
+        if (result := store.finished(cell)) is not None:
+            count = f"{result.nonfinite} of {result.card['total']}"
             print(f"{cell.label}: {count} answers were not finite (NaN or Inf) and count as wrong", file=sys.stderr)
     for reason in store.broken.values():
         print(f"not a result, moved aside or left alone: {reason}", file=sys.stderr)
@@ -283,8 +293,8 @@ def print_plan(args: argparse.Namespace, suites: Sequence[Suite], todo: Sequence
     import json
 
     from poem._util.progress import duration
-    from poem.bench.estimate import Rates, images
-    from poem.bench.requirements import look
+    from poem.bench.estimate import Rates, image_count
+    from poem.bench.requirements import check_requirements
 
     if args.json:
         print(json.dumps([cell.to_dict() for cell in todo], indent=1))
@@ -293,19 +303,19 @@ def print_plan(args: argparse.Namespace, suites: Sequence[Suite], todo: Sequence
         print(f"{suite.name}, scale {suite.scale}: {suite.title}")
         for group in dict.fromkeys(placed.group for placed in suite.placed):
             print(f"  {_group_summary([placed for placed in suite.placed if placed.group == group])}")
-    left = [cell for cell in todo if store.finished(cell) is None]
+    left = _unfinished(args, todo, store)
     devices = args.device if args.engine == "ray" else _devices(args.device)
-    rates = Rates.of(store.reports(), devices[0])
+    rates = Rates.of(store.results(), devices[0])
     count = 1 if args.engine == "inline" else worker_count(args, devices, left)
     several = f"{count} processes" if count > 1 else "1 process"
-    print(f"{len(todo)} cells, {sum(map(images, todo))} images; results in {store.folder}")
-    print(f"{len(todo) - len(left)} finished, {len(left)} to run, {sum(map(images, left))} images")
-    most = f", {most}" if (most := rates.most(left)) else ""
-    print(f"about {duration(rates.total(left) / count)} with {several}{most}, {rates}")
+    print(f"{len(todo)} cells, {sum(map(image_count, todo))} images; results in {store.folder}")
+    print(f"{len(todo) - len(left)} finished, {len(left)} to run, {sum(map(image_count, left))} images")
+    slowest = f", {slowest}" if (slowest := rates.slowest(left)) else ""
+    print(f"about {duration(rates.seconds(left) / count)} with {several}{slowest}, {rates}")
     if left and _on_cluster(args):
         print("weights and data: not checked, each node of a cluster has its own")
     elif left:
-        print(look(left, _make_place(args), fetch=False))
+        print(check_requirements(left, _make_machine(args), download=False))
 
 
 def _group_summary(placed: Sequence[Any]) -> str:

@@ -9,7 +9,7 @@ from poem._util.progress import Progress, duration
 
 if TYPE_CHECKING:
     from poem.bench.runners import Event
-    from poem.bench.sweep import Planned
+    from poem.bench.sweep import SweepPlanned
 
 MIN_SHARE = 0.01
 """The share of all work that must be done before the time left is estimated."""
@@ -28,28 +28,29 @@ class SweepProgress(Progress):
         """For each running cell, by its key: images done, and the work that one image is."""
         self.label = ""
 
-    def __call__(self, event: Planned | Event) -> None:
+    def __call__(self, event: SweepPlanned | Event) -> None:
         """Update the counts from one event, and show them."""
-        from poem.bench.estimate import images, work
-        from poem.bench.runners import Begun, Ended, Moved
+        from poem.bench.estimate import assumed_seconds, image_count
+        from poem.bench.runners import CellEnded, CellProgress, CellStarted
 
         total = None
-        if isinstance(event, Begun):
+        if isinstance(event, CellStarted):
             self.label = event.cell.label
             self.running[event.cell.key] = (0, 0.0)
-        elif isinstance(event, Moved):
+        elif isinstance(event, CellProgress):
             self.label = event.cell.label
-            self.running[event.cell.key] = (event.images, work(event.cell) / max(images(event.cell), 1))
-        elif isinstance(event, Ended):
+            each = assumed_seconds(event.cell) / max(image_count(event.cell), 1)
+            self.running[event.cell.key] = (event.images, each)
+        elif isinstance(event, CellEnded):
             self.running.pop(event.cell.key, None)
             self.cells_done += 1
-            self.failed += event.report is None
-            self.images_done += images(event.cell)
-            self.work_done += work(event.cell)
+            self.failed += event.result is None
+            self.images_done += image_count(event.cell)
+            self.work_done += assumed_seconds(event.cell)
         else:
             self.cells, self.began = len(event.todo), time.monotonic()
-            total = sum(images(cell) for cell in event.todo)
-            self.work = sum(map(work, event.todo))
+            total = sum(map(image_count, event.todo))
+            self.work = sum(map(assumed_seconds, event.todo))
         self.update(self.images_done + sum(count for count, _ in self.running.values()), total)
 
     def __str__(self) -> str:

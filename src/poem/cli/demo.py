@@ -84,9 +84,9 @@ def _run_digits_demo(args: argparse.Namespace) -> int:
     size = suite.cells[0].batch_size
     print(f"{count} digits per stream, batches of {size}, severity {args.severity}: {shifts}")
     print("A fresh adapter at each shift; the CIFAR preset, learning rate 0.005; one seed: no evidence.\n")
-    engine = Workers(count=args.workers) if args.workers > 1 else Inline()
+    runner = Workers(count=args.workers) if args.workers > 1 else Inline()
     with errors_only(), SweepProgress() as progress:  # warnings such as "no sample was selected": the table shows it
-        outcome = sweep(suite.cells, store, engine=engine, watch=progress)
+        outcome = sweep(suite.cells, store, runner=runner, on_event=progress)
     if outcome.interrupted:
         print("stopped; the same command goes on")
         return outcome.code
@@ -98,15 +98,15 @@ def _run_digits_demo(args: argparse.Namespace) -> int:
         raise ValueError(store.failures()[outcome.failed[0].key].reason)
     for cell in outcome.nonfinite:
         print(f"{cell.label}: some answers were not finite (NaN or Inf) and count as wrong", file=sys.stderr)
-    reports = list(store.reports())
-    table = demo_rows(suite, reports)
+    results = list(store.results())
+    table = demo_rows(suite, results)
     print(demo_text(suite, table))
     if args.json is not None:
         rows = [{"method": row, "network": group, **asdict(each)} for (row, group), each in table.items()]
         about = {"command": "poem demo", "count": count, "severity": args.severity, "batch_size": size, "seed": 0}
         write_atomic(args.json, json.dumps({**about, "rows": rows}, indent=1) + "\n")
     try:
-        _, page = build([suite], reports, args.out, failures=store.failures())
+        _, page = build([suite], results, args.out, failures=store.failures())
         print(f"\nThe same with plots: {page}")
     except ImportError as error:
         print(f"\nNo page was made: {error}")

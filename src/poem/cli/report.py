@@ -38,13 +38,13 @@ def run(args: argparse.Namespace) -> int:
     checks.check_range(args, *SEED_RANGE, "seeds")
     check_folder_writable(args.out or args.results)
     store = Store(args.results)
-    reports, failures = list(store.reports()), store.failures()
-    if not reports and not failures:
+    results, failures = list(store.results()), store.failures()
+    if not results and not failures:
         raise ValueError(f"expected a folder of results, got {args.results}; poem reproduce table1 makes one")
-    cells = [report.cell for report in reports] + [failure.cell for failure in failures.values()]
-    settings, requests = _sweep.suite_settings(args), store.asked()
+    cells = [result.cell for result in results] + [failure.cell for failure in failures.values()]
+    settings, requests = _sweep.suite_settings(args), store.requests()
     suites = select_suites(cells, names=args.suites, scale=args.scale, settings=settings, requests=requests)
-    for path in build(suites, reports, args.out or args.results, failures=failures):
+    for path in build(suites, results, args.out or args.results, failures=failures):
         print(path)
     shown = {cell.key for suite in suites for cell in suite.cells}
     if rest := sum(cell.key not in shown for cell in cells):
@@ -54,6 +54,6 @@ def run(args: argparse.Namespace) -> int:
         )
     for reason in store.broken.values():
         print(f"left out: {reason}")
-    for warning in store.doubts():
+    for warning in store.checksum_warnings():
         print(warning)
     return 0

@@ -51,7 +51,7 @@ def _write_page(suites: Sequence[Suite], store: Store) -> None:
     try:
         from poem.report import build
 
-        text, page = build(suites, store.reports(), store.folder, failures=store.failures())
+        text, page = build(suites, store.results(), store.folder, failures=store.failures())
         print(f"page: {page}\ntext: {text}")
     except ImportError as error:  # the page needs an extra; the results do not
         print(f"results in {store.folder}; no page was made: {error}")

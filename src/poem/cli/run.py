@@ -21,7 +21,7 @@ from poem.cli._option_checks import path_argument
 
 if TYPE_CHECKING:
     from poem.bench.cell import Cell
-    from poem.bench.result import Report
+    from poem.bench.result import CellResult
 
 _FLAGS = (
     "base", "data", "method", "scenario", "corruptions", "severity", "seed", "batch_size", "n", "lr", "preset",
@@ -58,9 +58,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure one cell and print its card and metrics; returns 1 if an answer was not finite."""
     from poem._util.files import check_file_writable
-    from poem.bench.benchmark import Place, measure
-    from poem.bench.runners import Moved
-    from poem.bench.sweep import Planned
+    from poem.bench.load_cell import Machine
+    from poem.bench.measure import measure
+    from poem.bench.runners import CellProgress
+    from poem.bench.sweep import SweepPlanned
     from poem.cli._sweep_progress import SweepProgress
 
     if args.out is not None:
@@ -75,37 +76,36 @@ def run(args: argparse.Namespace) -> int:
     if cell.data == "digits" and cell.base.startswith("digits-"):
         print(f"digits are another set, 8x8 and enlarged, than {cell.base} was trained for; use --data digits-test",
               file=sys.stderr)  # fmt: skip
-    place = Place(root=args.root, weights=args.weights, device=args.device, workers=args.loaders)
+    machine = Machine(root=args.root, weights=args.weights, device=args.device, workers=args.loaders)
     with SweepProgress() as progress:
-        progress(Planned((cell,), ()))
-        report = measure(cell, place, watch=lambda images, of: progress(Moved(cell, images, of)))
-    print(_report_text(report))
+        progress(SweepPlanned((cell,), ()))
+        result = measure(cell, machine, on_progress=lambda images, total: progress(CellProgress(cell, images, total)))
+    print(_result_text(result))
     if args.out is not None:
-        report.save(args.out)
+        result.save(args.out)
         print(f"\nresult in {args.out}")
-    if report.nonfinite:
-        count = f"{report.nonfinite} of {report.card['total']}"
-        print(f"poem run: {count} answers were not finite (NaN or Inf) and count as wrong; {_remedy(report)}",
+    if result.nonfinite:
+        count = f"{result.nonfinite} of {result.card['total']}"
+        print(f"poem run: {count} answers were not finite (NaN or Inf) and count as wrong; {_remedy(result)}",
               file=sys.stderr)  # fmt: skip
-    return 1 if report.nonfinite else 0
+    return 1 if result.nonfinite else 0
 
 
-def _remedy(report: Report) -> str:
+def _remedy(result: CellResult) -> str:
     """What to try where answers are not finite."""
-    if report.cell.method == "source":
+    if result.cell.method == "source":
         return "the model itself gives them: check its weights and its input, poem verify names causes"
     return "see whether --method source has them too; if not, try a smaller --lr"
 
 
 def _cell(args: argparse.Namespace) -> Cell:
     """Build the cell from the file, with the options on top."""
-    from poem.bench.cell import laid
-    from poem.bench.cell_files import read_cell
+    from poem.bench.cell import merge_fields, read_cell
     from poem.cli._cell_input import apply_assignments, parse_assignments
     from poem.recipes.methods import SAME_PRESET
 
     flags = {name: getattr(args, name) for name in _FLAGS if getattr(args, name) is not None}
-    stated = laid({} if args.file is None else _read_fields(args.file), flags)
+    stated = merge_fields({} if args.file is None else _read_fields(args.file), flags)
     values = apply_assignments(stated, parse_assignments(args.set))
     preset = values.get("preset", "imagenet")
     values["preset"] = (
@@ -147,17 +147,17 @@ def _read_fields(path: Path) -> dict[str, Any]:
     return dict(found)
 
 
-def _report_text(report: Report) -> str:
+def _result_text(result: CellResult) -> str:
     from poem.streams.card import Card
 
-    lines = [str(Card.from_dict(report.card)), "", f"{report.cell.label}, key {report.key}"]
+    lines = [str(Card.from_dict(result.card)), "", f"{result.cell.label}, key {result.key}"]
     units = {"nll": "nats", "entropy_before": "nats", "entropy_after": "nats"}
-    lines.append(f"{'n':<16}{report.ledger['images']:10d} images")
-    lines += [f"{name:<16}{value:10.3f} {units.get(name, '%')}" for name, value in report.metrics.items()]
-    lines += [f"{'not finite':<16}{report.nonfinite:10d} answers"] if report.nonfinite else []
-    lines += [f"{name:<16}{value:10.1f}" for name, value in report.timing.items() if name == "images_per_s"]
-    lines += [f"{name:<16}{value:10d} images" for name, value in report.ledger.items() if name.endswith("wards")]
-    lines += [f"note: {note}" for note in report.notes]
-    if report.cell.method != "source":
+    lines.append(f"{'n':<16}{result.ledger['images']:10d} images")
+    lines += [f"{name:<16}{value:10.3f} {units.get(name, '%')}" for name, value in result.metrics.items()]
+    lines += [f"{'not finite':<16}{result.nonfinite:10d} answers"] if result.nonfinite else []
+    lines += [f"{name:<16}{value:10.1f}" for name, value in result.timing.items() if name == "images_per_s"]
+    lines += [f"{name:<16}{value:10d} images" for name, value in result.ledger.items() if name.endswith("wards")]
+    lines += [f"note: {note}" for note in result.notes]
+    if result.cell.method != "source":
         lines.append("the same with --method source measures the model unadapted")
     return "\n".join(lines)

@@ -89,21 +89,34 @@ def check(made: Any) -> None:
         value = getattr(made, name, default)
         if value is default:
             continue
-        fault = _fault(hint, value)
-        if fault is not None:
-            what = f"expected {name} to be {_said(hint)}, got {_shown(value)}"
-            raise fault("; ".join([f"{type(made).__name__}: {what}", *_remedies(hint, value)]))
+        refused = refusal(name, hint, value)
+        if refused is not None:
+            raise type(refused)(f"{type(made).__name__}: {refused}")
         plain = _plain(value)
         if plain is not value and any(each is int or each is float for each in _leaves(hint)):
             object.__setattr__(made, name, plain)
+
+
+def refusal(name: str, hint: Any, value: Any) -> TypeError | ValueError | None:
+    """The error for a value that an annotation does not allow: what was expected, what came, what to type; or None."""
+    fault = _fault(hint, value)
+    if fault is None:
+        return None
+    return fault("; ".join([f"expected {name} to be {_said(hint)}, got {_shown(value)}", *_remedies(hint, value)]))
+
+
+def field_annotations(kind: type) -> dict[str, Any]:
+    """The resolved annotation of each field of a dataclass; Any where it cannot be resolved."""
+    hints = {name: hint for owner in reversed(kind.__mro__) for name, hint in _resolved(owner)}
+    return {item.name: hints.get(item.name, Any) for item in fields(kind)}
 
 
 def _annotated(kind: type) -> tuple[tuple[str, Any, Any], ...]:
     """Name, resolved annotation and default of each field that has a meaning to us; found once per class."""
     known: tuple[tuple[str, Any, Any], ...] | None = kind.__dict__.get("_annotated_fields")
     if known is None:
-        hints = {name: hint for owner in reversed(kind.__mro__) for name, hint in _resolved(owner)}
-        known = tuple((item.name, hints.get(item.name, Any), item.default) for item in fields(kind))
+        hints = field_annotations(kind)
+        known = tuple((item.name, hints[item.name], item.default) for item in fields(kind))
         known = tuple(each for each in known if each[1] is not Any)
         kind._annotated_fields = known  # type: ignore[attr-defined]
     return known

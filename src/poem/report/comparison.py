@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from poem.bench.result import Report
+from poem.bench.result import CellResult, latest
 
 MAX_LABELS, MAX_PAIRS = 10, 3
 """Cells of one folder only, and pairs with the same changed settings, that the text lists; JSON has them all."""
@@ -36,7 +36,7 @@ class Namesakes:
 
     label: str
     fields: dict[str, tuple[Any, Any]]
-    """Fields of cell and recipe that differ, in A and in B."""
+    """Fields of cell and recipe that differ, or the hash of the weights, in A and in B."""
     metrics: dict[str, tuple[float | None, float | None]]
 
 
@@ -125,16 +125,16 @@ def compare(a: Path, b: Path) -> Comparison:
 
     stores = [Store(folder) for folder in (a, b)]
     for store in stores:
-        if next(store.reports(), None) is None and not store.failures():
+        if next(store.results(), None) is None and not store.failures():
             raise ValueError(f"expected a folder of results, got {store.folder}; poem reproduce table1 makes one")
-    first, second = ({report.key: report for report in store.reports()} for store in stores)
+    first, second = (latest(store.results(), lambda result: result.key) for store in stores)
     shared = [key for key in first if key in second]
     different = [_difference(first[key], second[key]) for key in shared if not _same(first[key], second[key])]
     both = set(shared)
-    unshared = [[report for key, report in found.items() if key not in both] for found in (first, second)]
+    unshared = [[result for key, result in found.items() if key not in both] for found in (first, second)]
     pairs = _pair_by_label(*unshared)
-    paired = {report.key for pair in pairs for report in pair}
-    only_a, only_b = ([report.cell.label for report in reports if report.key not in paired] for reports in unshared)
+    paired = {result.key for pair in pairs for result in pair}
+    only_a, only_b = ([result.cell.label for result in results if result.key not in paired] for results in unshared)
     return Comparison(
         identical=len(shared) - len(different),
         different=tuple(sorted(different, key=lambda each: (-each.largest, each.label))),
@@ -148,17 +148,17 @@ def compare(a: Path, b: Path) -> Comparison:
     )
 
 
-def _same(a: Report, b: Report) -> bool:
+def _same(a: CellResult, b: CellResult) -> bool:
     return a.identity() == b.identity()
 
 
-def _pair_by_label(first: Sequence[Report], second: Sequence[Report]) -> list[tuple[Report, Report]]:
-    """Pair reports with the same label, each once; of several, those with the fewest different fields."""
-    by_label: dict[str, list[Report]] = {}
-    for report in second:
-        by_label.setdefault(report.cell.label, []).append(report)
+def _pair_by_label(first: Sequence[CellResult], second: Sequence[CellResult]) -> list[tuple[CellResult, CellResult]]:
+    """Pair results with the same label, each once; of several, those with the fewest different fields."""
+    by_label: dict[str, list[CellResult]] = {}
+    for result in second:
+        by_label.setdefault(result.cell.label, []).append(result)
     close = [(len(_fields(a, b)), at, a, b) for at, a in enumerate(first) for b in by_label.get(a.cell.label, [])]
-    found: dict[str, tuple[int, Report, Report]] = {}
+    found: dict[str, tuple[int, CellResult, CellResult]] = {}
     taken: set[str] = set()
     for _, at, a, b in sorted(close, key=lambda each: each[:2]):
         if a.key not in found and b.key not in taken:
@@ -167,10 +167,11 @@ def _pair_by_label(first: Sequence[Report], second: Sequence[Report]) -> list[tu
     return [(a, b) for _, a, b in sorted(found.values(), key=lambda each: each[0])]
 
 
-def _fields(a: Report, b: Report) -> dict[str, tuple[Any, Any]]:
-    """Fields of two cells that differ; where none does, fields of the recipes that the method's name stood for."""
+def _fields(a: CellResult, b: CellResult) -> dict[str, tuple[Any, Any]]:
+    """Fields of two cells that differ; where none does, those of their recipes, then the hash of their weights."""
     recipes = ({f"recipe.{name}": text for name, text in each.recipe.items()} for each in (a, b))
-    return _differing(a.cell.to_dict(), b.cell.to_dict()) or _differing(*recipes)
+    weights = ({"weights_sha256": each.weights_sha256} for each in (a, b))
+    return _differing(a.cell.to_dict(), b.cell.to_dict()) or _differing(*recipes) or _differing(*weights)
 
 
 def _differing(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
@@ -179,11 +180,11 @@ def _differing(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[An
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
-def _namesakes(a: Report, b: Report) -> Namesakes:
+def _namesakes(a: CellResult, b: CellResult) -> Namesakes:
     return Namesakes(label=a.cell.label, fields=_fields(a, b), metrics=_differing(a.metrics, b.metrics))
 
 
-def _difference(a: Report, b: Report) -> Difference:
+def _difference(a: CellResult, b: CellResult) -> Difference:
     first, second = a.identity(), b.identity()
     return Difference(
         key=a.key,
@@ -193,15 +194,17 @@ def _difference(a: Report, b: Report) -> Difference:
     )
 
 
-def _provenance(first: Mapping[str, Report], second: Mapping[str, Report]) -> dict[str, tuple[list[str], list[str]]]:
+def _provenance(
+    first: Mapping[str, CellResult], second: Mapping[str, CellResult]
+) -> dict[str, tuple[list[str], list[str]]]:
     a, b = _provenance_values(first.values()), _provenance_values(second.values())
     return {name: (a.get(name, []), b.get(name, [])) for name in sorted(a | b) if a.get(name) != b.get(name)}
 
 
-def _provenance_values(reports: Iterable[Report]) -> dict[str, list[str]]:
+def _provenance_values(results: Iterable[CellResult]) -> dict[str, list[str]]:
     found: dict[str, set[str]] = {}
-    for report in reports:
-        for name, value in {**report.provenance, "device": report.host.get("device")}.items():
+    for result in results:
+        for name, value in {**result.provenance, "device": result.host.get("device")}.items():
             found.setdefault(name, set()).add(str(value))
     return {name: sorted(values) for name, values in found.items()}
 

@@ -10,7 +10,7 @@ MISSING, TIMES = "\u2013", "\u00d7"
 
 @dataclass(frozen=True, kw_only=True)
 class MetricLabel:
-    """Label, unit and digits of one key of `Report.metrics`."""
+    """Label, unit and digits of one key of `CellResult.metrics`."""
 
     key: str
     label: str

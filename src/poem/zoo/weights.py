@@ -10,6 +10,7 @@ import re
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -128,7 +129,13 @@ def _hash_in_name(file: str) -> str | None:
 
 
 def sha256(path: Path) -> str:
-    """The SHA-256 of a file."""
+    """The SHA-256 of a file; it is read once per process, and again once its size or time of change differs."""
+    state = path.stat()
+    return _sha256(path, state.st_size, state.st_mtime_ns)
+
+
+@lru_cache(maxsize=256)
+def _sha256(path: Path, size: int, modified: int) -> str:
     digest = hashlib.sha256()
     with path.open("rb") as file:
         for block in iter(lambda: file.read(1 << 20), b""):

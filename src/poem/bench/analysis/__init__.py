@@ -1,1 +1,1 @@
-"""From results to statements: numbers by place, the claims of the paper, the best learning rates."""
+"""From results to numbers by group, row and column, the paper's claims, and the best learning rates."""

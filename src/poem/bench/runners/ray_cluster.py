@@ -1,4 +1,4 @@
-"""Cells on a Ray cluster. Each node has poem installed and finds data by its own root."""
+"""Cells on a Ray cluster. Each node has poem installed, and its own data and weights."""
 
 from __future__ import annotations
 
@@ -12,94 +12,94 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
-from poem.bench.benchmark import Place
 from poem.bench.cell import Cell
-from poem.bench.runners.runner import MEASURE, Begun, Ended, Tell, answer, found
+from poem.bench.load_cell import Machine
+from poem.bench.runners.runner import MEASURE, CellEnded, CellStarted, OnEvent, import_measure, run_cell
 
 log = logging.getLogger("poem")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ray:
-    """One task per cell; a task whose node or process dies is run again elsewhere.
+    """Runs each cell as a Ray task; a task whose node or process dies is run again elsewhere.
 
     Nodes run their workers at niceness 15 unless they were started with `RAY_worker_niceness=0` in the environment.
 
     Args:
-        place: Data, weights and device; without a root each node looks where its own POEM_DATA says.
-        address: Of the cluster, as `ray start --head` prints it, or "auto"; None for one on this machine alone.
-        cpus: Of this machine, where there is no address; None for all.
-        gpus: That a task takes, parts too; None for one on CUDA and none elsewhere.
-        retries: Further tries for a task whose process or node died; what a cell raises is not tried again.
-        measure: What runs a cell, as `module:name`.
+        machine: Folders with data and weights, and the device; without a root each node takes its own POEM_DATA.
+        address: The cluster's, as `ray start --head` prints it, or "auto"; None to start one on this machine.
+        cpus: CPUs of a cluster that is started here; None for all.
+        gpus: GPUs of a task, fractions too; None for one on CUDA and none elsewhere.
+        retries: Further tries for a task whose process or node died; a cell that raises is not tried again.
+        measure: The function that runs a cell, as `module:name`.
     """
 
-    place: Place = field(default_factory=Place)
+    machine: Machine = field(default_factory=Machine)
     address: str | None = None
     cpus: int | None = None
     gpus: float | None = None
     retries: int = 3
     measure: str = MEASURE
 
-    def run(self, cells: Sequence[Cell], tell: Tell) -> None:
+    def run(self, cells: Sequence[Cell], on_event: OnEvent) -> None:
         """Run every cell; results come back as they finish."""
         with _connected(self) as ray:
-            each = self.gpus if self.gpus is not None else float(self.place.device.startswith("cuda"))
+            each = self.gpus if self.gpus is not None else float(self.machine.device.startswith("cuda"))
             task = ray.remote(_task)
             pending: dict[Any, Cell] = {}
             left = list(reversed(cells))
-            _feasible(ray, max(cell.threads for cell in cells), each)
+            _warn_if_infeasible(ray, max(cell.threads for cell in cells), each)
             try:
                 while left or pending:
                     room = 2 * max(4, int(ray.cluster_resources().get("CPU", 1)))  # nodes may come and go
                     while left and len(pending) < room:
                         cell = left.pop()
                         wanted = task.options(num_cpus=cell.threads, num_gpus=each, max_retries=self.retries)
-                        pending[wanted.remote(cell, self.place, self.measure)] = cell
-                        tell(Begun(cell))
+                        pending[wanted.remote(cell, self.machine, self.measure)] = cell
+                        on_event(CellStarted(cell))
                     ready, _ = ray.wait(list(pending), num_returns=1, timeout=1.0)
                     for reference in ready:
-                        tell(_result(ray, reference, pending.pop(reference)))
+                        on_event(_result(ray, reference, pending.pop(reference)))
             finally:
-                for reference in pending:  # stopped: a cluster that the caller has joined would run them to the end
+                for reference in pending:  # stopped: a cluster that outlives this call would run them to the end
                     ray.cancel(reference, force=True)
 
 
-def _task(cell: Cell, place: Place, measure: str) -> Ended:
-    """What a node runs."""
-    log.setLevel(logging.ERROR)  # a report's notes say it too
-    return answer(found(measure), cell, place)
+def _task(cell: Cell, machine: Machine, measure: str) -> CellEnded:
+    """The task that a node runs."""
+    log.setLevel(logging.ERROR)  # warnings are in the result's notes
+    return run_cell(import_measure(measure), cell, machine)
 
 
-def _result(ray: Any, reference: Any, cell: Cell) -> Ended:
+def _result(ray: Any, reference: Any, cell: Cell) -> CellEnded:
     try:
-        ended: Ended = ray.get(reference)
+        ended: CellEnded = ray.get(reference)
     except ray.exceptions.RayError as error:  # its process or node died too often, or could not read the cell
-        ended = Ended(cell, None, f"{type(error).__name__}: {error}")
+        ended = CellEnded(cell, None, f"{type(error).__name__}: {error}")
     return ended
 
 
 @contextmanager
-def _connected(engine: Ray) -> Iterator[Any]:
-    """Ray, joined for the while; one that the caller has joined already is used and left as it is."""
+def _connected(runner: Ray) -> Iterator[Any]:
+    """Ray's module, connected until the block ends; a connection that the caller has made is used and stays."""
     try:
         ray = import_module("ray")
     except ImportError as error:
-        raise ImportError("the ray engine needs Ray; type: pip install 'poem-tta[ray]'") from error
+        raise ImportError("--engine ray needs Ray; type: pip install 'poem-tta[ray]'") from error
     if ray.is_initialized():
         yield ray
         return
     os.environ.setdefault("RAY_worker_niceness", "0")  # counts where the cluster is started here
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    settings: dict[str, Any] = {"address": engine.address, "log_to_driver": False, "logging_level": logging.ERROR}
-    if engine.address is None:
-        settings.update(address="local", num_cpus=engine.cpus, include_dashboard=False)
-    with _own_signals():
+    settings: dict[str, Any] = {"address": runner.address, "log_to_driver": False, "logging_level": logging.ERROR}
+    if runner.address is None:
+        settings.update(address="local", num_cpus=runner.cpus, include_dashboard=False)
+    with _signal_handlers_restored():
         try:
             ray.init(**settings)
         except (ConnectionError, RuntimeError, ValueError) as error:
             first = str(error).strip().splitlines()[0]
-            raise ConnectionError(f"no Ray cluster at {engine.address!r}: {first}; see `ray status`") from error
+            raise ConnectionError(f"no Ray cluster at {runner.address!r}: {first}; see `ray status`") from error
     try:
         yield ray
     finally:
@@ -107,8 +107,8 @@ def _connected(engine: Ray) -> Iterator[Any]:
 
 
 @contextmanager
-def _own_signals() -> Iterator[None]:
-    """Ray sets its own answer to SIGTERM; a sweep's comes back."""
+def _signal_handlers_restored() -> Iterator[None]:
+    """Restore the handlers of SIGINT and SIGTERM at the end of the block, which `ray.init` replaces."""
     main = threading.current_thread() is threading.main_thread()
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -119,7 +119,7 @@ def _own_signals() -> Iterator[None]:
                 signal.signal(number, handler)
 
 
-def _feasible(ray: Any, cpus: int, gpus: float) -> None:
+def _warn_if_infeasible(ray: Any, cpus: int, gpus: float) -> None:
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     if not any(each.get("CPU", 0) >= cpus and each.get("GPU", 0) >= gpus for each in nodes):
         log.warning("no node has %d CPUs and %g GPUs, which a cell asks for; waiting until one joins", cpus, gpus)

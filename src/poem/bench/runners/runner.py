@@ -1,4 +1,4 @@
-"""What an engine is and what it tells."""
+"""The protocol of a runner, and the events that it reports."""
 
 from __future__ import annotations
 
@@ -8,83 +8,88 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from poem.bench.benchmark import Place
 from poem.bench.cell import Cell
-from poem.bench.result import Report
+from poem.bench.load_cell import Machine
+from poem.bench.result import CellResult
 
-MEASURE = "poem.bench.benchmark:measure"
-"""Named rather than handed over, so that processes and machines find their own."""
+MEASURE = "poem.bench.measure:measure"
+"""The function that runs a cell, by name: worker processes and cluster nodes import their own."""
 
 
 @dataclass(frozen=True)
-class Begun:
-    """A cell was handed out."""
+class CellStarted:
+    """A cell was given to a process."""
 
     cell: Cell
 
 
 @dataclass(frozen=True)
-class Moved:
+class CellProgress:
     """A batch of a cell is done."""
 
     cell: Cell
     images: int
-    of: int
+    """Images done."""
+    total: int
 
 
 @dataclass(frozen=True)
-class Ended:
-    """A cell has a result, or the text of what went wrong."""
+class CellEnded:
+    """A cell has a result, or the traceback of its error."""
 
     cell: Cell
-    report: Report | None
+    result: CellResult | None
     error: str = ""
 
 
-Event = Begun | Moved | Ended
-Tell = Callable[[Event], None]
-Watching = Callable[[int, int], None]
+Event = CellStarted | CellProgress | CellEnded
+OnEvent = Callable[[Event], None]
+OnProgress = Callable[[int, int], None]
+"""Called with the images done and the images in all."""
 
 
 class Measure(Protocol):
-    """The call that measures a cell: `poem.bench.benchmark.measure`."""
+    """The signature of `poem.bench.measure.measure`."""
 
-    def __call__(self, cell: Cell, place: Place, *, watch: Watching | None = None) -> Report:
-        """The cell's result."""
+    def __call__(self, cell: Cell, machine: Machine, *, on_progress: OnProgress | None = None) -> CellResult:
+        """Run a cell."""
         ...
 
 
-class Engine(Protocol):
-    """Runs cells."""
+class Runner(Protocol):
+    """Runs cells and reports events."""
 
-    def run(self, cells: Sequence[Cell], tell: Tell) -> None:
-        """Run every cell and tell what happens; each one ends once, in any order.
+    def run(self, cells: Sequence[Cell], on_event: OnEvent) -> None:
+        """Run every cell; each one ends once, in any order.
 
-        `tell` may raise, and so may a signal at any moment: an engine then takes its processes down and passes it on.
+        `on_event` may raise, and so may a signal at any moment: a runner then kills its processes and re-raises.
         """
         ...
 
 
-def found(path: str) -> Measure:
-    """The function that `module:name` names."""
+def import_measure(path: str) -> Measure:
+    """The function at `module:name`."""
     module, _, name = path.partition(":")
     return getattr(importlib.import_module(module), name)  # type: ignore[no-any-return]
 
 
-def answer(
-    measure: Measure, cell: Cell, place: Place, watch: Watching | None = None, *, processes: int | None = None
-) -> Ended:
-    """Measure a cell; what it raises becomes text, so that the other cells go on.
+def run_cell(
+    measure: Measure, cell: Cell, machine: Machine, on_progress: OnProgress | None = None, *,
+    processes: int | None = None,
+) -> CellEnded:  # fmt: skip
+    """Measure a cell; an exception becomes the event's `error`, so that the other cells go on.
 
-    The report's host says how many processes measure cells on this machine meanwhile, where that is known.
+    `processes`, the number that measure cells on this machine at a time, is added to the result's host.
     """
     try:
-        report = measure(cell, place, watch=watch)
+        result = measure(cell, machine, on_progress=on_progress)
     except Exception:
-        return Ended(cell, None, traceback.format_exc())
-    return Ended(cell, report if processes is None else replace(report, host={**report.host, "processes": processes}))
+        return CellEnded(cell, None, traceback.format_exc())
+    if processes is not None:
+        result = replace(result, host={**result.host, "processes": processes})
+    return CellEnded(cell, result)
 
 
-def kin(cell: Cell) -> tuple[object, ...]:
-    """Cells of one kin share a model and its data: run one after the other, they find both in memory."""
+def model_and_data(cell: Cell) -> tuple[object, ...]:
+    """A key of the cell's model and images: cells with the same key, run in succession, find both in the cache."""
     return (cell.base, cell.weights, cell.data, cell.dataset, cell.corruptions, cell.severity, cell.seed, cell.n)

@@ -1,7 +1,7 @@
 """Cells in worker processes of this machine: one per GPU, or one per group of cores.
 
-A worker that is killed, by the system for its memory or by anybody, costs the cell it was at another try and nothing
-else. Workers end with this process, however it ends.
+A worker that is killed, for its memory or by hand, costs its cell another try and nothing else. Workers exit when this
+process does, however it ends.
 """
 
 from __future__ import annotations
@@ -20,29 +20,38 @@ from multiprocessing.context import SpawnProcess
 
 from poem._util.malloc import keep_freed_memory
 from poem._util.processes import exit_with_parent
-from poem.bench.benchmark import Place
 from poem.bench.cell import Cell
-from poem.bench.runners.runner import MEASURE, Begun, Ended, Moved, Tell, answer, found, kin
+from poem.bench.load_cell import Machine
+from poem.bench.runners.runner import (
+    MEASURE,
+    CellEnded,
+    CellProgress,
+    CellStarted,
+    OnEvent,
+    import_measure,
+    model_and_data,
+    run_cell,
+)  # fmt: skip
 
 log = logging.getLogger("poem")
 
 _READY = "ready"
-_EVERY = 0.2  # seconds between two words of a worker on how far it is
+_PROGRESS_SECONDS = 0.2  # between two progress events of a worker
 
 
 @dataclass(frozen=True, kw_only=True)
 class Workers:
-    """A pool of processes.
+    """Runs cells in a pool of processes.
 
     Args:
-        place: Data, weights and device, as each worker has them.
-        count: Processes; each uses the threads that its cells state.
-        devices: One per worker, in turn, instead of the place's.
+        machine: Folders with data and weights, and the device.
+        count: Processes; each uses as many threads as its cells state.
+        devices: One per worker, in turn, instead of the machine's.
         retries: Further tries for a cell whose process died.
-        measure: What runs a cell, as `module:name`.
+        measure: The function that runs a cell, as `module:name`.
     """
 
-    place: Place = field(default_factory=Place)
+    machine: Machine = field(default_factory=Machine)
     count: int = 2
     devices: tuple[str, ...] = ()
     retries: int = 2
@@ -52,9 +61,9 @@ class Workers:
         if self.count < 1:
             raise ValueError(f"expected at least 1 worker, got {self.count}")
 
-    def run(self, cells: Sequence[Cell], tell: Tell) -> None:
-        """Run every cell; a worker keeps to one kin of cells while there are any."""
-        pool = _Pool(self, cells, tell)
+    def run(self, cells: Sequence[Cell], on_event: OnEvent) -> None:
+        """Run every cell; a worker gets cells with the same model and data while there are any."""
+        pool = _Pool(self, cells, on_event)
         try:
             pool.run()
         finally:
@@ -67,128 +76,131 @@ class _Worker:
     pipe: Connection
     device: str
     ready: bool = False
+    """Whether it has sent anything: it has imported everything and waits for cells."""
     cell: Cell | None = None
-    last: tuple[object, ...] | None = None
+    last_group: tuple[object, ...] | None = None
 
 
 class _Queue:
-    """Cells by kin, in order of appearance."""
+    """Cells grouped by model and data, in order of appearance."""
 
     def __init__(self, cells: Sequence[Cell]) -> None:
-        self.kins: dict[tuple[object, ...], deque[Cell]] = {}
+        self.groups: dict[tuple[object, ...], deque[Cell]] = {}
         for cell in cells:
-            self.kins.setdefault(kin(cell), deque()).append(cell)
+            self.groups.setdefault(model_and_data(cell), deque()).append(cell)
 
-    def take(self, last: tuple[object, ...] | None, others: set[tuple[object, ...] | None]) -> Cell | None:
-        """The next cell of the kin that a worker had last, else of one that no other is at, else any."""
-        free = [last, *(each for each in self.kins if each not in others), *self.kins]
-        chosen = next((each for each in free if each in self.kins), None)
+    def next_cell(self, last: tuple[object, ...] | None, others: set[tuple[object, ...] | None]) -> Cell | None:
+        """The next cell of the group that a worker had last, else of one that no other worker is at, else any."""
+        preferred = [last, *(each for each in self.groups if each not in others), *self.groups]
+        chosen = next((each for each in preferred if each in self.groups), None)
         if chosen is None:
             return None
-        cell = self.kins[chosen].popleft()
-        if not self.kins[chosen]:
-            del self.kins[chosen]
+        cell = self.groups[chosen].popleft()
+        if not self.groups[chosen]:
+            del self.groups[chosen]
         return cell
 
-    def put_back(self, cell: Cell) -> None:
-        """A cell to be tried again, soon."""
-        self.kins.setdefault(kin(cell), deque()).appendleft(cell)
+    def requeue(self, cell: Cell) -> None:
+        """Put a cell at the front of its group, to be tried again."""
+        self.groups.setdefault(model_and_data(cell), deque()).appendleft(cell)
 
 
 class _Pool:
-    def __init__(self, engine: Workers, cells: Sequence[Cell], tell: Tell) -> None:
-        self.engine, self.tell = engine, tell
-        self.queue, self.left = _Queue(cells), len(cells)
-        self.count = min(engine.count, len(cells))
+    def __init__(self, runner: Workers, cells: Sequence[Cell], on_event: OnEvent) -> None:
+        self.runner, self.on_event = runner, on_event
+        self.queue, self.unfinished = _Queue(cells), len(cells)
+        self.count = min(runner.count, len(cells))
         self.deaths: Counter[str] = Counter()
-        self.stillborn = 0
+        self.failed_starts = 0
         self.workers: list[_Worker] = []
 
     def start(self, device: str) -> None:
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
-        place = replace(self.engine.place, device=device)
-        words = (theirs, self.engine.measure, place, log.getEffectiveLevel(), self.count)
-        process = context.Process(target=_work, args=words, name="poem worker")
-        with _deaf():
+        machine = replace(self.runner.machine, device=device)
+        args = (theirs, self.runner.measure, machine, log.getEffectiveLevel(), self.count)
+        process = context.Process(target=_worker_main, args=args, name="poem worker")
+        with _signals_blocked():
             process.start()
             self.workers.append(_Worker(process, ours, device))
         theirs.close()
 
     def run(self) -> None:
-        devices = self.engine.devices or (self.engine.place.device,)
+        devices = self.runner.devices or (self.runner.machine.device,)
         for at in range(self.count):
             self.start(devices[at % len(devices)])
-        while self.left:
-            # A worker's loader processes may hold its pipe open after its death: listen for the death itself too.
+        while self.unfinished:
+            # Loader processes of a dead worker may hold its pipe open: wait for its sentinel too.
             wait([each.pipe for each in self.workers] + [each.process.sentinel for each in self.workers])
             for worker in list(self.workers):
-                self.listen(worker)
+                self.receive(worker)
 
-    def listen(self, worker: _Worker) -> None:
-        """All that a worker has said, and its death if it died."""
-        dead = not worker.process.is_alive()  # asked first: what it said before is still in the pipe
+    def receive(self, worker: _Worker) -> None:
+        """Handle every message in a worker's pipe, and its death if it died."""
+        dead = not worker.process.is_alive()  # asked first: its last messages are still in the pipe
         while True:
             try:
-                said = worker.pipe.recv() if worker.pipe.poll() else None
+                message = worker.pipe.recv() if worker.pipe.poll() else None
             except (EOFError, OSError):
-                said, dead = None, True
-            if said is None:
+                message, dead = None, True
+            if message is None:
                 break
-            self.heard(worker, said)
+            self.handle(worker, message)
         if dead:
-            self.bury(worker)
+            self.reap(worker)
 
-    def heard(self, worker: _Worker, said: object) -> None:
-        if isinstance(said, Moved):
-            self.tell(said)
+    def handle(self, worker: _Worker, message: object) -> None:
+        """Pass an event on, and send the next cell to a worker that is free."""
+        if isinstance(message, CellProgress):
+            self.on_event(message)
             return
-        worker.ready, self.stillborn = True, 0
-        if isinstance(said, Ended):
+        worker.ready, self.failed_starts = True, 0
+        if isinstance(message, CellEnded):
             worker.cell = None
-            self.left -= 1
-            self.tell(said)
-            if said.report is None and worker.device != "cpu":
-                return  # it ends: a device may be of no use after an error
-        self.hand_out(worker)
+            self.unfinished -= 1
+            self.on_event(message)
+            if message.result is None and worker.device != "cpu":
+                return  # it exits: a device may be of no use after an error
+        self.send_cell(worker)
 
-    def hand_out(self, worker: _Worker) -> None:
-        cell = self.queue.take(worker.last, {each.last for each in self.workers if each is not worker})
+    def send_cell(self, worker: _Worker) -> None:
+        """Send the next cell to a worker, or None, which ends it."""
+        cell = self.queue.next_cell(worker.last_group, {each.last_group for each in self.workers if each is not worker})
         if cell is not None:
-            worker.cell, worker.last = cell, kin(cell)
-            self.tell(Begun(cell))
+            worker.cell, worker.last_group = cell, model_and_data(cell)
+            self.on_event(CellStarted(cell))
         try:
             worker.pipe.send(cell)
-        except OSError:  # it died; its burial puts the cell back
+        except OSError:  # it died; `reap` requeues the cell
             return
 
-    def bury(self, worker: _Worker) -> None:
-        """Take a dead worker's cell back, and start another worker while there is work."""
+    def reap(self, worker: _Worker) -> None:
+        """Remove a dead worker, requeue its cell or end it as failed, and start another worker while cells are left."""
         self.workers.remove(worker)
         worker.process.join()
         worker.pipe.close()
         code, cell = worker.process.exitcode or 0, worker.cell
         how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
         if not worker.ready:
-            self.stillborn += 1
-            if self.stillborn > self.engine.retries:
+            self.failed_starts += 1
+            if self.failed_starts > self.runner.retries:
                 raise ChildProcessError(
                     f"worker processes do not start: the last one {how}; see above, or use --engine inline"
                 )
         if cell is not None:
             self.deaths[cell.key] += 1
-            if self.deaths[cell.key] > self.engine.retries:
-                self.left -= 1
+            if self.deaths[cell.key] > self.runner.retries:
+                self.unfinished -= 1
                 times = self.deaths[cell.key]
-                self.tell(Ended(cell, None, f"its worker process {how}, at each of {times} tries{_hint(code)}"))
+                self.on_event(CellEnded(cell, None, f"its worker process {how}, at each of {times} tries{_hint(code)}"))
             else:
                 log.warning("a worker process %s%s; trying again: %s", how, _hint(code), cell.label)
-                self.queue.put_back(cell)
-        if self.queue.kins:
+                self.queue.requeue(cell)
+        if self.queue.groups:
             self.start(worker.device)
 
     def kill(self) -> None:
-        """Take every worker down, at once: nothing of theirs is on disk."""
+        """Kill every worker at once: none of them writes files."""
         for worker in self.workers:
             worker.process.kill()
         for worker in self.workers:
@@ -201,12 +213,12 @@ def _hint(code: int) -> str:
 
 
 @contextmanager
-def _deaf() -> Iterator[None]:
-    """Signals wait until a process is started and known; it inherits the deafness until it has chosen its own way."""
+def _signals_blocked() -> Iterator[None]:
+    """Block SIGINT and SIGTERM until a process is started and listed; it inherits the mask until it sets its own."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    resource_tracker.ensure_running()  # beforehand: its own start would undo the deafness
+    resource_tracker.ensure_running()  # first: its own start would unblock them
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         yield
@@ -214,8 +226,8 @@ def _deaf() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _work(pipe: Connection, path: str, place: Place, level: int, processes: int) -> None:
-    """A worker's life: cells in, results out, until told to stop or left alone."""
+def _worker_main(pipe: Connection, path: str, machine: Machine, level: int, processes: int) -> None:
+    """Receive cells and send results, until None comes or the parent process has ended."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends Ctrl-C to all; the parent decides
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if hasattr(signal, "pthread_sigmask"):
@@ -224,22 +236,22 @@ def _work(pipe: Connection, path: str, place: Place, level: int, processes: int)
     keep_freed_memory()
     logging.basicConfig(format="poem: %(message)s")
     log.setLevel(level)
-    measure = found(path)
+    measure = import_measure(path)
     pipe.send(_READY)
     while (cell := pipe.recv()) is not None:
-        ended = answer(measure, cell, place, _Teller(pipe, cell), processes=processes)
+        ended = run_cell(measure, cell, machine, _ProgressSender(pipe, cell), processes=processes)
         pipe.send(ended)
-        if ended.report is None and place.device != "cpu":
+        if ended.result is None and machine.device != "cpu":
             return
 
 
-class _Teller:
-    """Says how far a cell is, not too often."""
+class _ProgressSender:
+    """Sends the progress of a cell, at most every `_PROGRESS_SECONDS`."""
 
     def __init__(self, pipe: Connection, cell: Cell) -> None:
-        self.pipe, self.cell, self.at = pipe, cell, 0.0
+        self.pipe, self.cell, self.sent = pipe, cell, 0.0
 
-    def __call__(self, images: int, of: int) -> None:
-        if time.monotonic() - self.at >= _EVERY:
-            self.at = time.monotonic()
-            self.pipe.send(Moved(self.cell, images, of))
+    def __call__(self, images: int, total: int) -> None:
+        if time.monotonic() - self.sent >= _PROGRESS_SECONDS:
+            self.sent = time.monotonic()
+            self.pipe.send(CellProgress(self.cell, images, total))

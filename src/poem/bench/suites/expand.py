@@ -1,6 +1,6 @@
-"""From the blocks of a suite file to cells: scale, suite, group, row and column over each other, then the flags.
+"""From the blocks of a suite file to cells: scale, suite, group, row and column are merged, then the flags.
 
-Learning rates come last, once base, batch size and preset are settled: a chosen one, or the method's rule.
+Learning rates come last, when base, batch size and preset are known: a chosen one, or the method's rule.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from typing import Any
 from poem import zoo
 from poem._util.nearest import nearest_hint
 from poem.bench.analysis.choose_lr import rate_of
-from poem.bench.cell import Cell, laid, with_field
-from poem.bench.suites import files
-from poem.bench.suites.files import Block
+from poem.bench.cell import Cell, merge_fields, read_cell, with_field
+from poem.bench.suites.schema import CELL_FIELDS, ColumnBlock, Fields, GroupBlock, RowBlock, SuiteBlock, fill, scales
 from poem.recipes.methods import methods as method_names
 from poem.recipes.methods import recipe as recipe_of
 from poem.recipes.recipe import Rule
@@ -29,24 +28,24 @@ _HEADS = (
     "Elastic", "Pixel", "JPEG", "Speckle", "Gauss. blur", "Spatter", "Saturate",
 )  # fmt: skip
 LABELS: dict[str, str] = dict(zip((*CORRUPTIONS, *EXTRA), _HEADS, strict=True))
-"""Corruptions as the paper's heads call them."""
-APART = ("single", "label-shift", "one-by-one")
-"""Scenarios that start afresh at every corruption, so that each may be a cell of its own."""
+"""Corruptions as the heads of the paper's tables abbreviate them."""
+RESET_PER_CORRUPTION = ("single", "label-shift", "one-by-one")
+"""Scenarios with a fresh adapter for every corruption: each corruption is a cell of its own."""
 LIMITED = ("n", "source_images", "options")
 """Fields that a limit shortens."""
 _recipe = cache(recipe_of)
 
 
 class NothingLeftError(ValueError):
-    """A suite has none of the methods or corruptions that were asked for; who loads many may pass it over."""
+    """A suite has none of the methods or corruptions that the flags ask for."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Placed:
-    """A cell and where its number stands."""
+    """A cell, and the group, row and column of its number."""
 
     group: str
-    """Block of rows, in the paper's words: `ResNet-50-BN`."""
+    """A group of rows, as the paper names it: `ResNet-50-BN`."""
     row: str
     """A method, or a curve's name."""
     column: str
@@ -55,104 +54,105 @@ class Placed:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What the caller sets."""
+class Overrides:
+    """What flags change in a suite; the arguments of `poem.bench.suites.load`."""
 
     limit: int | None = None
-    methods: Sequence[str] | None = None
-    seeds: Sequence[int] | None = None
-    corruptions: Sequence[str] | None = None
+    methods: list[str] | None = None
+    seeds: list[int] | None = None
+    corruptions: list[str] | None = None
     changes: Mapping[str, Any] = field(default_factory=dict)
     chosen: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
+    def include(self, method: Any) -> bool:
+        """Whether a method matches one of the patterns; `source` always does."""
+        patterns = self.methods
+        return patterns is None or method == "source" or any(fnmatchcase(str(method), each) for each in patterns)
 
-class Layout:
-    """Lays blocks over each other until they are cells."""
 
-    def __init__(self, suite: Block, scale: str, asked: Asked) -> None:
-        self.suite, self.scale, self.asked = suite, files.scales()[scale], asked
-        self.seeds: list[int] = list(asked.seeds or suite.get("seeds") or self.scale["seeds"])
-        self._check_corruptions(asked.corruptions or ())
-        for pattern in asked.methods or ():
+class Expansion:
+    """Merges the blocks of a suite into cells."""
+
+    def __init__(self, suite: SuiteBlock, scale: str, overrides: Overrides) -> None:
+        self.suite, self.scale, self.overrides = suite, scales()[scale], overrides
+        self.seeds: list[int] = list(overrides.seeds or suite.seeds or self.scale.seeds)
+        self._check_corruptions(overrides.corruptions or ())
+        for pattern in overrides.methods or ():
             if not any(fnmatchcase(each, pattern) for each in method_names()):
                 raise ValueError(f"no method is like {pattern!r}; {nearest_hint(pattern, method_names())}")
 
     def placed(self) -> Iterator[Placed]:
-        """Every cell in its place: by group, row, column, corruption and seed."""
+        """Every cell, by group, row, column, corruption and seed."""
         found = False
-        for group in self.suite["groups"]:
-            for row in group["rows"]:
-                for column, block in self._columns(group, row):
-                    for cell in self._cells(block):
+        for group in self.suite.groups:
+            for row in self.suite.rows if group.rows is None else group.rows:
+                for column, merged in self._columns(group, row):
+                    for cell in self._cells(merged):
                         found = True
-                        yield Placed(group=group["label"], row=row["label"], column=column, cell=cell)
+                        yield Placed(group=group.label, row=row.label, column=column, cell=cell)
         if not found:
             raise NothingLeftError("no cell is left; ask for more methods or corruptions")
 
-    def _columns(self, group: Block, row: Block) -> Iterator[tuple[str, Block]]:
-        """The columns that a row fills, each with the block of its cells."""
-        outer = {name: value for name, value in group.items() if name != "rows"}
-        base = laid(self.suite["cell"], outer, row)
-        if self.suite["columns"] == "corruptions":
+    def _columns(self, group: GroupBlock, row: RowBlock) -> Iterator[tuple[str, Fields]]:
+        """The label of each column that a row fills, and the fields of its cells."""
+        base = merge_fields(self.suite.cell.fields, group.fields, row.fields)
+        columns = self.suite.columns
+        if columns is None:
             shifts = self._corruptions(base)
-            columns: list[Block] = [{"label": LABELS.get(each, each), "corruptions": [each]} for each in shifts]
-        else:
-            columns = self.suite["columns"]
+            columns = [ColumnBlock(label=LABELS.get(each, each), fields={"corruptions": [each]}) for each in shifts]
         for column in columns:
-            block = laid(base, column)
-            if self._wanted(block) and ("only" not in row or column["label"] in map(str, row["only"])):
-                yield column["label"], files.filled(block, column["x"]) if "x" in column else block
+            merged = merge_fields(base, column.fields)
+            filled = row.only is None or column.label in map(str, row.only)
+            if filled and self.overrides.include(merged.get("method")):
+                yield column.label, merged if column.x is None else fill(merged, column.x)
 
-    def _wanted(self, block: Block) -> bool:
-        patterns, method = self.asked.methods, block.get("method")
-        return patterns is None or method == "source" or any(fnmatchcase(str(method), each) for each in patterns)
-
-    def _corruptions(self, block: Block) -> list[str]:
-        """The suite's corruptions, or the block's own, less those that nobody asked for."""
-        own: list[str] = block.get("corruptions") or self.suite.get("corruptions") or self.scale["corruptions"]
+    def _corruptions(self, stated: Fields) -> list[str]:
+        """The corruptions of the fields, of the suite or of the scale, less those that the flags leave out."""
+        own: list[str] = stated.get("corruptions") or self.suite.corruptions or self.scale.corruptions
         self._check_corruptions(own)
-        return [each for each in own if self.asked.corruptions is None or each in self.asked.corruptions]
+        return [each for each in own if self.overrides.corruptions is None or each in self.overrides.corruptions]
 
-    def _cells(self, block: Block) -> Iterator[Cell]:
-        """One cell per corruption and seed; of scenarios that run on through all, one per seed."""
-        shifts = self._corruptions(block)
-        apart = self._settled(laid(self.scale["cell"], block)).get("scenario", "single") in APART
+    def _cells(self, stated: Fields) -> Iterator[Cell]:
+        """One cell per corruption and seed; in scenarios that go through all corruptions, one per seed."""
+        shifts = self._corruptions(stated)
+        scenario = _scenario(self._with_flags(merge_fields(self.scale.cell.fields, stated)))
+        apart = scenario in RESET_PER_CORRUPTION
         for names in [[each] for each in shifts] if apart else [shifts] if shifts else []:
             for seed in self.seeds:
-                yield self._cell({**block, "corruptions": names}, seed)
+                yield self._cell({**stated, "corruptions": names}, seed)
 
-    def _cell(self, block: Block, seed: int) -> Cell:
-        own = {name: block[name] for name in files.CELL if name in block}
-        stated = self._settled(self._limited(laid(self.scale["cell"], own)))
-        stated = laid({"changes": self._authors(stated)}, stated)
-        stated["seed"], stated["version"] = seed, self.suite["version"]
-        return _valid(self._rated(stated, block.get("factor")))
+    def _cell(self, stated: Fields, seed: int) -> Cell:
+        own = {name: stated[name] for name in CELL_FIELDS if name in stated}
+        merged = self._with_flags(self._limited(merge_fields(self.scale.cell.fields, own)))
+        merged = merge_fields({"changes": self._authors_changes(merged)}, merged)
+        merged["seed"], merged["version"] = seed, self.suite.version
+        return _valid(self._with_learning_rate(merged, stated.get("factor")))
 
-    def _settled(self, stated: Block) -> Block:
-        """The fields with the flags over them, and names in place of roles."""
-        for name, value in self.asked.changes.items():
+    def _with_flags(self, stated: Fields) -> Fields:
+        """The fields with the flags merged over them, and names in place of roles."""
+        for name, value in self.overrides.changes.items():
             stated = _set(stated, name, value)
         base, data = stated.get("base", "bn"), stated.get("data", "main")
-        return {**stated, "base": self.scale["bases"].get(base, base), "data": self.scale["data"].get(data, data)}
+        return {**stated, "base": self.scale.bases.get(base, base), "data": self.scale.data.get(data, data)}
 
-    def _authors(self, stated: Block) -> Block:
-        """What a method's authors change for such a cell, where the scale says so."""
-        found: Block = {}
-        for each in self.scale.get("settings", ()):
-            if self.scale["bases"][each["base"]] == stated["base"] and _scenario(stated) == each["scenario"]:
-                found.update(each["changes"] if stated.get("method") in each["methods"] else {})
+    def _authors_changes(self, stated: Fields) -> Fields:
+        """The changes of the scale's settings for such a cell."""
+        found: Fields = {}
+        for each in self.scale.settings:
+            if self.scale.bases[each.base] == stated["base"] and _scenario(stated) == each.scenario:
+                found.update(each.changes if stated.get("method") in each.methods else {})
         return found
 
-    def _rated(self, stated: Block, factor: Any) -> Block:
-        """The fields with their learning rate: set by a flag, chosen before, as the file says, or the method's rule."""
+    def _with_learning_rate(self, stated: Fields, factor: Any) -> Fields:
+        """The fields with a learning rate: set by a flag, chosen, stated in the file, or the method's rule."""
         found = _recipe(stated.get("method", ""), stated.get("preset", "imagenet"))
         if not found.learns:
-            return laid(stated, {"lr": None})
-        if {"lr", "changes.lr"} & set(self.asked.changes):
+            return merge_fields(stated, {"lr": None})
+        if {"lr", "changes.lr"} & set(self.overrides.changes):
             return stated
-        if self._held_out(stated):
-            chosen = rate_of(self.asked.chosen, stated["base"], stated["method"])
-            stated = stated if chosen is None else laid(stated, {"lr": chosen})
+        if self._as_held_out(stated):
+            chosen = rate_of(self.overrides.chosen, stated["base"], stated["method"])
+            stated = stated if chosen is None else merge_fields(stated, {"lr": chosen})
         if factor is None:
             return stated
         rate: Any = stated.get("lr")
@@ -160,19 +160,19 @@ class Layout:
             rate = parse(str(stated.get("changes", {}).get("lr", repr(found.lr))))
         if isinstance(rate, Rule):
             rate = rate(family_of(stated["base"]), stated["batch_size"])
-        return laid(stated, {"lr": float(f"{rate * float(factor):.6g}")})
+        return merge_fields(stated, {"lr": float(f"{rate * float(factor):.6g}")})
 
-    def _held_out(self, stated: Block) -> bool:
-        """Whether the cell's stream is as those on which rates are chosen; a rate for 64 images says nothing of one."""
-        return _scenario(stated) == "single" and stated["batch_size"] == self.scale["cell"]["batch_size"]
+    def _as_held_out(self, stated: Fields) -> bool:
+        """Whether a cell has the scenario and batch size that learning rates were chosen with."""
+        return _scenario(stated) == "single" and stated["batch_size"] == self.scale.cell.fields["batch_size"]
 
-    def _limited(self, stated: Block) -> Block:
-        limit = self.asked.limit
+    def _limited(self, stated: Fields) -> Fields:
+        limit = self.overrides.limit
         if limit is None:
             return stated
         least = {"n": limit, "source_images": min(limit, stated.get("source_images", 2000))}
         length = stated.get("options", {}).get("length")
-        return laid(stated, least, {} if length is None else {"options": {"length": min(limit, length)}})
+        return merge_fields(stated, least, {} if length is None else {"options": {"length": min(limit, length)}})
 
     def _check_corruptions(self, given: Sequence[str]) -> None:
         for name in given:
@@ -181,59 +181,59 @@ class Layout:
 
 
 def family_of(base: str) -> str:
-    """Which of a rule's learning rates a base takes, without building it: scales name their transformers."""
-    named = {scale["bases"][role] for scale in files.scales().values() for role in scale["transformers"]}
+    """The family whose learning rate a base takes, without building it: scales list their transformers."""
+    named = {scale.bases[role] for scale in scales().values() for role in scale.transformers}
     return "transformer" if base in named or "vit" in zoo.base(base).arch else "convolutional"
 
 
-def _scenario(stated: Block) -> str:
+def _scenario(stated: Fields) -> str:
     return str(stated.get("scenario", "single"))
 
 
-def _set(stated: Block, name: str, value: Any) -> Block:
-    """The fields with one from the command line laid over them; what learns nothing keeps its recipe."""
+def _set(stated: Fields, name: str, value: Any) -> Fields:
+    """The fields with one from the command line merged over them; a method without updates keeps its recipe."""
     found = with_field(stated, name, value)
     recipes = name.partition(".")[0] in ("lr", "changes")
     return stated if recipes and not _recipe(stated.get("method", ""), "imagenet").learns else found
 
 
-def _valid(stated: Block) -> Cell:
-    """The cell, once every name in it is known; changes that change nothing are dropped, so that keys coincide."""
-    for kind, value, known in (
+def _valid(stated: Fields) -> Cell:
+    """The cell, with every name checked; changes that change nothing are dropped, so that equal cells have one key."""
+    for kind, value, names in (
         ("base", stated["base"], zoo.bases()),
         ("data set", stated["data"], list(DATASETS)),
         ("method", stated.get("method"), method_names()),
     ):
-        if value not in known:
-            raise ValueError(f"unknown {kind} {value!r}; {nearest_hint(str(value), known)}")
+        if value not in names:
+            raise ValueError(f"unknown {kind} {value!r}; {nearest_hint(str(value), names)}")
     if stated.get("changes"):
         changes = {name: str(value) for name, value in stated["changes"].items()}
         plain = _recipe(stated["method"], stated.get("preset", "imagenet"))
         same = plain.changed({name: parse(value) for name, value in changes.items()}) == plain
         stated = {**stated, "changes": {} if same else changes}
-    cell = Cell.from_dict(stated)
+    cell = read_cell(stated)
     cell.order()
     return cell
 
 
-def authors(scale: str, placed: Sequence[Placed]) -> Iterator[str]:
-    """The notes of a scale's settings that some cell has."""
-    for each in files.scales()[scale].get("settings", ()):
-        base, changes = files.scales()[scale]["bases"][each["base"]], each["changes"].items()
+def setting_notes(scale: str, placed: Sequence[Placed]) -> Iterator[str]:
+    """The notes of the scale's settings that some cell has."""
+    for each in scales()[scale].settings:
+        base, changes = scales()[scale].bases[each.base], each.changes.items()
         if any(
-            (cell.base, cell.scenario) == (base, each["scenario"])
-            and cell.method in each["methods"]
+            (cell.base, cell.scenario) == (base, each.scenario)
+            and cell.method in each.methods
             and changes <= dict(cell.changes).items()
             for cell in (one.cell for one in placed)
         ):
-            yield each["note"]
+            yield each.note
 
 
 # What flags changed ---------------------------------------------------------------------------------------------------
 
 
 def left_out(placed: Sequence[Placed], stated: Sequence[Placed]) -> Iterator[str]:
-    """Rows, columns and corruptions that the suite states and that are not there."""
+    """Rows, columns and corruptions that the suite states and the flags left out."""
     for name in ("row", "column"):
         there = {getattr(each, name) for each in placed}
         yield from dict.fromkeys(getattr(each, name) for each in stated if getattr(each, name) not in there)
@@ -243,44 +243,41 @@ def left_out(placed: Sequence[Placed], stated: Sequence[Placed]) -> Iterator[str
     yield from (shift for shift in missing if LABELS.get(shift, shift) not in columns)
 
 
-def altered(placed: Sequence[Placed], stated: Sequence[Placed], asked: Asked) -> Iterator[str]:
+def altered(placed: Sequence[Placed], stated: Sequence[Placed], overrides: Overrides) -> Iterator[str]:
     """How cells differ from those that the suite states, in words; seeds do not count."""
-    places = {(each.group, each.row, each.column) for each in placed}
-    if any((each.group, each.row, each.column) not in places and not _wanted(each, asked) for each in stated):
-        yield f"methods {' '.join(asked.methods or ())}"
+    positions = {_position(each) for each in placed}
+    if any(_position(each) not in positions and not overrides.include(each.cell.method) for each in stated):
+        yield f"methods {' '.join(overrides.methods or ())}"
     shifts = {shift for each in placed for shift in each.cell.corruptions}
-    if any(shift not in shifts for each in stated for shift in each.cell.corruptions if _wanted(each, asked)):
-        yield f"corruptions {' '.join(asked.corruptions or ())}"
+    included = [each.cell for each in stated if overrides.include(each.cell.method)]
+    if any(shift not in shifts for cell in included for shift in cell.corruptions):
+        yield f"corruptions {' '.join(overrides.corruptions or ())}"
     found: dict[str, dict[str, None]] = {}
-    own = {_spot(each): each.cell for each in reversed(stated)} | {_spot(each, True): each.cell for each in stated}
+    own = {_position(each): each.cell for each in reversed(stated)}
+    own |= {_position(each, True): each.cell for each in stated}
     for each in placed:
-        cell = own.get(_spot(each, True)) or own[_spot(each)]
+        cell = own.get(_position(each, True)) or own[_position(each)]
         for item in fields(Cell):
             if item.name not in ("corruptions", "seed") and getattr(cell, item.name) != getattr(each.cell, item.name):
                 found.setdefault(item.name, {})[_words(item.name, getattr(each.cell, item.name))] = None
-    if not any(name.startswith("changes.") for name in asked.changes):
-        found.pop("changes", None)  # an author's setting, which another base or scenario does not have
-    if asked.limit is not None and "n" in found and "n" not in asked.changes:
-        yield f"limit {asked.limit}"
-        own_words = {name.partition(".")[0] for name in asked.changes}
+    if not any(name.startswith("changes.") for name in overrides.changes):
+        found.pop("changes", None)  # of a setting that another base or scenario does not have
+    if overrides.limit is not None and "n" in found and "n" not in overrides.changes:
+        yield f"limit {overrides.limit}"
+        own_words = {name.partition(".")[0] for name in overrides.changes}
         found = {name: value for name, value in found.items() if name not in LIMITED or name in own_words}
     for name in (item.name for item in fields(Cell) if item.name in found):
-        by_choice = name == "lr" and "lr" not in asked.changes and asked.chosen
+        by_choice = name == "lr" and "lr" not in overrides.changes and overrides.chosen
         yield "chosen learning rates" if by_choice else f"{name} {' or '.join(found[name])}"
 
 
-def _spot(placed: Placed, narrow: bool = False) -> tuple[Any, ...]:
-    """Where a cell stands; narrowly, among those of one place."""
-    return placed.group, placed.row, placed.column, placed.cell.corruptions if narrow else None
-
-
-def _wanted(placed: Placed, asked: Asked) -> bool:
-    method, patterns = placed.cell.method, asked.methods
-    return patterns is None or method == "source" or any(fnmatchcase(method, each) for each in patterns)
+def _position(placed: Placed, with_corruptions: bool = False) -> tuple[Any, ...]:
+    """Group, row and column of a cell, with its corruptions if asked for."""
+    return placed.group, placed.row, placed.column, placed.cell.corruptions if with_corruptions else None
 
 
 def _words(name: str, value: Any) -> str:
-    """A field's value; of pairs `name value`."""
+    """A field's value as text; pairs as `name value`."""
     if isinstance(value, tuple):
         return ", ".join(" ".join(map(str, each)) if isinstance(each, tuple) else str(each) for each in value) or "none"
     return str(value) if value is not None else {"n": "all", "lr": "the method's rule"}.get(name, "default")

@@ -1,10 +1,10 @@
-"""Suites as data: which cells make a table or a figure, and where each number stands.
+"""Suites: the cells of a table or a figure, and the group, row and column of each number.
 
     suite = load("table1", "tiny")
     for placed in suite.placed: print(placed.group, placed.row, placed.column, placed.cell.label)
 
-A suite file states differences only. A cell is laid from the scale, the suite's `cell`, the group, the row and the
-column, in this order; then come a chosen learning rate, limits, and what the caller sets: flags > file > defaults.
+A suite file states differences only. A cell's fields are merged from the scale, the suite's `cell`, the group, the row
+and the column, in this order; then come a chosen learning rate, limits, and flags: flags > file > defaults.
 """
 
 from __future__ import annotations
@@ -12,33 +12,27 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from poem._util.nearest import nearest_hint
 from poem.bench.cell import Cell
 from poem.bench.suites import files
-from poem.bench.suites.expand import Asked, Layout, NothingLeftError, Placed, altered, authors, left_out
-from poem.bench.suites.files import Block
+from poem.bench.suites.expand import Expansion, NothingLeftError, Overrides, Placed, altered, left_out, setting_notes
+from poem.bench.suites.schema import Claim, SuiteBlock, read_suite
+from poem.bench.suites.schema import scales as _scales
 
 TABLES = tuple(f"table{number}" for number in range(1, 13))
 FIGURES = ("fig1a", "fig1b", "fig1c", "fig3", "fig4", "fig5", "fig6a", "fig6b", "branch-loss")
 AVERAGE = "Avg."
-
-
-@dataclass(frozen=True)
-class Claim:
-    """What the paper says of a table or figure, in our words, and its check in `bench/analysis/claims.py`."""
-
-    text: str
-    check: str
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Suite:
     """A table or figure at one scale.
 
-    The number at a place is, for each seed, the mean over the cells placed there with that seed; then come mean and
-    deviation over the seeds.
+    The number at a group, row and column is, for each seed, the mean over the cells placed there with that seed; then
+    come mean and deviation over the seeds.
     """
 
     name: str
@@ -48,25 +42,25 @@ class Suite:
     scale: str
     placed: tuple[Placed, ...]
     columns: tuple[str, ...]
-    """In order of print; a page adds the average where `average` says so."""
+    """In the order of the page, which adds the average where `average` is True."""
     average: bool
     readout: str
-    """What is read out when."""
+    """A sentence on which answers, before or after the update, are measured."""
     smoke: bool
-    """Too small to be evidence."""
+    """Whether the scale is too small to be evidence."""
     claims: tuple[Claim, ...]
     notes: tuple[str, ...]
     x: str = ""
     y: str = ""
     altered: tuple[str, ...] = ()
-    """How flags made it another suite than its file states: `methods tent`, `limit 256`; seeds do not count."""
+    """What flags changed, in words: `methods tent`, `limit 256`; seeds do not count."""
     left_out: tuple[str, ...] = ()
     """Rows, columns and corruptions that its file states and flags left out."""
     numbers: Mapping[str, Mapping[str, Mapping[str, float]]] = field(default_factory=dict, repr=False, hash=False)
-    """The paper's, by group, row and column."""
+    """The paper's numbers, by group, row and column."""
 
     def paper(self, group: str, row: str, column: str) -> float | None:
-        """The paper's number at a place; its average only where all of its columns are shown."""
+        """The paper's number at a group, row and column; its average only where all of its columns are shown."""
         there = self.numbers.get(group, {}).get(row, {})
         if column == AVERAGE and not set(there) - {AVERAGE} <= set(self.columns):
             return None
@@ -74,23 +68,23 @@ class Suite:
 
     @property
     def cells(self) -> tuple[Cell, ...]:
-        """Every cell once."""
+        """The cells of the suite, each once."""
         return tuple(dict.fromkeys(placed.cell for placed in self.placed))
 
 
 def names() -> list[str]:
-    """Every suite that comes with the package: the paper's, then protocols beyond it."""
+    """Names of the suites in the package: the paper's, then others."""
     there = files.stems()
     return [name for name in all_names() if name in there] + [name for name in there if name not in all_names()]
 
 
 def scales() -> list[str]:
     """Every scale, small to large."""
-    return list(files.scales())
+    return list(_scales())
 
 
 def all_names() -> list[str]:
-    """What `reproduce all` means: the paper's twelve tables and nine figures."""
+    """Names of the suites of `poem reproduce all`: the paper's twelve tables and nine figures."""
     return [*TABLES, *FIGURES]
 
 
@@ -110,52 +104,56 @@ def load(
     Args:
         name: One of `names()`, or a path that ends in .yaml.
         scale: One of `scales()`.
-        limit: So many images of each domain; at most so many in a label-shifted stream and of source data.
-        methods: Patterns such as `"*poem*"`; rows of other methods are left out, `source` never is.
+        limit: Images of each domain; at most as many in a label-shifted stream and of source data.
+        methods: Patterns such as `"*poem*"`; rows of other methods are left out, but for `source`.
         seeds: Instead of the suite's own.
-        corruptions: Of the suite's corruptions these alone.
+        corruptions: Those of the suite's corruptions to keep.
         changes: Fields of every cell: `{"batch_size": 16}`; reach into mappings with a dot: `{"changes.alpha": 0.3}`.
         chosen: Learning rates by base and method, as `poem.bench.analysis.choose_lr.choose` finds them.
 
     Raises:
-        ValueError: Something in the file or in the arguments is not known; the message names file, field and remedy.
-        NothingLeftError: The suite has none of the methods or corruptions that were asked for.
+        ValueError: An unknown name or a wrong type in the file or the arguments; the message names file, field and
+            remedy.
+        NothingLeftError: The suite has none of the methods or corruptions in the arguments.
     """
-    if scale not in files.scales():
-        raise ValueError(f"unknown scale {scale!r}; {nearest_hint(scale, files.scales())}")
+    if scale not in _scales():
+        raise ValueError(f"unknown scale {scale!r}; {nearest_hint(scale, _scales())}")
     if limit is not None and limit < 1:
         raise ValueError(f"expected limit >= 1, got {limit}")
     path = files.path_of(name)
-    suite = files.checked(files.read(path), path, scale)
-    asked = Asked(limit, methods, seeds, corruptions, changes or {}, chosen or {})
-    plain = Asked(seeds=seeds)
+    suite = read_suite(path, scale)
+    lists = _list(methods), _list(seeds), _list(corruptions)
+    overrides = Overrides(limit, *lists, changes or {}, chosen or {})
+    plain = Overrides(seeds=overrides.seeds)
     try:
-        placed = tuple(Layout(suite, scale, asked).placed())
-        stated = placed if asked == plain else tuple(Layout(suite, scale, plain).placed())
+        placed = tuple(Expansion(suite, scale, overrides).placed())
+        stated = placed if overrides == plain else tuple(Expansion(suite, scale, plain).placed())
     except (ValueError, TypeError) as error:
         kind = NothingLeftError if isinstance(error, NothingLeftError) else ValueError
-        raise kind(f"suite {suite['name']}: {error}") from error
+        raise kind(f"suite {suite.name}: {error}") from error
     return Suite(
-        name=suite["name"], version=suite["version"], title=suite["title"], kind=suite["kind"], scale=scale,
-        placed=placed, columns=tuple(_in_order(suite, placed)), average=bool(suite.get("average", False)),
-        readout=suite.get("readout", ""), smoke=bool(files.scales()[scale]["smoke"]),
-        claims=tuple(Claim(**claim) for claim in suite.get("claims", [])),
-        notes=(*suite.get("notes", []), *authors(scale, placed)),
-        x=suite.get("x", ""), y=suite.get("y", ""), numbers=_numbers(suite),
-        altered=tuple(altered(placed, stated, asked)), left_out=tuple(left_out(placed, stated)),
+        name=suite.name, version=suite.version, title=suite.title, kind=suite.kind, scale=scale, placed=placed,
+        columns=tuple(_column_labels(suite, placed)), average=suite.average, readout=suite.readout,
+        smoke=_scales()[scale].smoke, claims=tuple(suite.claims),
+        notes=(*suite.notes, *setting_notes(scale, placed)), x=suite.x, y=suite.y, numbers=_paper_numbers(suite),
+        altered=tuple(altered(placed, stated, overrides)), left_out=tuple(left_out(placed, stated)),
     )  # fmt: skip
 
 
-def _in_order(suite: Block, placed: Sequence[Placed]) -> list[str]:
+def _list(values: Sequence[T] | None) -> list[T] | None:
+    return None if values is None else list(values)
+
+
+def _column_labels(suite: SuiteBlock, placed: Sequence[Placed]) -> list[str]:
+    """The labels of the columns that have cells, in the suite's order."""
     there = dict.fromkeys(each.column for each in placed)
-    stated = [] if suite["columns"] == "corruptions" else [column["label"] for column in suite["columns"]]
-    return [label for label in stated if label in there] or list(there)
+    return [column.label for column in suite.columns or () if column.label in there] or list(there)
 
 
-def _numbers(suite: Block) -> Mapping[str, Mapping[str, Mapping[str, float]]]:
-    key = suite.get("paper")
+def _paper_numbers(suite: SuiteBlock) -> Mapping[str, Mapping[str, Mapping[str, float]]]:
+    key = suite.paper
     if key is None:
         return {}
     if key not in files.paper():
-        raise ValueError(f"suite {suite['name']}: the paper has no table {key!r}; {nearest_hint(key, files.paper())}")
+        raise ValueError(f"suite {suite.name}: the paper has no table {key!r}; {nearest_hint(key, files.paper())}")
     return files.paper()[key]
