@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from toys import images, small_batches
 
 import poem
+from poem._util.state_file import save_state
 from poem.parts import (
     SAM,
     Adam,
@@ -204,6 +205,23 @@ def test_a_state_that_does_not_fit_is_refused_whole(spoil: Callable[[dict[str, A
     assert snapshot(taker) == before
     taker.load_state_dict(giver.state_dict())
     assert snapshot(taker)[:2] == snapshot(giver)[:2]
+
+
+def test_a_state_of_schema_2_is_refused_and_says_what_to_do(tmp_path: Path) -> None:
+    """Such a state has a hash of EATA's importance, no shape of an image, and memory under other names."""
+    adapter = begun()
+    state = adapter.state_dict()
+    del state["prepared"], state["image"]
+    for name in ("mean", "seen"):
+        state["tensors"][f"memory/redundancy.{name}"] = state["tensors"].pop(f"memory/select.second.{name}")
+    old, before = {**state, "schema": 2, "fisher": None}, snapshot(adapter)
+    words = "expected schema 3, got 2; this version reads only its own; run the stream again to make a new one"
+    with pytest.raises(ValueError, match=words):
+        adapter.load_state_dict(old)
+    save_state(old, tmp_path / "old")
+    with pytest.raises(ValueError, match=words):
+        adapter.load(tmp_path / "old")
+    assert snapshot(adapter) == before
 
 
 def test_states_of_another_method_or_model_are_refused() -> None:

@@ -340,6 +340,18 @@ def test_the_teacher_of_cotta_averages_parameters_and_no_buffers() -> None:
     assert_same(dict(model.state_dict()), dict(before))
 
 
+def test_the_teacher_of_cotta_follows_on_a_batch_without_a_selected_sample() -> None:
+    first, second, _ = stream()
+    teacher = MeanTeacher(momentum=0.9, unsure=0.0)
+    adapter = adapted("gn", "cotta", select=Bright(), teacher=teacher, recover=StochasticRestore(0.0))
+    adapter(first)
+    before, student = tensors(adapter)["teacher/theta"], torch.cat([each.flatten() for each in moved(adapter).values()])
+    adapter(torch.zeros_like(second))
+    assert adapter.last.skipped == "nothing selected"
+    torch.testing.assert_close(tensors(adapter)["teacher/theta"], 0.9 * before + 0.1 * student)
+    assert not torch.equal(before, student)
+
+
 def test_stochastic_restore_returns_single_numbers_to_the_source() -> None:
     source, theta = torch.zeros(4000), torch.ones(4000)
     pulled = StochasticRestore(0.3).pull(theta, source, torch.Generator().manual_seed(0))
