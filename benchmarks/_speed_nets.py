@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from poem.parts import Explore, NotRedundant, PLPDAbove, Repeat
-from poem.parts.base import Look, Memory
+from poem.parts.base import Memory, Outputs
 from poem.parts.selection import Select
 
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
@@ -29,11 +29,11 @@ class Forced(Select):
 
     share: float = 1.0
 
-    def __call__(self, look: Look, among: Tensor, memory: Memory) -> Tensor:
+    def __call__(self, outputs: Outputs, among: Tensor, memory: Memory) -> Tensor:
         """A block of `ceil(share * B)` samples."""
         rows = len(among)
         place = torch.arange(rows, device=among.device)
-        return among & ((place - look.round) % rows < math.ceil(self.share * rows))
+        return among & ((place - outputs.round) % rows < math.ceil(self.share * rows))
 
 
 def wording(method: str, share: float, batch: int) -> tuple[str, dict[str, Any]]:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
+from enum import Enum
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from toys import images
 
 import poem
 import poem.parts
-from poem.parts import Batch, Outputs, Part, Selected
+from poem.parts import Batch, Outcome, Outputs, Part, Selected, Update, bank
 
 ROOT = Path(poem.__file__).parent
 FILES = {
@@ -43,18 +44,18 @@ def imported(name: str) -> set[str]:
     return {module for module in found if module.split(".")[0] == "poem"}
 
 
-def rooms(name: str) -> set[str]:
-    """The same, with a package's modules under the package's name."""
-    return {room_of(module) for module in imported(name)} - {"poem"}
-
-
-def room_of(name: str) -> str:
-    """The module beneath `poem` that a name belongs to."""
+def package_of(name: str) -> str:
+    """The package or root module of `poem` that a module belongs to."""
     return name.removeprefix("poem.").split(".")[0]
 
 
+def packages(name: str) -> set[str]:
+    """The packages and root modules, beside its own, that a module imports from."""
+    return {package_of(module) for module in imported(name)} - {"poem", package_of(name)}
+
+
 def beneath(name: str) -> set[str]:
-    """Everything that a module rests on."""
+    """Every module that a module imports, directly or through others."""
     found: set[str] = set()
     left = [name]
     while left:
@@ -64,113 +65,101 @@ def beneath(name: str) -> set[str]:
     return found
 
 
+def inside(package: str) -> list[str]:
+    """The modules of a package."""
+    found = [name for name in FILES if package_of(name) == package]
+    assert found, package
+    return found
+
+
+PACKAGES = {package_of(name) for name in FILES} - {"poem"}  # the names of `poem` itself resolve on first use
+
+
+def documented() -> dict[str, list[str]]:
+    """The table in docs/architecture.md: each package or root module, and what it may import."""
+    text = (Path(__file__).parents[1] / "docs" / "architecture.md").read_text(encoding="utf-8")
+    table = text.partition("| package | what it holds | may import |\n|---|---|---|\n")[2].partition("\n\n")[0]
+    rows = [line.strip("|").split("|") for line in table.splitlines()]
+    found = [(re.findall(r"`([^`]+)`", first), re.findall(r"`([^`]+)`", last)) for first, _, last in rows]
+    names = [(name.removesuffix(".py").removesuffix("/"), below) for (name,), below in found]
+    assert len(dict(names)) == len(names), "a row twice"
+    return dict(names)
+
+
+ALLOWED = documented()
+
+
 def test_the_imports_of_the_package_were_found() -> None:
     assert "poem.parts.base" in imported("poem.parts.selection")
     assert "poem.engine.anatomy" in imported("poem.parts.parameters")
-    assert "poem.engine.input_checks" in imported("poem.adapter"), "from poem import _checks names a module"
+    assert "poem.engine.input_checks" in imported("poem.adapter"), "from poem.engine import input_checks is a module"
     assert {"poem.adapter", "poem.recipes.methods"} <= imported("poem.api")
 
 
-@pytest.mark.parametrize("name", PARTS)
-def test_parts_know_parts_and_the_anatomy_of_a_model(name: str) -> None:
-    assert rooms(name) <= {"parts", "model", "_util"}
+def test_every_package_and_root_module_is_documented_once() -> None:
+    assert set(ALLOWED) == PACKAGES
 
 
-@pytest.mark.parametrize(
-    ("name", "below"),
-    [
-        ("poem.engine.anatomy", set()),
-        ("poem.engine.accounting", set()),
-        ("poem.recipes.recipe", {"parts"}),
-        (
-            "poem.engine.network",
-            {"parts", "model", "_casts", "_early", "_fused", "_halves", "_norms", "_twin", "borrowed", "compiled"},
-        ),
-        ("poem.accelerate.capture", {"_studio", "loop", "ledger", "network", "parts", "recipes", "state"}),
-        ("poem.recipes.methods", {"recipes", "parts"}),
-        ("poem.api", {"_checks", "adapter", "capture", "method", "recipes", "network"}),
-    ],
-)
-def test_a_room_knows_only_the_rooms_below(name: str, below: set[str]) -> None:
-    assert rooms(name) <= below | {"_util"}
-
-
-def test_the_loop_knows_no_method_by_name() -> None:
-    above = {
-        "poem.recipes.methods",
-        "poem.api",
-        "poem.bench.evaluate",
-        "poem.bench.measure",
-        "poem.cli",
-        "poem.bench.metrics",
-        "poem.bench.probes",
-    }
-    assert {"poem.recipes.recipe", "poem.engine.network", "poem.engine.accounting", "poem.parts.base"} <= beneath(
-        "poem.adapter"
-    )
-    assert not beneath("poem.adapter") & above
-    assert not [name for name in beneath("poem.adapter") if name.startswith("poem.cli")]
-
-
-def test_the_front_door_rests_on_nothing_above_it() -> None:
-    rooms_above = {
-        "_opening",
-        "_pass",
-        "_tally",
-        "benchmark",
-        "cells",
-        "cli",
-        "commands",
-        "metrics",
-        "probes",
-        "report",
-    }
-    above = {name for name in FILES if room_of(name) in rooms_above}
-    assert above
-    assert not beneath("poem.api") & above
-
-
-def test_the_command_line_is_on_top() -> None:
-    users = {name for name in FILES if rooms(name) & {"cli", "commands"}}
-    assert users <= {name for name in FILES if room_of(name) in ("cli", "commands")} | {"poem.__main__"}
-
-
-def test_no_room_rests_on_itself() -> None:
-    """Inside one room a function may import what imports it; between rooms nothing does."""
-    rests = {room: set[str]() for room in {room_of(name) for name in FILES}}
-    for name in FILES:
-        rests[room_of(name)] |= rooms(name) - {room_of(name)}
-    rests.pop("poem")  # its names resolve on first use
-    while rests:
-        ground = {room for room, below in rests.items() if not below & rests.keys()}
-        assert ground, f"these rest on each other: {sorted(rests)}"
-        rests = {room: below for room, below in rests.items() if room not in ground}
-
-
-def documented() -> list[str]:
-    """Rooms in the order of the table in docs/architecture.md."""
-    text = (Path(__file__).parents[1] / "docs" / "architecture.md").read_text(encoding="utf-8")
-    table = text.partition("| file | what it knows |\n")[2].partition("\n\n")[0]
-    firsts = [line.split("|")[1] for line in table.splitlines()]
-    return [name.removesuffix(".py").removesuffix("/") for first in firsts for name in re.findall(r"`([^`]+)`", first)]
-
-
-def test_the_documented_table_has_every_room_once() -> None:
-    rooms_there = {room_of(name) for name in FILES} - {"poem"}
-    assert sorted(documented()) == sorted(rooms_there)
+@pytest.mark.parametrize("package", sorted(ALLOWED))
+def test_a_package_may_import_only_rows_above_it(package: str) -> None:
+    above = list(ALLOWED)[: list(ALLOWED).index(package)]
+    assert set(ALLOWED[package]) <= {*above, "engine.anatomy"}, "so that no package imports itself through others"
 
 
 @pytest.mark.parametrize("name", sorted(set(FILES) - {"poem"}))
-def test_imports_follow_the_documented_order(name: str) -> None:
-    order = documented()
-    later = order[order.index(room_of(name)) + 1 :]
-    assert not rooms(name) & set(later)
+def test_a_module_imports_what_its_package_may(name: str) -> None:
+    own, allowed = package_of(name), set(ALLOWED[package_of(name)])
+    others = {module for module in imported(name) if package_of(module) not in ("poem", own)}
+    strange = {module for module in others if not {package_of(module), module.removeprefix("poem.")} & allowed}
+    assert not strange
 
 
-def test_streams_know_no_method_and_the_engine_knows_no_stream() -> None:
-    streams = [name for name in FILES if room_of(name) == "streams"]
-    assert not {room for name in streams for room in rooms(name)} & {"adapter", "loop", "method", "recipes", "api"}
-    assert not [name for name in beneath("poem.api") if room_of(name) == "streams"]
+def test_the_rules_of_the_table() -> None:
+    """The table is free to say less, not to say something else."""
+    assert ALLOWED["_util"] == ALLOWED["_version"] == []
+    assert set(ALLOWED["streams"]) == {"_util"}
+    assert set(ALLOWED["zoo"]) == {"_util", "streams"}
+    assert set(ALLOWED["parts"]) == {"_util", "engine.anatomy"}
+    assert set(ALLOWED["recipes"]) == {"parts", "_util"}
+    assert set(ALLOWED["engine"]) == {"parts", "recipes", "_util"}
+    assert set(ALLOWED["accelerate"]) == {"engine", "parts", "recipes", "_util"}
+    assert not {"bench", "report", "cli"} & {*ALLOWED["adapter"], *ALLOWED["api"], *ALLOWED["predict"]}
+    assert not {"report", "cli"} & set(ALLOWED["bench"])
+    assert "cli" not in ALLOWED["report"]
+    assert ALLOWED["__main__"] == ["cli"]
+    assert [package for package, below in ALLOWED.items() if "cli" in below] == ["__main__"]
+
+
+def test_the_anatomy_of_a_model_imports_helpers_alone() -> None:
+    assert {package_of(module) for module in beneath("poem.engine.anatomy")} <= {"_util"}, "since parts import it"
+
+
+def test_the_engine_runs_without_acceleration() -> None:
+    for name in inside("engine"):
+        assert "accelerate" not in {package_of(module) for module in beneath(name)}, name
+
+
+def test_the_engine_knows_no_method_by_name() -> None:
+    assert {"poem.recipes.recipe", "poem.engine.network", "poem.parts.base"} <= beneath("poem.adapter")
+    for name in ("poem.adapter", *inside("engine"), *inside("accelerate")):
+        assert "poem.recipes.methods" not in beneath(name), name
+        assert not {package_of(module) for module in beneath(name)} & {"api", "bench", "report", "cli"}, name
+
+
+def test_adapting_imports_no_stream_and_no_benchmark() -> None:
+    below = {package_of(module) for module in beneath("poem.api")}
+    assert {"adapter", "accelerate", "engine"} <= below
+    assert not below & {"streams", "zoo", "predict", "bench", "report", "cli"}
+
+
+def test_streams_and_networks_know_no_method() -> None:
+    for name in (*inside("streams"), *inside("zoo")):
+        assert not {package_of(module) for module in beneath(name)} & {"adapter", "api", "engine", "parts", "recipes"}
+
+
+def test_the_command_line_is_imported_by_main_alone() -> None:
+    users = {name for name in FILES if "cli" in packages(name)}
+    assert users == {"poem.__main__"}
 
 
 def test_methods_are_named_nowhere_below_them() -> None:
@@ -260,7 +249,7 @@ def test_no_signature_of_the_engine_has_room_for_a_label(name: str) -> None:
 
 
 def test_what_parts_are_handed_has_no_room_for_a_label() -> None:
-    for kind in (Batch, Outputs, Selected):
+    for kind in (Batch, Outputs, Selected, Update, Outcome):
         assert not {item.name for item in fields(kind)} & TRUTH
 
 
@@ -283,8 +272,12 @@ def test_a_stream_drops_labels_unseen(method: str) -> None:
 # Parts keep nothing ---------------------------------------------------------------------------------------------------
 
 
+MADE_ANEW = (Batch, Outputs, Selected, Update, Outcome, bank._Item)
+"""Values that live as long as a batch."""
+
+
 def part_classes() -> list[type]:
-    """Every class of the package but protocols, and what is handed in anew for every batch."""
+    """Every class of `poem.parts` but protocols, and what is made anew for every batch."""
     names = [info.name for info in pkgutil.iter_modules(poem.parts.__path__)]
     modules = [importlib.import_module(f"poem.parts.{name}") for name in names]
     found = {
@@ -292,7 +285,8 @@ def part_classes() -> list[type]:
         for module in modules
         for value in vars(module).values()
         if isinstance(value, type) and value.__module__ == module.__name__
-        if value not in (Batch, Outputs, Selected) and not getattr(value, "_is_protocol", False)
+        if value not in MADE_ANEW and not issubclass(value, Enum | tuple)  # which cannot be written to either
+        if not getattr(value, "_is_protocol", False)
     }
     return sorted(found, key=lambda kind: kind.__qualname__)
 

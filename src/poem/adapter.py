@@ -164,14 +164,15 @@ class Adapter:
             self._settle()
             device, size = self._state.source["theta"].device.type, self._state.size or 64
             prepared: dict[str, Tensor] = {}
-            images = 0
+            count = 0
             with self._network.borrowed(device):
                 for place, part in self.recipe.places:
                     if Need.SOURCE_DATA in part.needs:
                         memory, images = prepare(part, self._network, self.recipe.statistics, source_data, size)
+                        count += images
                         prepared |= {f"{place}.{name}": tensor for name, tensor in memory.items()}
             self._state.prepared = prepared
-        self.preparation = {"forwards": images, "backwards": images}
+        self.preparation = {"forwards": count, "backwards": count}
 
     def stream(self, loader: Iterable[Any]) -> Iterator[Tensor]:
         """Answers for each batch of a loader of images, or of tuples that begin with images (labels are dropped)."""

@@ -34,7 +34,8 @@ from poem.parts.selection import Select
 from poem.recipes.recipe import Recipe, Rule
 
 CUDA = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))
-METHODS = ("source", "tent", "eata", "sar", "deyo", "roid", "rdumb", "poem", "poem-official", "sar+poem", "deyo+poem-i")
+METHODS = ("source", "tent", "eata", "sar", "deyo", "roid", "rdumb", "poem", "poem-official", "sar+poem", "deyo+poem-i",
+           "come+poem", "zerosiam", "neo")  # fmt: skip
 
 
 @pytest.fixture(params=["cpu", CUDA])
@@ -344,7 +345,7 @@ def test_what_cannot_be_captured_runs_eagerly_and_says_why(
     assert captured(healthy)
 
 
-@pytest.mark.parametrize("method", ["memo", "cotta", "lame"])
+@pytest.mark.parametrize("method", ["memo", "cotta", "lame", "rotta"])
 def test_methods_that_decide_on_the_host_say_so(method: str, device: str) -> None:
     _, fast = pair(method, "bn", device)
     fast(stream(device, 1)[0][:2])

@@ -260,8 +260,8 @@ class OtherAnchor(FisherAnchor):
 def key(part: Part | None = None, statistics: Statistics | None = None, **changed: Any) -> dict[str, Any]:
     """The fields of a key."""
     network: Any = stand_in(**changed)
-    part = FisherAnchor(1.0) if part is None else part
-    return dict(source_data.key_of(part, network, statistics or FromBatch()))
+    anchor = FisherAnchor(1.0) if part is None else part
+    return dict(source_data.key_of(anchor, network, statistics or FromBatch()))
 
 
 @pytest.mark.parametrize(

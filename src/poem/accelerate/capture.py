@@ -22,7 +22,7 @@ from poem.accelerate import graph_pool
 from poem.accelerate.accelerated import Accelerated
 from poem.accelerate.graph_pool import Graph, GraphPool
 from poem.engine.accounting import BatchRecord, Costs, FirstLast
-from poem.engine.loop import BatchLoop, Progress, read_flags
+from poem.engine.loop import BatchLoop, BatchProgress, read_flags
 from poem.engine.network import Network
 from poem.engine.state import State
 from poem.parts.base import Batch, Memory, Need
@@ -153,7 +153,7 @@ class CapturedLoop:
         random = self._random_state()
         with self._state.rolled_back(), self._in_place():
             loop = self._make(self._batch)
-            progress: Progress | None = None
+            progress: BatchProgress | None = None
             while progress is None or progress.flags is not None:
                 asked = len(self._batch.asked)
                 with capture() as graph:
@@ -168,7 +168,7 @@ class CapturedLoop:
                 self._refuse_draws(random)
         return stages
 
-    def _finish(self, loop: BatchLoop, progress: Progress) -> CapturedFinish:
+    def _finish(self, loop: BatchLoop, progress: BatchProgress) -> CapturedFinish:
         """The answer if the loop ended here; state and counts are then as before."""
         random, costs = self._random_state(), replace(loop.costs)
         with self._state.rolled_back():

@@ -14,6 +14,7 @@ from poem import zoo
 from poem.bench.cell import Cell, Pairs
 from poem.bench.result import CellResult
 from poem.parts.base import Part
+from poem.parts.views import Views
 from poem.recipes.recipe import Recipe
 from poem.streams.datasets.named_sets import NAMED_SETS
 
@@ -28,9 +29,9 @@ _SIZES: dict[str, tuple[int, int]] = {
     "digits": (1797, 10), "digits-test": (1500, 10), "cifar10": (10_000, 10), "cifar10-c": (10_000, 10),
     "cifar100": (10_000, 100), "cifar100-c": (10_000, 100), "imagenet-c": (50_000, 1000),
     **{
-        name: (tree.expect.total, tree.expect.classes)
-        for name, tree in NAMED_SETS.items()
-        if tree.expect.total and tree.expect.classes
+        name: (known.expect.total, known.expect.classes)
+        for name, known in NAMED_SETS.items()
+        if known.expect.total and known.expect.classes
     },
 }  # fmt: skip
 """Images of one domain, and classes, of data sets of a known size."""
@@ -56,36 +57,43 @@ class Rows(NamedTuple):
 
 
 def rows(recipe: Recipe) -> Rows:
-    """Rows that one image of a stream costs with a recipe, an upper bound: exploring may end early."""
-    which, updates = recipe.readout.which, recipe.explore.updates if recipe.learns else 0
-    views = float(getattr(recipe.views, "views", 1)) if updates else 1.0
-    selecting, weighing, minimising = (_further(part) for part in (recipe.select, recipe.weigh, recipe.minimise))
-    forward, backward = views, 0.0
-    if recipe.teacher is not None and (updates or which == "teacher"):
+    """Rows that one image of a stream costs with a recipe, at most: exploring may end early.
+
+    Where images are learnt from that a part keeps, it is taken to keep as many as a batch has.
+    """
+    which, learning = recipe.readout.which, recipe.explore.updates if recipe.learns else 0
+    seen = float(getattr(recipe.views, "views", 1)) if learning else 1.0
+    selecting, weighing = (dict(_further(part)) for part in (recipe.select, recipe.weigh))
+    losing, branch = _further(recipe.minimise), [] if recipe.branch is None else _further(recipe.branch)
+    forward, backward = seen, 0.0
+    if recipe.teacher is not None and (learning or which == "teacher"):
         forward += recipe.teacher.passes
-    for done in range(1, updates + 1):
+    if isinstance(recipe.views, Views) and learning:  # its teacher's passes, or the pass that it is told of
+        forward += 1 if recipe.teacher is None else sum(each[0] for _, each in _further(recipe.views))
+    for done in range(1, learning + 1):
         selects = done == 1 or recipe.explore.reselect
         if recipe.views is not None and (which == "before-last" or (which == "first" and done == 1)):
             forward += 1
         for first in (True, False) if recipe.step.perturbs else (True,):
-            cached = {**(selecting if selects or not first else {}), **weighing}  # a cached pass is made once
-            further = [*cached.values(), *minimising.values()]
-            forward += sum(each[0] for each in further) + (0.0 if first else views)
-            backward += sum(each[1] for each in further) + views
-        if done < updates:
-            forward += views
+            asked = {**(selecting if selects or not first else {}), **weighing}  # a cached pass is made once
+            final = not (first and recipe.step.perturbs)
+            further = [*asked.values(), *(each for _, each in [*losing, *(branch if final else [])])]
+            forward += sum(each[0] for each in further) + (0.0 if first else seen)
+            backward += sum(each[1] for each in further) + seen
+        if done < learning:
+            forward += seen
         elif which == "last":
             forward += 1
     return Rows(forward, backward)
 
 
-def _further(part: Part) -> dict[object, tuple[int, int]]:
-    """Further passes of a part and those inside it, by the key they are cached under."""
-    return {key: passes for _, each in part.places for key, passes in each.further_passes.items()}
+def _further(part: Part) -> list[tuple[object, tuple[int, int]]]:
+    """Further passes of a part and those inside it, each with the key it is cached under where it is."""
+    return [item for _, each in part.places for item in each.further_passes.items()]
 
 
 def forward_passes(recipe: Recipe) -> float:
-    """Cost of an image with a recipe in plain forward passes, an upper bound; a backward counts as two."""
+    """Plain forward passes that an image costs with a recipe, at most; an image that goes back counts as two."""
     found = rows(recipe)
     return (found.forward + 2 * found.backward) * (BRANCH_FACTOR if recipe.branch is not None else 1.0)
 

@@ -199,10 +199,10 @@ class Corrupted(ImageSet):
     """The images of one corrupted domain, in memory."""
 
     def __init__(self, images: Tensor, data: Images, shift: Shift) -> None:
-        about = DatasetInfo(
+        info = DatasetInfo(
             data=data.describe()["data"], provenance="made", corruption=shift.corruption, severity=shift.severity
         )
-        super().__init__(data.labels, about, classes=data.classes, mask=data.mask)
+        super().__init__(data.labels, info, classes=data.classes, mask=data.mask)
         self.images = images
 
     def _read(self, index: int) -> Tensor:

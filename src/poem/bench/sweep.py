@@ -23,7 +23,7 @@ from poem.bench.runners import CellEnded, Event, Inline, Ray, Runner, Workers
 from poem.bench.runners.runner import model_and_data
 from poem.bench.store import Failure, Store
 
-__all__ = ["CannotWriteError", "Inline", "Outcome", "Ray", "SweepPlanned", "Workers", "sweep"]
+__all__ = ["CannotWriteError", "Inline", "Ray", "SweepOutcome", "SweepPlanned", "Workers", "sweep"]
 
 log = logging.getLogger("poem")
 
@@ -47,7 +47,7 @@ OnSweepEvent = Callable[[SweepPlanned | Event], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class SweepOutcome:
     """The cells of a sweep by how they ended."""
 
     done: tuple[Cell, ...] = ()
@@ -79,7 +79,7 @@ class Outcome:
 
 def sweep(
     cells: Sequence[Cell], store: Store, *, runner: Runner | None = None, on_event: OnSweepEvent | None = None
-) -> Outcome:
+) -> SweepOutcome:
     """Run the cells that have no result with their recipe and weights of today, and save each result as it comes.
 
     Args:
@@ -114,7 +114,7 @@ def sweep(
         except KeyboardInterrupt:
             interrupted = True
         seen = before | {cell.key for cell in [*recorder.done, *recorder.failed]}
-        return Outcome(
+        return SweepOutcome(
             done=tuple(recorder.done),
             skipped=tuple(skipped),
             failed=tuple(recorder.failed),

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from poem.bench.runners import Runner
     from poem.bench.store import Store
     from poem.bench.suites import Suite
-    from poem.bench.sweep import Outcome
+    from poem.bench.sweep import SweepOutcome
 
 RESULTS = Path("poem-results")
 """Folder of results by default, with one folder in it for each scale."""
@@ -264,7 +264,7 @@ def _make_machine(args: argparse.Namespace, device: str = "cpu") -> Machine:
     return Machine(root=args.root, weights=args.weights, device=device, workers=args.loaders)
 
 
-def _print_problems(outcome: Outcome, store: Store) -> None:
+def _print_problems(outcome: SweepOutcome, store: Store) -> None:
     """Print failed cells with reasons, cells with NaN answers, unreadable and edited results, and an interrupt."""
     if outcome.failed:
         why = store.failures()

@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
         raise FileNotFoundError(f"expected a folder of results, got {args.results}; poem bench holdout makes one")
     check_file_writable(args.out)
     store = Store(args.results)
-    held_out = [report for report in store.results() if set(report.cell.corruptions) <= set(EXTRA)]
+    held_out = [result for result in store.results() if set(result.cell.corruptions) <= set(EXTRA)]
     chosen = choose(held_out)
     save(chosen, args.out)
     for warning in store.checksum_warnings():

@@ -98,8 +98,8 @@ def _run_digits_demo(args: argparse.Namespace) -> int:
         raise ValueError(store.failures()[outcome.failed[0].key].reason)
     for cell in outcome.nonfinite:
         print(f"{cell.label}: some answers were not finite (NaN or Inf) and count as wrong", file=sys.stderr)
-    reports = list(store.results())
-    table = demo_rows(suite, reports)
+    results = list(store.results())
+    table = demo_rows(suite, results)
     print(demo_text(suite, table))
     if args.json is not None:
         rows = [{"method": row, "network": group, **asdict(each)} for (row, group), each in table.items()]

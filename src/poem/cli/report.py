@@ -41,10 +41,10 @@ def run(args: argparse.Namespace) -> int:
     reports, failures = list(store.results()), store.failures()
     if not reports and not failures:
         raise ValueError(f"expected a folder of results, got {args.results}; poem reproduce table1 makes one")
-    cells = [report.cell for report in reports] + [failure.cell for failure in failures.values()]
+    cells = [result.cell for result in results] + [failure.cell for failure in failures.values()]
     settings, requests = _sweep.suite_settings(args), store.requests()
     suites = select_suites(cells, names=args.suites, scale=args.scale, settings=settings, requests=requests)
-    for path in build(suites, reports, args.out or args.results, failures=failures):
+    for path in build(suites, results, args.out or args.results, failures=failures):
         print(path)
     shown = {cell.key for suite in suites for cell in suite.cells}
     if rest := sum(cell.key not in shown for cell in cells):

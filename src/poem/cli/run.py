@@ -79,8 +79,8 @@ def run(args: argparse.Namespace) -> int:
     machine = Machine(root=args.root, weights=args.weights, device=args.device, workers=args.loaders)
     with SweepProgress() as progress:
         progress(SweepPlanned((cell,), ()))
-        report = measure(cell, machine, on_progress=lambda images, of: progress(CellProgress(cell, images, of)))
-    print(_report_text(report))
+        result = measure(cell, machine, on_progress=lambda images, total: progress(CellProgress(cell, images, total)))
+    print(_result_text(result))
     if args.out is not None:
         report.save(args.out)
         print(f"\nresult in {args.out}")
@@ -91,9 +91,9 @@ def run(args: argparse.Namespace) -> int:
     return 1 if report.nonfinite else 0
 
 
-def _remedy(report: CellResult) -> str:
+def _remedy(result: CellResult) -> str:
     """What to try where answers are not finite."""
-    if report.cell.method == "source":
+    if result.cell.method == "source":
         return "the model itself gives them: check its weights and its input, poem verify names causes"
     return "see whether --method source has them too; if not, try a smaller --lr"
 
@@ -147,7 +147,7 @@ def _read_fields(path: Path) -> dict[str, Any]:
     return dict(found)
 
 
-def _report_text(report: CellResult) -> str:
+def _result_text(result: CellResult) -> str:
     from poem.streams.card import Card
 
     lines = [str(Card.from_dict(report.card)), "", f"{report.cell.label}, key {report.key}"]

@@ -25,7 +25,7 @@ from poem.recipes.recipe import Recipe
 
 
 @dataclass(frozen=True)
-class Progress:
+class BatchProgress:
     """All that is known of the batch in hand; each stage returns a new one."""
 
     view: View  # what updates learn from: the batch's images, or others
@@ -33,6 +33,7 @@ class Progress:
     last: Outputs
     target: Tensor | None = None  # the teacher's logits for what is learnt from
     teacher_answer: Tensor | None = None  # and for the batch
+    teacher_record: Memory = field(default_factory=dict)  # statistics of its own to remember
     plain: Outputs | None = None  # the batch's own images, where others are learnt from and an early pass answers
     selections: tuple[Tensor, ...] = ()
     updates: tuple[Update, ...] = ()
@@ -62,7 +63,7 @@ class BatchLoop:
             progress = self.update(progress)
         return self.finish(progress)
 
-    def first(self) -> Progress:
+    def first(self) -> BatchProgress:
         """Stage 1: the first forward pass, the teacher's target and the first selection."""
         recipe, images, updates = self.recipe, self.batch.images, self._updates
         self.network.acceleration.hold(images if updates else None)
@@ -75,8 +76,10 @@ class BatchLoop:
             view = View(augment(images, self.batch.rng) if augment is not None and updates else images)
             outputs = self.forward(view.images, grad=updates > 0)
             answer = self.teacher_answer() if wants_teacher else None
-        target = answer if view.teacher_images is None else self.predict_teacher(view.teacher_images, training=True)
-        progress = Progress(view, outputs, outputs, target, answer)
+        target, record = answer, Memory()
+        if view.teacher_images is not None and wants_teacher:
+            target, record = self._predict_teacher(view.teacher_images, training=True)
+        progress = BatchProgress(view, outputs, outputs, target, answer, record)
         if not updates or view.images is None:
             return progress
         return self._flagged(replace(progress, selections=(self.select(outputs),)))
@@ -89,7 +92,7 @@ class BatchLoop:
         view = views(self.batch, outputs.logits, self.state.memory_of("views"))
         return view, outputs if view.images is None else self.forward(view.images)
 
-    def update(self, progress: Progress) -> Progress:
+    def update(self, progress: BatchProgress) -> BatchProgress:
         """Stage 2: one update and, where a later update or the answer needs it, the forward pass after it."""
         which, images, done = self.recipe.readout.which, self.batch.images, len(progress.updates) + 1
         learnt = progress.view.images
@@ -107,7 +110,7 @@ class BatchLoop:
             progress = replace(progress, selections=(*progress.selections, again))
         return self._flagged(progress) if more else progress
 
-    def finish(self, progress: Progress) -> tuple[Tensor, BatchRecord]:
+    def finish(self, progress: BatchProgress) -> tuple[Tensor, BatchRecord]:
         """Stage 3: remember, recover, record the batch, and answer (B, C). `progress` is left as it is."""
         progress = _with_own_caches(progress)
         which, updates, record = self.recipe.readout.which, progress.updates, BatchRecord()
@@ -171,17 +174,18 @@ class BatchLoop:
         def source(images: Tensor) -> Tensor:
             return self._predict_with(images, self.state.source, self.state.memory, training=False)[0]
 
-        return self.recipe.teacher.target(self.batch, self.predict_teacher, source)
+        def teacher(images: Tensor) -> Tensor:
+            return self._predict_teacher(images, training=False)[0]
 
-    def predict_teacher(self, images: Tensor, *, training: bool = False) -> Tensor:
-        """Logits with the teacher's tensors and, where it keeps them, its own statistics."""
+        return self.recipe.teacher.target(self.batch, teacher, source)
+
+    def _predict_teacher(self, images: Tensor, *, training: bool) -> tuple[Tensor, Memory]:
+        """Logits with the teacher's tensors and, where it keeps them, its own statistics; and these to remember."""
         assert self.recipe.teacher is not None
         state, own = self.state, self.recipe.teacher.own_statistics
         memory = inside(state.memory, "teacher") if own else state.memory
         logits, record = self._predict_with(images, state.teacher, memory, training=training)
-        if own and training:
-            state.memory = {**state.memory, **{f"teacher.{key}": value for key, value in record.items()}}
-        return logits
+        return logits, {f"teacher.{key}": value for key, value in record.items()} if own and training else {}
 
     def _predict_with(
         self, images: Tensor, tensors: Memory, memory: Memory, *, training: bool
@@ -237,7 +241,7 @@ class BatchLoop:
             checks.selection(mask, candidates, self.recipe.select)
         return mask & candidates
 
-    def _flagged(self, progress: Progress) -> Progress:
+    def _flagged(self, progress: BatchProgress) -> BatchProgress:
         """With the flags that the host reads: how many are selected; are the images finite, has the set changed?"""
         now = progress.selections[-1]
         flags = [now.sum()]
@@ -249,7 +253,7 @@ class BatchLoop:
 
     # The update -------------------------------------------------------------------------------------------------------
 
-    def _apply_update(self, progress: Progress) -> Update:
+    def _apply_update(self, progress: BatchProgress) -> Update:
         """One step for theta and, from the same graph, one for the branch and for tensors that parts bring."""
         step, state, outputs, mask = self.recipe.step, self.state, progress.last, progress.selections[-1]
         update = self._loss_and_gradients(progress, outputs, mask, final=not step.perturbs)
@@ -271,7 +275,7 @@ class BatchLoop:
         self.costs.taught = self.costs.taught + update.mask.sum() * update.applied
         return update
 
-    def _loss_and_gradients(self, progress: Progress, outputs: Outputs, mask: Tensor, *, final: bool) -> Update:
+    def _loss_and_gradients(self, progress: BatchProgress, outputs: Outputs, mask: Tensor, *, final: bool) -> Update:
         """Loss and gradients of the selected samples; to be applied if there is one and every number is finite."""
         recipe, state = self.recipe, self.state
         weights = recipe.weigh(outputs, mask, state.memory_of("weigh")).detach()
@@ -309,7 +313,7 @@ class BatchLoop:
 
     # The end of a batch -----------------------------------------------------------------------------------------------
 
-    def _remember(self, progress: Progress, answer: Outputs, record: BatchRecord) -> None:
+    def _remember(self, progress: BatchProgress, answer: Outputs, record: BatchRecord) -> None:
         """Once per batch: the parts' memory, then the teacher follows, then the recovery."""
         recipe, state, updates = self.recipe, self.state, progress.updates
         finite = progress.last.logits.isfinite().all()
@@ -323,10 +327,13 @@ class BatchLoop:
                 continue
             new = part.remember(outcome, {**inside(state.prepared, place), **inside(before, place)})
             update_where(state.memory, {f"{place}.{name}": value for name, value in new.items()}, sound)
-        update_where(state.memory, {f"views.{name}": value for name, value in progress.view.memory.items()}, finite)
+        targets = [each.isfinite().all() for each in (progress.target, progress.teacher_answer) if each is not None]
+        all_finite = torch.stack([finite, *targets]).all()
+        update_where(state.memory, {f"views.{name}": value for name, value in progress.view.memory.items()}, all_finite)
         update_where(state.memory, progress.last.record, sound & finite)
+        update_where(state.memory, progress.teacher_record, sound & all_finite)
         for key in [key for key in ("theta", "branch") if key in state.source] if recipe.learns else ():
-            if recipe.teacher is not None and updates:
+            if recipe.teacher is not None and progress.view.images is not None:
                 followed = recipe.teacher.follow(state.teacher[key], state.moving[key])
                 update_where(state.teacher, {key: followed}, sound)
             pulled = recipe.recover.pull(state.moving[key], state.source[key], state.rng)
@@ -336,7 +343,7 @@ class BatchLoop:
             state.restart(resets)
             record.reset_flag = resets
 
-    def _fill(self, record: BatchRecord, progress: Progress) -> None:
+    def _fill(self, record: BatchRecord, progress: BatchProgress) -> None:
         """Record selections, entropies and updates; several views of one image count as that image."""
         rows, first, updates = len(self.batch.images), progress.first, progress.updates
         masks = list(progress.selections) or [torch.zeros(rows, dtype=torch.bool, device=first.logits.device)]
@@ -371,7 +378,7 @@ def read_flags(flags: Tensor, images: Tensor, *, first: bool) -> int:
     return int(selected) if all(other) else 0
 
 
-def _with_own_caches(progress: Progress) -> Progress:
+def _with_own_caches(progress: BatchProgress) -> BatchProgress:
     """The same outputs, whose cached values from now on stay here: a captured finish must not feed a later update."""
     passes = (progress.first, progress.last, progress.plain, *(update.outputs for update in progress.updates))
     copies = {id(outputs): copy.copy(outputs) for outputs in passes if outputs is not None}

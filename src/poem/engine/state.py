@@ -220,7 +220,9 @@ class State:
 
     def _expected(self, state: dict[str, Any], mine: Memory) -> Memory:
         """Every tensor that a state of so many classes and such images holds; values do not matter."""
-        kept = {key: tensor for key, tensor in mine.items() if not key.startswith("memory/")}
+        brought = {f"moved/{key}" for key in self.trained}  # which a state from before the first batch has not
+        later = ("memory/", *(f"step/{key}/" for key in self.trained))
+        kept = {key: tensor for key, tensor in mine.items() if key not in brought and not key.startswith(later)}
         memory = self._statistics()
         if state["classes"] is not None:
             outputs = self._blank(state["classes"], state["image"] or [])

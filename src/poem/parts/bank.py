@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -49,6 +50,11 @@ class MemoryBank(Views):
         """Images in [0, 1] to augment, and the host, which sorts images into the bank."""
         return frozenset({Need.UNIT_RANGE, Need.HOST})
 
+    @property
+    def further_passes(self) -> Mapping[object, tuple[int, int]]:
+        """The teacher's, over the bank."""
+        return {self: (1, 0)}
+
     def start(self, outputs: Outputs) -> Memory:
         """An empty bank."""
         images = outputs.batch.images
@@ -81,21 +87,21 @@ class MemoryBank(Views):
         weights = (-age).exp() / (1 + (-age).exp())
         return View(self.augment(kept, batch.rng), kept, weights, new)
 
-    def _place(self, items: list[_Item], label: int, uncertainty: float, classes: int) -> int | None:
+    def _place(self, items: list[_Item], predicted: int, uncertainty: float, classes: int) -> int | None:
         """The free row for a newcomer, after removing an item if need be; None where the newcomer is dropped."""
         held = [item.label for item in items]
-        if held.count(label) < self.capacity / classes:
+        if held.count(predicted) < self.capacity / classes:
             if len(items) < self.capacity:
                 return min(set(range(self.capacity)) - {item.row for item in items})
             most = max(held.count(each) for each in held)
             leaving = [item for item in items if held.count(item.label) == most]
         else:
-            leaving = [item for item in items if item.label == label]
+            leaving = [item for item in items if item.label == predicted]
         leaving.sort(key=lambda item: item.label)  # stable: class by class, each in the order of arrival
         worst = leaving[0]
         for item in leaving[1:]:
             worst = item if self._score(item, classes) >= self._score(worst, classes) else worst
-        newcomer = _Item(-1, label, uncertainty, 0)
+        newcomer = _Item(-1, predicted, uncertainty, 0)
         if not self._score(worst, classes) > self._score(newcomer, classes):
             return None
         items.remove(worst)

@@ -25,19 +25,19 @@ __all__ = ["Comparison", "build", "compare"]
 
 
 def build(
-    suites: Sequence[Suite], reports: Iterable[CellResult], out: Path, *, failures: Mapping[str, Failure] | None = None
+    suites: Sequence[Suite], results: Iterable[CellResult], out: Path, *, failures: Mapping[str, Failure] | None = None
 ) -> tuple[Path, Path]:
     """Write `report.md` and `report.html` into a folder and return their paths.
 
     Args:
         suites: The suites to show, in this order.
-        reports: Results; those of no suite are left out, missing ones are shown as missing.
+        results: Results; those of no suite are left out, missing ones are shown as missing.
         out: A folder; it is created if it does not exist.
         failures: Failed cells by key.
     """
     if not suites:
         raise ValueError("expected at least one suite to show; see poem bench --help for their names")
-    page = build_page(suites, reports, failures or {})
+    page = build_page(suites, results, failures or {})
     paths = (out / "report.md", out / "report.html")
     for path, text in zip(paths, (render_markdown(page), render_html(page)), strict=True):
         write_atomic(path, text)

@@ -36,7 +36,7 @@ class Namesakes:
 
     label: str
     fields: dict[str, tuple[Any, Any]]
-    """Fields of cell and recipe that differ, in A and in B."""
+    """Fields of cell and recipe that differ, or the hash of the weights, in A and in B."""
     metrics: dict[str, tuple[float | None, float | None]]
 
 
@@ -127,14 +127,14 @@ def compare(a: Path, b: Path) -> Comparison:
     for store in stores:
         if next(store.results(), None) is None and not store.failures():
             raise ValueError(f"expected a folder of results, got {store.folder}; poem reproduce table1 makes one")
-    first, second = (latest(store.results(), lambda report: report.key) for store in stores)
+    first, second = (latest(store.results(), lambda result: result.key) for store in stores)
     shared = [key for key in first if key in second]
     different = [_difference(first[key], second[key]) for key in shared if not _same(first[key], second[key])]
     both = set(shared)
-    unshared = [[report for key, report in found.items() if key not in both] for found in (first, second)]
+    unshared = [[result for key, result in found.items() if key not in both] for found in (first, second)]
     pairs = _pair_by_label(*unshared)
-    paired = {report.key for pair in pairs for report in pair}
-    only_a, only_b = ([report.cell.label for report in reports if report.key not in paired] for reports in unshared)
+    paired = {result.key for pair in pairs for result in pair}
+    only_a, only_b = ([result.cell.label for result in results if result.key not in paired] for results in unshared)
     return Comparison(
         identical=len(shared) - len(different),
         different=tuple(sorted(different, key=lambda each: (-each.largest, each.label))),
@@ -153,10 +153,10 @@ def _same(a: CellResult, b: CellResult) -> bool:
 
 
 def _pair_by_label(first: Sequence[CellResult], second: Sequence[CellResult]) -> list[tuple[CellResult, CellResult]]:
-    """Pair reports with the same label, each once; of several, those with the fewest different fields."""
+    """Pair results with the same label, each once; of several, those with the fewest different fields."""
     by_label: dict[str, list[CellResult]] = {}
-    for report in second:
-        by_label.setdefault(report.cell.label, []).append(report)
+    for result in second:
+        by_label.setdefault(result.cell.label, []).append(result)
     close = [(len(_fields(a, b)), at, a, b) for at, a in enumerate(first) for b in by_label.get(a.cell.label, [])]
     found: dict[str, tuple[int, CellResult, CellResult]] = {}
     taken: set[str] = set()
@@ -201,10 +201,10 @@ def _provenance(
     return {name: (a.get(name, []), b.get(name, [])) for name in sorted(a | b) if a.get(name) != b.get(name)}
 
 
-def _provenance_values(reports: Iterable[CellResult]) -> dict[str, list[str]]:
+def _provenance_values(results: Iterable[CellResult]) -> dict[str, list[str]]:
     found: dict[str, set[str]] = {}
-    for report in reports:
-        for name, value in {**report.provenance, "device": report.host.get("device")}.items():
+    for result in results:
+        for name, value in {**result.provenance, "device": result.host.get("device")}.items():
             found.setdefault(name, set()).add(str(value))
     return {name: sorted(values) for name, values in found.items()}
 

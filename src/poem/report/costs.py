@@ -65,12 +65,12 @@ def _paper_costs(grid: Grid, group: str, row: str) -> tuple[str, ...]:
 
 
 def _costs(grid: Grid, group: str, row: str) -> tuple[str, ...]:
-    reports = grid.at(group, row)
-    if not reports:
+    results = grid.at(group, row)
+    if not results:
         return (MISSING,) * 7
-    spent = {key: round(total / len(reports)) for key, total in sum_ledgers(reports).items()}
-    recipe = reports[0].recipe
-    online = learns(reports[0]) and "EachImage" not in recipe.get("recover", "")
+    spent = {key: round(total / len(results)) for key, total in sum_ledgers(results).items()}
+    recipe = results[0].recipe
+    online = learns(results[0]) and "EachImage" not in recipe.get("recover", "")
     time = _mean(grid, group, row, "adapt_s")
     fps = _mean(grid, group, row, "images_per_s")
     return (
@@ -85,7 +85,7 @@ def _costs(grid: Grid, group: str, row: str) -> tuple[str, ...]:
 
 
 def _mean(grid: Grid, group: str, row: str, key: str) -> float | None:
-    found = [value for report in grid.at(group, row) if (value := timing(key)(report)) is not None]
+    found = [value for result in grid.at(group, row) if (value := timing(key)(result)) is not None]
     return sum(found) / len(found) if found else None
 
 
@@ -129,30 +129,30 @@ LEDGER = {
 }
 
 
-def sum_ledgers(reports: Sequence[CellResult]) -> Counter[str]:
+def sum_ledgers(results: Sequence[CellResult]) -> Counter[str]:
     """The sum of the ledgers of several cells."""
     total = Counter[str]()
-    for report in reports:
-        total.update({key: int(value) for key, value in report.ledger.items()})
+    for result in results:
+        total.update({key: int(value) for key, value in result.ledger.items()})
     return total
 
 
 def ledger(grid: Grid) -> TextTable:
     """The summed ledger of each row, with time, and with peak memory where a GPU was used."""
     rows = []
-    counted = any(_peak(report) for report in grid.results.values())
+    counted = any(_peak(result) for result in grid.results.values())
     for group in grid.groups:
         for row in grid.rows(group):
-            reports = grid.at(group, row)
-            if not reports:
+            results = grid.at(group, row)
+            if not results:
                 continue
-            spent = sum_ledgers(reports)
-            peak = max(map(_peak, reports))
+            spent = sum_ledgers(results)
+            peak = max(map(_peak, results))
             cells = (
-                block_title(grid, group), row, source_access(reports), formatting.count(len(reports)),
+                block_title(grid, group), row, source_access(results), formatting.count(len(results)),
                 *(formatting.count(spent[key]) for key in LEDGER),
-                formatting.seconds(sum(report.timing.get("adapt_s", 0.0) for report in reports)),
-                formatting.seconds(sum(report.timing.get("data_s", 0.0) for report in reports)),
+                formatting.seconds(sum(result.timing.get("adapt_s", 0.0) for result in results)),
+                formatting.seconds(sum(result.timing.get("data_s", 0.0) for result in results)),
                 *([formatting.mebibytes(peak) if peak else MISSING] if counted else []),
             )  # fmt: skip
             rows.append(cells)
@@ -161,14 +161,14 @@ def ledger(grid: Grid) -> TextTable:
     return group_table(LEDGER_CAPTION, header, rows)
 
 
-def _peak(report: CellResult) -> float:
+def _peak(result: CellResult) -> float:
     """Peak bytes of a GPU; 0 on a CPU, where the number is of the process and includes cells that ran before."""
-    return 0.0 if report.host.get("device", "cpu") == "cpu" else report.timing.get("peak_bytes", 0.0)
+    return 0.0 if result.host.get("device", "cpu") == "cpu" else result.timing.get("peak_bytes", 0.0)
 
 
-def timing_note(reports: Sequence[CellResult]) -> str:
+def timing_note(results: Sequence[CellResult]) -> str:
     """A note on whether other cells ran on the machine at the same time, which makes times longer."""
-    counts = {report.host.get("processes") for report in reports}
+    counts = {result.host.get("processes") for result in results}
     if counts == {1}:
         return "Times are from cells run one after the other."
     stated = sorted(count for count in counts if isinstance(count, int) and count > 1)

@@ -36,9 +36,9 @@ DemoTable = Mapping[tuple[str, str], DemoRow]
 """Rows by name and group."""
 
 
-def demo_rows(suite: Suite, reports: Iterable[CellResult]) -> dict[tuple[str, str], DemoRow]:
-    """Build the rows of the demo's suite from its reports."""
-    by_key = latest(reports, lambda report: report.cell_key)
+def demo_rows(suite: Suite, results: Iterable[CellResult]) -> dict[tuple[str, str], DemoRow]:
+    """Build the rows of the demo's suite from its results."""
+    by_key = latest(results, lambda result: result.cell_key)
     cells: dict[tuple[str, str], list[CellResult]] = {}
     for placed in suite.placed:
         if placed.cell.key in by_key:
@@ -47,16 +47,16 @@ def demo_rows(suite: Suite, reports: Iterable[CellResult]) -> dict[tuple[str, st
     return {(row, group): _demo_row(found, source[group]) for (row, group), found in cells.items() if group in source}
 
 
-def _demo_row(reports: Sequence[CellResult], source: Sequence[CellResult]) -> DemoRow:
-    """Compare a method's reports with those of `source` on the same network."""
-    own, before = ({each.cell.corruptions[0]: each.metrics["top1"] for each in found} for found in (reports, source))
+def _demo_row(results: Sequence[CellResult], source: Sequence[CellResult]) -> DemoRow:
+    """Compare a method's results with those of `source` on the same network."""
+    own, before = ({each.cell.corruptions[0]: each.metrics["top1"] for each in found} for found in (results, source))
     mean = statistics.fmean(own.values())
     shifts = {shift: (before[shift], top1) for shift, top1 in own.items() if shift in before}
-    images = [float(each.ledger.get("images") or 1) for each in reports]
+    images = [float(each.ledger.get("images") or 1) for each in results]
     spread = [(_variance(a) + _variance(b)) / n for (a, b), n in zip(shifts.values(), images, strict=False)]
     error = math.sqrt(sum(spread)) / max(1, len(spread))
     gain = mean - statistics.fmean(before.values())
-    return DemoRow(mean, gain, _pseudo_label_accuracy(reports), error, shifts)
+    return DemoRow(mean, gain, _pseudo_label_accuracy(results), error, shifts)
 
 
 def _variance(percent: float) -> float:
@@ -64,14 +64,14 @@ def _variance(percent: float) -> float:
     return percent * (100 - percent)
 
 
-def _pseudo_label_accuracy(reports: Iterable[CellResult]) -> float | None:
+def _pseudo_label_accuracy(results: Iterable[CellResult]) -> float | None:
     """Accuracy on selected samples: low-entropy and newly reliable ones, or all where the method selects all."""
     right, count = 0.0, 0.0
-    for report in reports:
-        named = [report.groups.get(name, {}) for name in ("low", "newly")]
+    for result in results:
+        named = [result.groups.get(name, {}) for name in ("low", "newly")]
         groups = [group for group in named if group.get("n") and "accuracy" in group]
-        if not groups and report.ledger.get("taught"):
-            groups = [{"n": float(report.ledger.get("images") or 0), "accuracy": report.metrics["top1"]}]
+        if not groups and result.ledger.get("taught"):
+            groups = [{"n": float(result.ledger.get("images") or 0), "accuracy": result.metrics["top1"]}]
         right += sum(group["n"] * group["accuracy"] for group in groups)
         count += sum(group["n"] for group in groups)
     return right / count if count else None

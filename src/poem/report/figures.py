@@ -155,17 +155,17 @@ def _windows(grid: Grid) -> Figure | None:
     header = ("group", "row", *(str(at + 1) for at in range(width - 2)))
     data = group_table("Accuracy (%) by window, mean over cells", header, filled)
     legend = dict.fromkeys(each.name for panel in panels for each in panel.series)
-    sizes = sorted({report.cell.window for report in grid.results.values()})
+    sizes = sorted({result.cell.window for result in grid.results.values()})
     size = " or ".join(map(formatting.count, sizes))
     return Figure(title="Accuracy over the stream", panels=tuple(panels), data=(data,), legend=tuple(legend),
                   note=f"A window is {size} consecutive images of the stream.")  # fmt: skip
 
 
-def _window_series(row: str, reports: Sequence[CellResult]) -> Series | None:
-    length = min((len(report.windows) for report in reports), default=0)
+def _window_series(row: str, results: Sequence[CellResult]) -> Series | None:
+    length = min((len(result.windows) for result in results), default=0)
     if length < 3:
         return None
-    means = tuple(statistics.fmean(report.windows[at] for report in reports) for at in range(length))
+    means = tuple(statistics.fmean(result.windows[at] for result in results) for at in range(length))
     return Series(name=row, x=tuple(float(at + 1) for at in range(length)), y=means)
 
 
@@ -174,8 +174,8 @@ def _speed(grid: Grid) -> Figure | None:
     for group in grid.groups:
         series = []
         for row in grid.rows(group):
-            reports = grid.at(group, row)
-            pairs = [(report.timing.get("images_per_s"), report.metrics.get("top1")) for report in reports]
+            results = grid.at(group, row)
+            pairs = [(result.timing.get("images_per_s"), result.metrics.get("top1")) for result in results]
             complete = [(speed, top1) for speed, top1 in pairs if speed is not None and top1 is not None]
             if complete:
                 speed, top1 = (statistics.fmean(each) for each in zip(*complete, strict=True))

@@ -18,11 +18,11 @@ RANGE = {"newly": "potentially reliable", "all": "all in the range", "others": "
 
 
 def _rows(grid: Grid) -> Iterator[tuple[str, str, list[CellResult]]]:
-    """Group, name and reports of every row that has reports."""
+    """Group, name and results of every row that has results."""
     for group in grid.groups:
         for row in grid.rows(group):
-            if reports := grid.at(group, row):
-                yield group, row, reports
+            if results := grid.at(group, row):
+                yield group, row, results
 
 
 def _title(grid: Grid, group: str, row: str) -> str:
@@ -32,8 +32,8 @@ def _title(grid: Grid, group: str, row: str) -> str:
 def transitions(grid: Grid) -> Figure:
     """A matrix of low and high entropy, before against after the updates, for every row."""
     panels, rows = [], []
-    for group, row, reports in _rows(grid):
-        found = [report.probes["transitions"] for report in reports if "transitions" in report.probes]
+    for group, row, results in _rows(grid):
+        found = [result.probes["transitions"] for result in results if "transitions" in result.probes]
         if not found:
             continue
         total = {key: sum(each[key] for each in found) for key in ("low_low", "low_high", "high_low", "high_high")}
@@ -59,8 +59,8 @@ def transitions(grid: Grid) -> Figure:
 def groups(grid: Grid) -> Figure:
     """Number, accuracy and confidence of low-entropy, potentially reliable and other samples."""
     panels, rows = [], []
-    for group, row, reports in _rows(grid):
-        shares = {key: pooled([report.groups.get(key, {"n": 0}) for report in reports]) for key in GROUPS}
+    for group, row, results in _rows(grid):
+        shares = {key: pooled([result.groups.get(key, {"n": 0}) for result in results]) for key in GROUPS}
         if not any(share["n"] for share in shares.values()):
             continue
         for what, y in (("n", "samples"), ("accuracy", "pseudo-labels right (%)"), ("confidence", "confidence (%)")):
@@ -89,8 +89,8 @@ def groups(grid: Grid) -> Figure:
 def entropy_range(grid: Grid) -> Figure:
     """Accuracy of potentially reliable samples, and of the others in the same range of entropy."""
     panels, rows = [], []
-    for group, row, reports in _rows(grid):
-        found = [report.probes["range"] for report in reports if "range" in report.probes]
+    for group, row, results in _rows(grid):
+        found = [result.probes["range"] for result in results if "range" in result.probes]
         shares = {key: pooled([each.get(key, {"n": 0}) for each in found]) for key in RANGE}
         series = [
             Series(name=RANGE[key], x=(float(at),), y=(share["accuracy"],))
@@ -126,8 +126,8 @@ def entropy_range(grid: Grid) -> Figure:
 def gradients(grid: Grid) -> Figure:
     """Gradient norm and accuracy of pseudo-labels by entropy."""
     panels, rows, areas = [], [], []
-    for group, row, reports in _rows(grid):
-        found = [report.probes["gradients"] for report in reports if "gradients" in report.probes]
+    for group, row, results in _rows(grid):
+        found = [result.probes["gradients"] for result in results if "gradients" in result.probes]
         bins = _binned(found) if found else []
         if not bins:
             continue

@@ -24,10 +24,10 @@ _FROST = re.compile(r"frost(?: textures:)? ([\w-]+)")
 def cards(grid: Grid) -> tuple[TextTable, ...]:
     """For each group a card with all values of its cells, and a table of learning rates and changes to recipes."""
     found = []
-    for group, reports in _groups(grid):
+    for group, results in _groups(grid):
         found.append(
             TextTable(
-                caption=block_title(grid, group) or "All rows", header=("field", "value"), rows=tuple(_card(reports))
+                caption=block_title(grid, group) or "All rows", header=("field", "value"), rows=tuple(_card(results))
             )
         )
         found.append(_settings(grid, group))
@@ -35,18 +35,18 @@ def cards(grid: Grid) -> tuple[TextTable, ...]:
 
 
 def _groups(grid: Grid) -> Iterator[tuple[str, list[CellResult]]]:
-    """Every group that has reports, with them."""
+    """Every group that has results, with them."""
     for group in grid.groups:
-        if reports := [report for row in grid.rows(group) for report in grid.at(group, row)]:
-            yield group, reports
+        if results := [result for row in grid.rows(group) for result in grid.at(group, row)]:
+            yield group, results
 
 
-def _card(reports: Sequence[CellResult]) -> list[tuple[str, str]]:
+def _card(results: Sequence[CellResult]) -> list[tuple[str, str]]:
     rows = []
-    for field in dict.fromkeys(key for report in reports for key in report.card):
-        values = dict.fromkeys(_text(report.card.get(field, "")) for report in reports)
+    for field in dict.fromkeys(key for result in results for key in result.card):
+        values = dict.fromkeys(_text(result.card.get(field, "")) for result in results)
         rows.append((field.replace("_", " "), formatting.comma_list(list(values), most=15)))
-    weights = dict.fromkeys(str(report.base.get("sha256", "")) for report in reports)
+    weights = dict.fromkeys(str(result.base.get("sha256", "")) for result in results)
     digests = [each[:16] for each in weights if each]
     return rows + ([("weights, sha256", formatting.comma_list(digests))] if digests else [])
 
@@ -64,9 +64,9 @@ def _settings(grid: Grid, group: str) -> TextTable:
     rows = []
     for name in names:
         cells = [(name, None)] if grid.by_method else [(row, name) for row in grid.rows(group)]
-        if reports := [report for row, column in cells for report in grid.at(group, row, column)]:
-            rates = dict.fromkeys(_rate(report) for report in reports)
-            changes = dict.fromkeys(_changes(report) for report in reports)
+        if results := [result for row, column in cells for result in grid.at(group, row, column)]:
+            rates = dict.fromkeys(_rate(result) for result in results)
+            changes = dict.fromkeys(_changes(result) for result in results)
             rows.append((name, formatting.comma_list(list(rates)), formatting.comma_list(list(changes))))
     chosen = "; chosen on the held-out corruptions, where poem choose covers them" if is_chosen(grid) else ""
     caption = f"{block_title(grid, group) or 'All rows'}, learning rates and changes to recipes{chosen}"
@@ -74,23 +74,23 @@ def _settings(grid: Grid, group: str) -> TextTable:
     return TextTable(caption=caption, header=header, rows=tuple(rows))
 
 
-def _rate(report: CellResult) -> str:
+def _rate(result: CellResult) -> str:
     """The learning rate of the recipe that ran, marked "its own" where the cell states none."""
-    if not learns(report):
+    if not learns(result):
         return MISSING
-    ran = report.recipe.get("lr", "not stated")
+    ran = result.recipe.get("lr", "not stated")
     try:
         rate = parse(ran)
         ran = f"{rate:g}" if isinstance(rate, int | float) else str(rate)
     except ValueError:  # the recipe of a version with other parts
         pass
-    stated = report.cell.lr is not None or "lr" in dict(report.cell.changes)
+    stated = result.cell.lr is not None or "lr" in dict(result.cell.changes)
     return ran if stated else f"its own: {ran}"
 
 
-def _changes(report: CellResult) -> str:
+def _changes(result: CellResult) -> str:
     """The cell's changes to its recipe, with the values that ran; the learning rate has its own column."""
-    changes = {name: report.recipe.get(name, value) for name, value in report.cell.changes if name != "lr"}
+    changes = {name: result.recipe.get(name, value) for name, value in result.cell.changes if name != "lr"}
     return ", ".join(f"{name} = {value}" for name, value in changes.items()) or MISSING
 
 
@@ -114,11 +114,11 @@ def _nonfinite_answers(grid: Grid) -> Iterator[str]:
     for group, _ in _groups(grid):
         found = []
         for row in grid.rows(group):
-            reports = [report for report in grid.at(group, row) if report.nonfinite]
-            images = sum(report.ledger.get("images", 0) for report in reports)
-            if reports:
+            results = [result for result in grid.at(group, row) if result.nonfinite]
+            images = sum(result.ledger.get("images", 0) for result in results)
+            if results:
                 found.append(
-                    f"{row}, {sum(report.nonfinite for report in reports)} of {images} answers were not finite"
+                    f"{row}, {sum(result.nonfinite for result in results)} of {images} answers were not finite"
                 )
         if found:
             yield (
@@ -129,7 +129,7 @@ def _nonfinite_answers(grid: Grid) -> Iterator[str]:
 
 def _edited_results(grid: Grid) -> Iterator[str]:
     """A warning that names results whose checksum is wrong."""
-    labels = [report.cell.label for report in grid.results.values() if report.intact is False]
+    labels = [result.cell.label for result in grid.results.values() if result.intact is False]
     if len(labels) == 1:
         yield f"1 result was edited after it was measured: {labels[0]}. Numbers that rest on it were not measured."
     elif labels:
@@ -141,16 +141,16 @@ def _edited_results(grid: Grid) -> Iterator[str]:
 
 def _mixed_sources(grid: Grid) -> Iterator[str]:
     """A warning for each group whose cells were measured with several files of weights, or several kinds of frost."""
-    for group, reports in _groups(grid):
+    for group, results in _groups(grid):
         where = block_title(grid, group) or "This table"
         weights: dict[tuple[str, str | None], Counter[str]] = {}
         frost: dict[str, Counter[str]] = {}
-        for report in {report.key: report for report in reports}.values():
-            cell, digest = report.cell, report.base.get("sha256")
+        for result in {result.key: result for result in results}.values():
+            cell, digest = result.cell, result.base.get("sha256")
             if digest:
                 weights.setdefault((cell.base, cell.weights), Counter())[str(digest)[:16]] += 1
             if "frost" in cell.corruptions:
-                found = _FROST.search(str(report.card.get("provenance", "")))
+                found = _FROST.search(str(result.card.get("provenance", "")))
                 frost.setdefault(cell.data, Counter())[found[1] if found else "as found"] += 1
         for (base, _), counts in weights.items():
             if len(counts) > 1:

@@ -31,7 +31,7 @@ SCALES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClaimResult:
+class CheckedClaim:
     """A claim of the paper, paraphrased, and whether it holds for these results."""
 
     text: str
@@ -67,7 +67,7 @@ class Section:
     numbers: ResultTable | None
     efficiency: TextTable | None
     figures: tuple[Figure, ...]
-    claims: tuple[ClaimResult, ...]
+    claims: tuple[CheckedClaim, ...]
     smoke: bool
     """Whether the data are too small to be evidence."""
     notes: tuple[str, ...]
@@ -92,11 +92,11 @@ class Page:
         return any(section.paper_note for section in self.sections)
 
 
-def build_page(suites: Sequence[Suite], reports: Iterable[CellResult], failures: Mapping[str, Failure]) -> Page:
-    """Build the page of some suites from the reports that belong to them."""
-    found = list(reports)
+def build_page(suites: Sequence[Suite], results: Iterable[CellResult], failures: Mapping[str, Failure]) -> Page:
+    """Build the page of some suites from the results that belong to them."""
+    found = list(results)
     grids = [Grid(suite, found) for suite in suites]
-    used = list({key: report for grid in grids for key, report in grid.results.items()}.values())
+    used = list({key: result for grid in grids for key, result in grid.results.items()}.values())
     planned = len({placed.cell.key for suite in suites for placed in suite.placed})
     return Page(
         title="Test-time adaptation, measured",
@@ -109,7 +109,7 @@ def build_page(suites: Sequence[Suite], reports: Iterable[CellResult], failures:
 def _build_section(grid: Grid, failures: Mapping[str, Failure]) -> Section:
     suite = grid.suite
     numbers = tables.result_table(grid) if suite.kind in ("table", "lines", "bars") else None
-    drawn, claims = figures(grid), claim_results(grid)
+    drawn, claims = figures(grid), checked_claims(grid)
     failed = {placed.cell.key: failures[placed.cell.key] for placed in suite.placed if placed.cell.key in failures}
     return Section(
         name=suite.name,
@@ -140,16 +140,16 @@ def _demo_findings(grid: Grid) -> tuple[str, ...]:
     return tuple(demo.sentences(grid.suite, demo.demo_rows(grid.suite, grid.results.values())))
 
 
-def claim_results(grid: Grid) -> tuple[ClaimResult, ...]:
+def checked_claims(grid: Grid) -> tuple[CheckedClaim, ...]:
     """Check each claim of a suite on its numbers."""
     from poem.bench.analysis.claims import check_claims
 
     states = {True: "holds", False: "does not hold", None: "cannot say"}
     found = check_claims(grid.suite, grid.results.values())
-    return tuple(ClaimResult(text=claim.text, state=states[each.holds], why=each.words) for claim, each in found)
+    return tuple(CheckedClaim(text=claim.text, state=states[each.holds], why=each.words) for claim, each in found)
 
 
-def _claims_summary(claims: Sequence[ClaimResult]) -> str:
+def _claims_summary(claims: Sequence[CheckedClaim]) -> str:
     """How many claims hold, do not hold, and cannot be decided."""
     found = Counter(claim.state for claim in claims)
     holds, fails, undecided = (found[state] for state in ("holds", "does not hold", "cannot say"))
@@ -199,25 +199,25 @@ def _settings_notes(grid: Grid, drawn: Sequence[Figure]) -> list[str]:
     return notes + ([costs.timing_note(list(grid.results.values()))] if timed and grid.results else [])
 
 
-def _cell_notes(reports: Sequence[CellResult]) -> list[str]:
+def _cell_notes(results: Sequence[CellResult]) -> list[str]:
     """The notes of cells, such as on a fallback, each once with the number of cells."""
-    found = Counter(note for report in reports for note in report.notes)
+    found = Counter(note for result in results for note in result.notes)
     return [f"{note} ({formatting.plural(times, 'cell')})" for note, times in found.items()]
 
 
 def _stream(grid: Grid) -> str:
     """Data, network, images, scenario, batch size and seeds of a suite in one line."""
-    reports = list(grid.results.values())
-    if not reports:
+    results = list(grid.results.values())
+    if not results:
         return ""
-    cards = [report.card for report in reports]
+    cards = [result.card for result in results]
     data = _distinct(card.get("data") for card in cards)
     images = _distinct(formatting.count(card["n"]) for card in cards if isinstance(card.get("n"), int))
-    seeds = sorted({report.cell.seed for report in reports})
-    batch = _distinct(report.cell.batch_size for report in reports)
-    scenario = _distinct(report.cell.scenario for report in reports)
+    seeds = sorted({result.cell.seed for result in results})
+    batch = _distinct(result.cell.batch_size for result in results)
+    scenario = _distinct(result.cell.scenario for result in results)
     replaced = _replaced_networks(grid)
-    bases = _distinct(f"{base}{replaced.get(base, '')}" for base in (report.cell.base for report in reports))
+    bases = _distinct(f"{base}{replaced.get(base, '')}" for base in (result.cell.base for result in results))
     return f"{data} with {bases}, {images} images of each shift, {scenario}, batch size {batch}, {_seeds(seeds)}"
 
 
@@ -245,37 +245,37 @@ def _paper_note(grid: Grid, numbers: ResultTable | None) -> str:
     return f"Small, below ours: the paper's number, marked \u2020 for {tables.OTHER_DATA}; so no difference is shown."
 
 
-def _facts(suites: Sequence[Suite], reports: Sequence[CellResult], planned: int) -> list[tuple[str, str]]:
-    seeds = sorted({report.cell.seed for report in reports})
-    provenance = [report.provenance for report in reports]
+def _facts(suites: Sequence[Suite], results: Sequence[CellResult], planned: int) -> list[tuple[str, str]]:
+    seeds = sorted({result.cell.seed for result in results})
+    provenance = [result.provenance for result in results]
     commits = dict.fromkeys(_commit(each) for each in provenance)
-    devices = dict.fromkeys(_device(report.host) for report in reports)
+    devices = dict.fromkeys(_device(result.host) for result in results)
     versions = dict.fromkeys(
         ", ".join(f"{name} {each[name]}" for name in ("poem", "torch", "python") if name in each) for each in provenance
     )
-    made = dict.fromkeys(_without_seed(str(report.card.get("provenance", "not stated"))) for report in reports)
-    started = sorted(str(report.host["started"]) for report in reports if "started" in report.host)
+    made = dict.fromkeys(_without_seed(str(result.card.get("provenance", "not stated"))) for result in results)
+    started = sorted(str(result.host["started"]) for result in results if "started" in result.host)
     facts = [
         (
             "scale",
             formatting.comma_list([SCALES.get(each, each) for each in dict.fromkeys(suite.scale for suite in suites)]),
         ),
-        ("cells", f"{formatting.count(len(reports))} of {formatting.count(planned)}"),
-        ("images", _images(reports)),
+        ("cells", f"{formatting.count(len(results))} of {formatting.count(planned)}"),
+        ("images", _images(results)),
         ("seeds", ", ".join(map(str, seeds)) + (" (one seed: no deviation)" if len(seeds) == 1 else "")),
         ("data", formatting.comma_list(list(made))),
         ("commit", formatting.comma_list(list(commits))),
         ("versions", formatting.comma_list(list(versions))),
         ("device", formatting.comma_list(list(devices))),
-        ("checksums", _checksums(reports)),
+        ("checksums", _checksums(results)),
         ("measured", " to ".join(dict.fromkeys(each[:16].replace("T", " ") for each in (started[:1] + started[-1:])))),
     ]
     return [(name, text) for name, text in facts if text]
 
 
-def _checksums(reports: Sequence[CellResult]) -> str:
+def _checksums(results: Sequence[CellResult]) -> str:
     """How many results match their checksum; empty for results that come from no file."""
-    found = Counter(report.intact for report in reports)
+    found = Counter(result.intact for result in results)
     if not found[True] and not found[False]:
         return ""
     counts = [f"{formatting.count(found[True])} match"]
@@ -284,8 +284,8 @@ def _checksums(reports: Sequence[CellResult]) -> str:
     return ", ".join(counts)
 
 
-def _images(reports: Sequence[CellResult]) -> str:
-    sizes = sorted({int(report.card["n"]) for report in reports if isinstance(report.card.get("n"), int)})
+def _images(results: Sequence[CellResult]) -> str:
+    sizes = sorted({int(result.card["n"]) for result in results if isinstance(result.card.get("n"), int)})
     if not sizes:
         return ""
     each = (
@@ -293,13 +293,13 @@ def _images(reports: Sequence[CellResult]) -> str:
         if len(sizes) == 1
         else f"{formatting.count(sizes[0])} to {formatting.count(sizes[-1])}"
     )
-    answered = sum(_answered(report) for report in reports)
+    answered = sum(_answered(result) for result in results)
     return f"{each} of each shift; {formatting.count(answered)} answered in all"
 
 
-def _answered(report: CellResult) -> float:
+def _answered(result: CellResult) -> float:
     """Images with a prediction, also of batches that the adapter missed, which the ledger does not count."""
-    return sum(domain.get("n", 0) for domain in report.domains.values()) or report.ledger.get("images", 0)
+    return sum(domain.get("n", 0) for domain in result.domains.values()) or result.ledger.get("images", 0)
 
 
 def _without_seed(provenance: str) -> str:

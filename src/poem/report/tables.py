@@ -216,7 +216,7 @@ def comparable_with_paper(grid: Grid) -> bool:
     """Whether a suite was run as in the paper: full scale, no flags, all images, and the bases' own weights."""
     suite = grid.suite
     own = all(placed.cell.n is None and placed.cell.weights is None for placed in suite.placed)
-    whole = all(report.card.get("n") == domain_size(report.cell.data) for report in grid.results.values())
+    whole = all(result.card.get("n") == domain_size(result.cell.data) for result in grid.results.values())
     return suite.scale == "full" and not suite.altered and own and whole
 
 
@@ -250,15 +250,15 @@ def _short_header(column: str, columns: list[str]) -> str:
     return "alone" if any(each.startswith(f"{column} + ") for each in columns) else column
 
 
-def source_access(reports: Sequence[CellResult]) -> str:
+def source_access(results: Sequence[CellResult]) -> str:
     """What a row's methods saw of the source data: each card's text up to the first comma (then comes the purpose)."""
-    found = dict.fromkeys(str(report.card.get("source_access", "none")).partition(",")[0] for report in reports)
+    found = dict.fromkeys(str(result.card.get("source_access", "none")).partition(",")[0] for result in results)
     return " or ".join(found) or MISSING
 
 
-def learns(report: CellResult) -> bool:
-    """Whether a report's method updates any parameter."""
-    return not report.recipe.get("parameters", "").startswith("Nothing")
+def learns(result: CellResult) -> bool:
+    """Whether a result's method updates any parameter."""
+    return not result.recipe.get("parameters", "").startswith("Nothing")
 
 
 def group_table(caption: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> TextTable:

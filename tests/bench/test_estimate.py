@@ -1,0 +1,117 @@
+"""What a method is estimated to cost is what the adapter counts, on a batch where every update is made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from learners import sharp
+from torch import Tensor
+from toys import images
+
+import poem
+from poem.bench.estimate import rows
+from poem.parts import (
+    AdaptBranch,
+    AugMix,
+    Consistency,
+    EntropyBelow,
+    Everyone,
+    Explore,
+    MeanTeacher,
+    Memory,
+    MemoryBank,
+    NotRedundant,
+    Outputs,
+    PLPDAbove,
+    Readout,
+    Select,
+)
+from poem.parts.selection import Both
+from poem.recipes.recipe import Recipe
+
+SIZE = 8
+
+
+@dataclass(frozen=True, repr=False)
+class AllButOne(Select):
+    """Leaves out another sample in every round, so that no round finds the set of the one before."""
+
+    def __call__(self, outputs: Outputs, among: Tensor, memory: Memory) -> Tensor:
+        return among & (torch.arange(len(among)) != outputs.round)
+
+
+def opened(select: Select) -> Select:
+    """The same filters, which keep every sample: those that run the network still do."""
+    if isinstance(select, Both):
+        return opened(select.first) & opened(select.second)
+    if isinstance(select, EntropyBelow):
+        return replace(select, fraction=10, first=None)
+    if isinstance(select, NotRedundant):
+        return NotRedundant(2.0)
+    return PLPDAbove(-2.0, select.destroy) if isinstance(select, PLPDAbove) else Everyone()
+
+
+def complete(recipe: Recipe) -> Recipe:
+    """The recipe with settings under which every update is made on a batch of `SIZE`; few views and copies."""
+    recipe = replace(recipe, select=opened(recipe.select) & AllButOne(), lr=1e-4)
+    if isinstance(recipe.teacher, MeanTeacher):
+        recipe = replace(recipe, teacher=replace(recipe.teacher, copies=3))
+    if isinstance(recipe.views, AugMix):
+        recipe = replace(recipe, views=AugMix(views=4, width=1, pre="crop"))
+    if isinstance(recipe.views, MemoryBank):  # large enough for all images of a batch to be of one class
+        recipe = replace(recipe, views=MemoryBank(10 * SIZE, every=SIZE))
+    return recipe
+
+
+def assert_costs(recipe: Recipe, kind: str) -> None:
+    """The adapter's counts for one batch are the estimate's."""
+    inside: dict[str, Any] = {"mean": (0.0,) * 3, "std": (1.0,) * 3} if recipe.unit_range else {}
+    adapter = poem.adapt(sharp(kind), recipe, **inside)
+    adapter(images(SIZE, seed=1))
+    batches = SIZE if recipe.recover.each_image else 1
+    assert adapter.last.updates == (recipe.explore.updates * batches if recipe.learns else 0), "an update is missing"
+    expected = rows(recipe)
+    assert (adapter.last.forwards_computed, adapter.last.backwards_computed) == (
+        SIZE * expected.forward, SIZE * expected.backward,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["bn", "gn", "ln"])
+@pytest.mark.parametrize("method", poem.methods())
+def test_every_method_costs_what_is_estimated(method: str, kind: str) -> None:
+    assert_costs(complete(poem.recipe(method)), kind)
+
+
+@pytest.mark.parametrize("which", ["first", "before-last", "last"])
+@pytest.mark.parametrize("method", ["sar+poem", "deyo*", "memo+poem", "roid+poem"])
+def test_every_pass_that_can_answer_is_counted(method: str, which: Any) -> None:
+    recipe = complete(poem.recipe(method))
+    assert_costs(replace(recipe, readout=replace(recipe.readout, which=which)), "gn")
+
+
+@pytest.mark.parametrize("unsure", [0.0, 2.0])
+@pytest.mark.parametrize("method", ["cotta", "cotta+poem"])
+def test_the_teachers_copies_are_counted_where_the_source_is_unsure(method: str, unsure: float) -> None:
+    teacher = MeanTeacher(copies=3, unsure=unsure)
+    recipe = replace(complete(poem.recipe(method)), teacher=teacher)
+    assert_costs(recipe, "gn")
+    assert teacher.passes == (4 if unsure else 2)
+
+
+@pytest.mark.parametrize("which", ["first", "last"])
+def test_a_bank_without_a_teacher_is_told_of_a_pass_of_its_own(which: Any) -> None:
+    recipe = replace(poem.recipe("tent"), views=MemoryBank(10 * SIZE, every=SIZE), readout=Readout(which))
+    assert_costs(replace(recipe, lr=1e-4), "gn")
+
+
+def test_passes_of_the_branchs_objective_are_counted() -> None:
+    recipe = complete(poem.recipe("sar+poem"))
+    assert_costs(replace(recipe, branch=AdaptBranch(teach=Consistency())), "gn")
+
+
+@pytest.mark.parametrize("updates", [1, 2, 4])
+def test_every_further_update_is_counted(updates: int) -> None:
+    assert_costs(replace(complete(poem.recipe("poem-official")), explore=Explore(updates)), "gn")
