@@ -277,8 +277,8 @@ def _print_problems(outcome: SweepOutcome, store: Store) -> None:
             print(f"  {cells[0].label}{more}: {reason}", file=sys.stderr)
         print(f"their tracebacks: {store.cells}/*/*/*.failed.json", file=sys.stderr)
     for cell in outcome.nonfinite[:10]:
-        if (report := store.finished(cell)) is not None:
-            count = f"{report.nonfinite} of {report.card['total']}"
+        if (result := store.finished(cell)) is not None:
+            count = f"{result.nonfinite} of {result.card['total']}"
             print(f"{cell.label}: {count} answers were not finite (NaN or Inf) and count as wrong", file=sys.stderr)
     for reason in store.broken.values():
         print(f"not a result, moved aside or left alone: {reason}", file=sys.stderr)

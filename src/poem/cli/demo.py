@@ -106,7 +106,7 @@ def _run_digits_demo(args: argparse.Namespace) -> int:
         about = {"command": "poem demo", "count": count, "severity": args.severity, "batch_size": size, "seed": 0}
         write_atomic(args.json, json.dumps({**about, "rows": rows}, indent=1) + "\n")
     try:
-        _, page = build([suite], reports, args.out, failures=store.failures())
+        _, page = build([suite], results, args.out, failures=store.failures())
         print(f"\nThe same with plots: {page}")
     except ImportError as error:
         print(f"\nNo page was made: {error}")

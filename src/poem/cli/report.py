@@ -38,8 +38,8 @@ def run(args: argparse.Namespace) -> int:
     checks.check_range(args, *SEED_RANGE, "seeds")
     check_folder_writable(args.out or args.results)
     store = Store(args.results)
-    reports, failures = list(store.results()), store.failures()
-    if not reports and not failures:
+    results, failures = list(store.results()), store.failures()
+    if not results and not failures:
         raise ValueError(f"expected a folder of results, got {args.results}; poem reproduce table1 makes one")
     cells = [result.cell for result in results] + [failure.cell for failure in failures.values()]
     settings, requests = _sweep.suite_settings(args), store.requests()

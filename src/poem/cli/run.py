@@ -82,13 +82,13 @@ def run(args: argparse.Namespace) -> int:
         result = measure(cell, machine, on_progress=lambda images, total: progress(CellProgress(cell, images, total)))
     print(_result_text(result))
     if args.out is not None:
-        report.save(args.out)
+        result.save(args.out)
         print(f"\nresult in {args.out}")
-    if report.nonfinite:
-        count = f"{report.nonfinite} of {report.card['total']}"
-        print(f"poem run: {count} answers were not finite (NaN or Inf) and count as wrong; {_remedy(report)}",
+    if result.nonfinite:
+        count = f"{result.nonfinite} of {result.card['total']}"
+        print(f"poem run: {count} answers were not finite (NaN or Inf) and count as wrong; {_remedy(result)}",
               file=sys.stderr)  # fmt: skip
-    return 1 if report.nonfinite else 0
+    return 1 if result.nonfinite else 0
 
 
 def _remedy(result: CellResult) -> str:
@@ -150,14 +150,14 @@ def _read_fields(path: Path) -> dict[str, Any]:
 def _result_text(result: CellResult) -> str:
     from poem.streams.card import Card
 
-    lines = [str(Card.from_dict(report.card)), "", f"{report.cell.label}, key {report.key}"]
+    lines = [str(Card.from_dict(result.card)), "", f"{result.cell.label}, key {result.key}"]
     units = {"nll": "nats", "entropy_before": "nats", "entropy_after": "nats"}
-    lines.append(f"{'n':<16}{report.ledger['images']:10d} images")
-    lines += [f"{name:<16}{value:10.3f} {units.get(name, '%')}" for name, value in report.metrics.items()]
-    lines += [f"{'not finite':<16}{report.nonfinite:10d} answers"] if report.nonfinite else []
-    lines += [f"{name:<16}{value:10.1f}" for name, value in report.timing.items() if name == "images_per_s"]
-    lines += [f"{name:<16}{value:10d} images" for name, value in report.ledger.items() if name.endswith("wards")]
-    lines += [f"note: {note}" for note in report.notes]
-    if report.cell.method != "source":
+    lines.append(f"{'n':<16}{result.ledger['images']:10d} images")
+    lines += [f"{name:<16}{value:10.3f} {units.get(name, '%')}" for name, value in result.metrics.items()]
+    lines += [f"{'not finite':<16}{result.nonfinite:10d} answers"] if result.nonfinite else []
+    lines += [f"{name:<16}{value:10.1f}" for name, value in result.timing.items() if name == "images_per_s"]
+    lines += [f"{name:<16}{value:10d} images" for name, value in result.ledger.items() if name.endswith("wards")]
+    lines += [f"note: {note}" for note in result.notes]
+    if result.cell.method != "source":
         lines.append("the same with --method source measures the model unadapted")
     return "\n".join(lines)
