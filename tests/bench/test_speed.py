@@ -98,7 +98,7 @@ def test_who_teaches_is_forced(speed: ModuleType, share: float, first: list[int]
 def test_everyone_twice_is_two_updates(speed: ModuleType) -> None:
     for batch in (4, 1):
         for share in (1.0, 0.5):
-            name, changes = speed.wording("poem2", share, batch)
+            name, changes = speed.with_forced_selection("poem2", share, batch)
             adapter = poem.adapt(make_net("bn"), name, **changes)
             adapter(_images(1, batch)[0])
             assert adapter.last.updates == 2
