@@ -28,7 +28,7 @@ def main() -> None:
     for images in torch.rand(3, 32, 3, 32, 32):
         logits = adapter(images)  # predicts, and learns
         last = adapter.last
-        print(f"predicted {tuple(logits.shape)}: {last.taught} taught, {last.updates} updates, loss {last.loss:.3f}")
+        print(f"predicted {tuple(logits.shape)}: {last.taught} used, {last.updates} updates, loss {last.loss:.3f}")
         print(f"    newly reliable: {int(last.newly_reliable.sum())}, forward images: {last.forwards}")
 
     print("may move:", ", ".join(adapter.adapted))

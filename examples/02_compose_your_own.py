@@ -49,7 +49,7 @@ def main() -> None:
     for images in torch.rand(3, 32, 3, 1, 1) + 0.5 * torch.rand(3, 32, 3, 32, 32):
         adapter(images)
         last = adapter.last
-        print(f"selected {int(last.selected.sum())} of 32, taught {last.taught}, {last.updates} updates")
+        print(f"selected {int(last.selected.sum())} of 32, used {last.taught}, {last.updates} updates")
     print(adapter.totals)
 
 

@@ -150,7 +150,9 @@ def test_a_run_on_the_cpu_leaves_its_file(
         ("--batches four", "invalid numbers value"),
     ],
 )
-def test_words_it_does_not_know(words: str, said: str, speed: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_names_are_refused_with_those_there_are(
+    words: str, said: str, speed: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as stopped:
         speed.main([*words.split(), "--device", "cpu", "--no-ratio"])
     assert said in capsys.readouterr().err + str(stopped.value)
