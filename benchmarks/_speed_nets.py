@@ -1,4 +1,4 @@
-"""What `benchmarks/speed.py` measures: networks with random weights, and methods with who teaches forced."""
+"""What `benchmarks/speed.py` measures: networks with random weights, and methods with a forced selection."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from poem.parts.selection import Select
 
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 NETS = ("resnet50-bn", "vit-b16", "resnet50-gn", "effnet-lite0")
-KNOWN = (*NETS, "resnet18-bn", "resnet18-gn", "resnet152-bn", "resnet152-gn", "tiny-bn")
+ALL_NETS = (*NETS, "resnet18-bn", "resnet18-gn", "resnet152-bn", "resnet152-gn", "tiny-bn")
 
 
 class NotAvailableError(Exception):
@@ -25,7 +25,7 @@ class NotAvailableError(Exception):
 
 @dataclass(frozen=True, repr=False)
 class Forced(Select):
-    """Marks a share of the batch, whatever the network says; each round's block begins one place further on."""
+    """Selects a share of the batch, whatever the network predicts; each round's block begins one place further on."""
 
     share: float = 1.0
 
@@ -36,8 +36,8 @@ class Forced(Select):
         return among & ((place - outputs.round) % rows < math.ceil(self.share * rows))
 
 
-def wording(method: str, share: float, batch: int) -> tuple[str, dict[str, Any]]:
-    """The library's name of a method, and the changes that force who teaches."""
+def with_forced_selection(method: str, share: float, batch: int) -> tuple[str, dict[str, Any]]:
+    """The library's name of a method, and the changes that force its selection."""
     forced = Forced(share)
     again = Repeat(2) if math.ceil(share * batch) == batch else Explore(2)
     shape = forced & PLPDAbove(-2.0)
@@ -91,7 +91,7 @@ def _built(name: str) -> tuple[nn.Module, str]:
             return zoo.load("effnet-lite0", "random")[0], "poem.zoo effnet-lite0"
         except ImportError as error:
             raise NotAvailableError(f"effnet-lite0 needs timm: {error}") from error
-    raise NotAvailableError(f"expected a net out of {', '.join(KNOWN)}; got {name}")
+    raise NotAvailableError(f"expected a net out of {', '.join(ALL_NETS)}; got {name}")
 
 
 def convolutional(name: str) -> bool:

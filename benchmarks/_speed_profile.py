@@ -1,4 +1,4 @@
-"""Where the time of `benchmarks/speed.py` goes: kernels of a call, the dearest first."""
+"""Where the time of `benchmarks/speed.py` goes: kernels of a call, the most expensive first."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from poem._util.files import write_atomic
 
 
 def profiled(place: Place, call: Call, images: list[Tensor], calls: int = 5) -> Row:
-    """The 25 dearest kernels (on the CPU: operators) and their sum, against the time on the clock."""
+    """The 25 most expensive kernels (on the CPU: operators) and their sum, against the time on the clock."""
     from torch.profiler import ProfilerActivity, profile
 
     on_cuda = place.device == "cuda"

@@ -94,7 +94,7 @@ def ratio_here(args: argparse.Namespace) -> Row:
 
 
 def verdict(found: Row) -> str:
-    """The ratio as a sentence, and the dearest operators where they were looked at."""
+    """The ratio in one line, and the most expensive operators where they were profiled."""
     if found["status"] != "ok":
         return f"POEM against a forward: {found['reason']}"
     said = (

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from _plain import PlainPoem, PlainTent
-from _speed_nets import NotAvailableError, convolutional, network, wording
+from _speed_nets import NotAvailableError, convolutional, network, with_forced_selection
 from _speed_place import Call, Place, Row
 from torch import Tensor
 
@@ -55,8 +55,8 @@ def plan(
 ) -> list[Job]:
     """Every row, the important ones first.
 
-    Batch 64 and 1, everyone selected, the methods of `CORE`: net by net; then all the rest. Within a net what must be
-    compiled comes last, POEM first, since compiling takes minutes.
+    Batch 64 and 1, all samples selected, the methods of `CORE`: net by net; then all the rest. Within a net what must
+    be compiled comes last, POEM first, since compiling takes minutes.
     """
     jobs = [
         Job(net, batch, method, mode, select)
@@ -80,7 +80,7 @@ def plan(
 
 
 def _makes_sense(method: str, mode: str, select: int, first: bool) -> bool:
-    """The plain implementation has three methods and selects everyone; source selects nobody, whatever is forced."""
+    """The plain implementation has three methods and selects all samples; source selects none, whatever is forced."""
     if mode.startswith("plain"):
         return method in ("tent", "poem1", "poem2") and select == 100
     return method != "source" or first
@@ -89,7 +89,7 @@ def _makes_sense(method: str, mode: str, select: int, first: bool) -> bool:
 def made(place: Place, job: Job) -> tuple[Call, list[Tensor], dict[str, Any]]:
     """What to call, with what, and facts about it."""
     plain = job.mode.startswith("plain")
-    name, changes = wording(job.method, job.select / 100, job.batch)
+    name, changes = with_forced_selection(job.method, job.select / 100, job.batch)
     images = place.images(job.net, job.batch, unit=job.method == "roid", plain=plain)
     model = place.model(job.net, plain=plain)
     place.sync()
@@ -140,7 +140,7 @@ def measured(place: Place, job: Job) -> Row:
 
         found = {**place.timed(call, images, warming=noting), "notes": notes}
         updates = thing.last.updates
-        thing.unload()  # recordings hold memory
+        thing.unload()  # captured graphs hold memory
     as_asked = not any(note.startswith(("not captured", "not compiled")) for note in found["notes"])
     return {**found, **place.memory(), **facts, "updates": updates, "as_asked": as_asked}
 

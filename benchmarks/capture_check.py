@@ -66,12 +66,12 @@ def settings(method: str, net: nn.Module, batches: list[Tensor]) -> dict[str, An
         log_p = torch.cat([poem.adapt(net, "bn", fast=False, **UNIT)(batch) for batch in batches[:2]]).log_softmax(1)
     fraction = float(-(log_p.exp() * log_p).sum(1).median()) / math.log(1000)
     more: dict[str, Any] = dict(UNIT)
-    base = method.partition("+")[0]
-    if base == "eata":
+    host = method.partition("+")[0]
+    if host == "eata":
         more |= {"select": EntropyBelow(fraction) & NotRedundant(0.9999), "source_data": [batches[0]]}
-    elif base in ("deyo", "poem-official"):
+    elif host in ("deyo", "poem-official"):
         more["select"] = EntropyBelow(fraction) & PLPDAbove(-1.0)
-    elif base in ("sar", "poem"):
+    elif host in ("sar", "poem"):
         more["threshold"] = fraction
     return more
 
@@ -122,8 +122,8 @@ def main() -> None:
     torch.backends.cudnn.benchmark = False
     rng = torch.Generator().manual_seed(0)
     batches = [torch.rand(args.size, 3, 224, 224, generator=rng).cuda() for _ in range(args.batches)]
-    words = ["python", "benchmarks/capture_check.py", *(Path(word).name for word in sys.argv[1:])]
-    facts: dict[str, Any] = {"command": " ".join(words), "device": torch.cuda.get_device_name(), **provenance()}
+    command = ["python", "benchmarks/capture_check.py", *(Path(argument).name for argument in sys.argv[1:])]
+    facts: dict[str, Any] = {"command": " ".join(command), "device": torch.cuda.get_device_name(), **provenance()}
     jobs = [(name, method) for name in args.nets.split(",") for method in args.methods.split(",")]
     rows: list[dict[str, Any]] = []
     for done, (name, method) in enumerate(jobs, 1):

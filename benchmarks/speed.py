@@ -7,9 +7,9 @@
 Needs torch and torchvision; timm where it is installed gives the ViT and EfficientNet-Lite0. poem is found beside this
 file, installed or not. Random weights and random images, a new batch for every call (eight in turn).
 
-Who teaches is forced, so that the work does not depend on what random weights say: `--select 100` marks everyone (the
-worst case), 50 the first half, 0 nobody. What cannot be measured is a row that says why, and what the budget leaves out
-is listed; the file is written after every row.
+The selection is forced, so that the work does not depend on what random weights predict: `--select 100` selects all
+samples (the worst case), 50 the first half, 0 none. What cannot be measured is a row that says why, and what the budget
+leaves out is listed; the file is written after every row.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "benchmarks")]
 
 import torch  # noqa: E402
-from _speed_nets import KNOWN, NETS, Forced, NotAvailableError, wording  # noqa: E402
+from _speed_nets import ALL_NETS, NETS, Forced, NotAvailableError, with_forced_selection  # noqa: E402
 from _speed_place import Place, Row, in_turn  # noqa: E402
 from _speed_profile import profiled, profiles  # noqa: E402
 from _speed_ratio import ALLOCATOR, ratio, ratio_here, verdict  # noqa: E402
@@ -52,7 +52,7 @@ __all__ = [
     "main",
     "plan",
     "profiled",
-    "wording",
+    "with_forced_selection",
 ]
 
 NOTES = {
@@ -157,16 +157,16 @@ def _said(found: Row) -> str:
     )
 
 
-def _named(word: str) -> str:
-    """A word of the command line; of a path its last part, since folders are nobody's business."""
-    return Path(word).name if os.sep in word else word
+def _without_folders(argument: str) -> str:
+    """An argument of the command line; of a path its last part, so that no folder is published."""
+    return Path(argument).name if os.sep in argument else argument
 
 
 def about(args: argparse.Namespace) -> Row:
     """What the numbers depend on."""
     backends = torch.backends
     return {
-        "command": " ".join(["python", "benchmarks/speed.py", *map(_named, sys.argv[1:])]),
+        "command": " ".join(["python", "benchmarks/speed.py", *map(_without_folders, sys.argv[1:])]),
         "host": {
             **provenance(),
             "device": torch.cuda.get_device_name(0) if args.device == "cuda" else platform.processor() or "cpu",
@@ -182,7 +182,7 @@ def about(args: argparse.Namespace) -> Row:
     }  # fmt: skip
 
 
-def arguments(words: list[str] | None) -> argparse.Namespace:
+def arguments(argv: list[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=("cuda", "cpu"))
@@ -191,12 +191,12 @@ def arguments(words: list[str] | None) -> argparse.Namespace:
         "--nets",
         type=names,
         default=None,
-        help=f"some of {','.join(KNOWN)}; default on CUDA the first four, on the CPU none",
+        help=f"some of {','.join(ALL_NETS)}; default on CUDA the first four, on the CPU none",
     )
     parser.add_argument("--batches", type=numbers, default=[64, 1, 16])
     parser.add_argument("--methods", type=names, default=list(METHODS), help=",".join(METHODS))
     parser.add_argument("--modes", type=names, default=list(MODES), help=",".join(MODES))
-    parser.add_argument("--select", type=numbers, default=[100], help="shares of the batch that teach, in percent")
+    parser.add_argument("--select", type=numbers, default=[100], help="selected shares of the batch, in percent")
     parser.add_argument("--seconds", type=float, default=1.0, help="per row, once for latency and once for throughput")
     parser.add_argument("--budget", type=float, default=300.0, help="seconds after which no row is begun")
     parser.add_argument("--size", type=int, default=224, help="height and width of the images")
@@ -212,8 +212,8 @@ def arguments(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--ratio-batch", type=int, default=64)
     parser.add_argument("--pairs", type=int, default=5, help="of a forward and a POEM call")
     parser.add_argument("--ratio-here", action="store_true", help=argparse.SUPPRESS)
-    args = parser.parse_args(words)
-    for given, there in ((args.methods, METHODS), (args.modes, MODES), (args.nets or (), KNOWN)):
+    args = parser.parse_args(argv)
+    for given, there in ((args.methods, METHODS), (args.modes, MODES), (args.nets or (), ALL_NETS)):
         strange = [name for name in given if name not in there]
         if strange:
             parser.error(f"expected some of {', '.join(there)}, got {', '.join(strange)}")
@@ -234,10 +234,10 @@ def numbers(text: str) -> list[int]:
     return [int(name) for name in names(text)]
 
 
-def main(words: list[str] | None = None) -> int:
+def main(argv: list[str] | None = None) -> int:
     """Measure, write, print; hints about random weights are kept back."""
     with errors_only():
-        return measure(arguments(words))
+        return measure(arguments(argv))
 
 
 def shown(path: Path) -> str:

@@ -107,9 +107,10 @@ def main() -> int:
         print(json.dumps(rows[-1]), flush=True)
     if args.json:
         hidden = ("--json", "--root", "--weights")
-        words = [word for at, word in enumerate(sys.argv[1:], 1) if not {word, sys.argv[at - 1]} & set(hidden)]
+        argv = sys.argv
+        public = [each for at, each in enumerate(argv[1:], 1) if not {each, argv[at - 1]} & set(hidden)]
         figures = {
-            "command": " ".join(["python", "benchmarks/sweep_speed.py", *words]),
+            "command": " ".join(["python", "benchmarks/sweep_speed.py", *public]),
             "images": args.limit,
             "rows": rows,
         }

@@ -1,4 +1,4 @@
-"""Adapt a classifier in one line, look at what happened, and give the model back.
+"""Adapt a classifier in one line, print what happened, and give the model back.
 
 Run it: python examples/01_adapt.py
 """
@@ -24,11 +24,11 @@ def classifier() -> nn.Module:
 def main() -> None:
     """Three batches through POEM."""
     model = classifier()
-    adapter = poem.adapt(model, "poem", threshold=0.99)  # an untrained model is unsure: let nearly everyone teach
+    adapter = poem.adapt(model, "poem", threshold=0.99)  # an untrained model is uncertain: select nearly all samples
     for images in torch.rand(3, 32, 3, 32, 32):
         logits = adapter(images)  # predicts, and learns
         last = adapter.last
-        print(f"predicted {tuple(logits.shape)}: {last.taught} taught, {last.updates} updates, loss {last.loss:.3f}")
+        print(f"predicted {tuple(logits.shape)}: {last.taught} used, {last.updates} updates, loss {last.loss:.3f}")
         print(f"    newly reliable: {int(last.newly_reliable.sum())}, forward images: {last.forwards}")
 
     print("may move:", ", ".join(adapter.adapted))

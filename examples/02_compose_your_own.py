@@ -1,4 +1,4 @@
-"""A method of your own: other words in the sentence, and one new word.
+"""A method of your own: other parts in the recipe, and one new part.
 
 Run it: python examples/02_compose_your_own.py
 """
@@ -39,7 +39,7 @@ def main() -> None:
     torch.manual_seed(0)
     head = nn.Linear(32, 10)
     with torch.no_grad():
-        head.weight.mul_(8)  # sharper predictions, so that some samples are sure
+        head.weight.mul_(8)  # sharper predictions, so that some samples are certain
     model = nn.Sequential(
         nn.Conv2d(3, 16, 3, 2, 1), nn.GroupNorm(4, 16), nn.ReLU(),
         nn.Conv2d(16, 32, 3, 2, 1), nn.GroupNorm(4, 32), nn.ReLU(),
@@ -49,7 +49,7 @@ def main() -> None:
     for images in torch.rand(3, 32, 3, 1, 1) + 0.5 * torch.rand(3, 32, 3, 32, 32):
         adapter(images)
         last = adapter.last
-        print(f"selected {int(last.selected.sum())} of 32, taught {last.taught}, {last.updates} updates")
+        print(f"selected {int(last.selected.sum())} of 32, used {last.taught}, {last.updates} updates")
     print(adapter.totals)
 
 

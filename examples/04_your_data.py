@@ -43,8 +43,8 @@ def main() -> None:
             adapter.unload()
 
         answers = top / "predictions.csv"
-        words = ["predict", str(top / "photos"), "--model", "digits-bn", "--preset", "cifar", "-o", str(answers)]
-        command(words)  # the same on the command line: poem predict photos/ --model digits-bn
+        arguments = ["predict", str(top / "photos"), "--model", "digits-bn", "--preset", "cifar", "-o", str(answers)]
+        command(arguments)  # the same on the command line: poem predict photos/ --model digits-bn
         print(answers.read_text().splitlines()[1])
 
 

@@ -328,7 +328,7 @@ def test_every_base_has_a_page_that_prints_its_recipe() -> None:
         assert f'print(poem.recipe("{base}"))' in _read(f"docs/methods/{base}.md"), base
         assert f"]({base}.md)" in index, base
     for suffix in SUFFIXES:
-        assert f"BASE{suffix}" in _read("docs/methods/grammar.md"), suffix
+        assert f"HOST{suffix}" in _read("docs/methods/grammar.md"), suffix
 
 
 def test_the_reference_has_every_public_name() -> None:

@@ -98,7 +98,7 @@ def test_who_teaches_is_forced(speed: ModuleType, share: float, first: list[int]
 def test_everyone_twice_is_two_updates(speed: ModuleType) -> None:
     for batch in (4, 1):
         for share in (1.0, 0.5):
-            name, changes = speed.wording("poem2", share, batch)
+            name, changes = speed.with_forced_selection("poem2", share, batch)
             adapter = poem.adapt(make_net("bn"), name, **changes)
             adapter(_images(1, batch)[0])
             assert adapter.last.updates == 2
@@ -150,7 +150,9 @@ def test_a_run_on_the_cpu_leaves_its_file(
         ("--batches four", "invalid numbers value"),
     ],
 )
-def test_words_it_does_not_know(words: str, said: str, speed: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_names_are_refused_with_those_there_are(
+    words: str, said: str, speed: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as stopped:
         speed.main([*words.split(), "--device", "cpu", "--no-ratio"])
     assert said in capsys.readouterr().err + str(stopped.value)
