@@ -13,7 +13,7 @@ from _speed_place import Call, Place, Row
 from torch import Tensor
 
 import poem
-from poem.recipes.recipe import Rule
+from poem.recipes.learning_rate import Rule
 
 SCHEMA = 1
 MODES: dict[str, dict[str, Any]] = {

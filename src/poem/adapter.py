@@ -32,7 +32,8 @@ from poem.engine.source_data import prepare
 from poem.engine.state import Snapshot, State
 from poem.engine.twin import Translation
 from poem.parts.base import Batch, Need
-from poem.recipes.recipe import Recipe, Rule
+from poem.recipes.learning_rate import Rule
+from poem.recipes.recipe import Recipe
 
 log = logging.getLogger("poem")
 EMPTY_BATCHES = 10  # batches in a row without a selected sample, before a warning

@@ -31,7 +31,8 @@ from poem.parts.base import Memory, Need, Outputs
 from poem.parts.parameters import Parameters
 from poem.parts.recovery import Recovery
 from poem.parts.selection import Select
-from poem.recipes.recipe import Recipe, Rule
+from poem.recipes.learning_rate import Rule
+from poem.recipes.recipe import Recipe
 
 CUDA = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))
 METHODS = ("source", "tent", "eata", "sar", "deyo", "roid", "rdumb", "poem", "poem-official", "sar+poem", "deyo+poem-i",

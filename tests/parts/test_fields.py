@@ -45,7 +45,8 @@ from poem.parts.fields import Checked, Range
 from poem.parts.objective import Total
 from poem.parts.selection import Both
 from poem.parts.weighting import Sum
-from poem.recipes.recipe import Recipe, Rule
+from poem.recipes.learning_rate import Rule
+from poem.recipes.recipe import Recipe
 from poem.recipes.text import parse, read, written
 
 if TYPE_CHECKING:

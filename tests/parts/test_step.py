@@ -18,7 +18,7 @@ from poem.parts import (
     Adam,
     LossAverageBelow,
 )
-from poem.recipes.recipe import Rule
+from poem.recipes.learning_rate import Rule
 from poem.recipes.text import parse
 
 

@@ -1,4 +1,4 @@
-"""What a batch cost and what it changed, per batch and in total.
+"""What a batch cost and what it changed, per batch and in total; `engine/loop.py` counts each pass into `Costs`.
 
 Counts are in images. *Needed* rows are those that the method's arithmetic asks for (the paper's tables count these);
 *computed* rows are those that went through the network, because a masked pass keeps the batch whole. Tensors are read

@@ -1,7 +1,7 @@
 """How does a gradient become an update?
 
 All adapted numbers are one flat vector, so an optimiser is a few lines, and the new vector is a value: nothing changes
-until the loop applies it.
+until the loop applies it. The learning rate is the recipe's: a number, or the `Rule` in `recipes/learning_rate.py`.
 """
 
 from __future__ import annotations

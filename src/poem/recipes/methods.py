@@ -36,7 +36,8 @@ from poem.parts.statistics import Mixed, Robust, Source
 from poem.parts.step import SAM, SGD, Adam
 from poem.parts.teacher import MeanTeacher, SlowTeacher
 from poem.parts.weighting import ByDiversityAndCertainty, ByEntropy, ByPLPD, FirstRound
-from poem.recipes.recipe import Recipe, Rule
+from poem.recipes.learning_rate import Rule
+from poem.recipes.recipe import Recipe
 
 Preset = Literal["imagenet", "cifar", "cifar10", "cifar100"]
 SAME_PRESET = {"cifar10": "cifar"}

@@ -16,7 +16,8 @@ from typing import Any
 from poem import parts
 from poem._util.nearest import nearest_hint
 from poem.parts.fields import Checked
-from poem.recipes.recipe import FIELDS, Recipe, Rule, field_name
+from poem.recipes.learning_rate import Rule
+from poem.recipes.recipe import FIELDS, Recipe, field_name
 
 _EXPORTED = {name: getattr(parts, name) for name in parts.__all__} | {"Rule": Rule}
 PARTS: dict[str, Any] = {

@@ -16,9 +16,9 @@ from poem._util.nearest import nearest_hint
 from poem.bench.analysis.choose_lr import rate_of
 from poem.bench.cell import Cell, merge_fields, read_cell, with_field
 from poem.bench.suites.schema import CELL_FIELDS, ColumnBlock, Fields, GroupBlock, RowBlock, SuiteBlock, fill, scales
+from poem.recipes.learning_rate import Rule
 from poem.recipes.methods import methods as method_names
 from poem.recipes.methods import recipe as recipe_of
-from poem.recipes.recipe import Rule
 from poem.recipes.text import parse
 from poem.streams.datasets import DATASETS
 from poem.streams.shift import CORRUPTIONS, EXTRA
