@@ -495,6 +495,61 @@ FAULTS = [
         "return logits.argmax(1)",
         ("engine/test_nonfinite.py",),
     ),
+    Fault(
+        "two filters read one memory",
+        "parts/selection.py",
+        'kept & self.second(outputs, kept, inside(memory, "second"))',
+        'kept & self.second(outputs, kept, inside(memory, "first") or inside(memory, "second"))',
+        ("engine/test_own_parts.py",),
+    ),
+    Fault(
+        "memory follows an update that was not applied",
+        "parts/base.py",
+        "result |= {key: torch.where(applied, value.detach(), held[key]) for key, value in new.items()}",
+        "result |= {key: value.detach() for key, value in new.items()}",
+        ("engine/test_own_parts.py",),
+    ),
+    Fault(
+        "a reset forgets what was prepared on source data",
+        "engine/state.py",
+        "        self.rng.manual_seed(self._seed)\n",
+        "        self.rng.manual_seed(self._seed)\n        self.prepared = {}\n",
+        ("engine/test_own_parts.py", "recipes/test_reference.py", "test_contract.py"),
+    ),
+    Fault(
+        "a part's tensors step at the recipe's rate",
+        "engine/loop.py",
+        "rate = self.lr * state.lr_factors.get(key, 1.0)",
+        "rate = self.lr",
+    ),
+    Fault(
+        "the backward rows of a further pass uncounted",
+        "engine/loop.py",
+        "self._count_backward(len(images) if rows is None else rows, len(images))",
+        "pass",
+        ("bench/test_estimate.py", "engine/test_accounting.py"),
+    ),
+    Fault(
+        "costs of the last piece of a batch alone",
+        "engine/accounting.py",
+        "self.costs.add(part.costs)",
+        "self.costs = part.costs",
+        ("bench/test_estimate.py", "engine/test_accounting.py"),
+    ),
+    Fault(
+        "a captured finish keeps its counts in the loop",
+        "accelerate/capture.py",
+        "        loop.costs = costs\n",
+        "",
+        ("accelerate/test_capture.py",),
+    ),
+    Fault(
+        "a captured batch reads the state of the last one",
+        "accelerate/capture.py",
+        "            self._copy_state()\n",
+        "",
+        ("accelerate/test_capture.py",),
+    ),
 ]
 
 
