@@ -236,6 +236,8 @@ class Captures:
         """Free the memory of all captured loops."""
         while self._loops:
             self._loops.popitem()[1].release()
+        self._seen.clear()
+        self._refused.clear()
 
     def _capture(
         self, key: tuple[Any, ...], images: Tensor, lr: float, size: int, learn: bool
@@ -256,6 +258,9 @@ class Captures:
             return None, reason
         for old in [old for old in self._loops if old[-1] != key[-1]]:  # of a model that is elsewhere by now
             self._loops.pop(old).release()
+        replaced = self._loops.pop(key, None)  # of a state with other shapes
+        if replaced is not None:
+            replaced.release()
         self._loops[key] = loop
         if len(self._loops) > SHAPES:
             self._loops.popitem(last=False)[1].release()

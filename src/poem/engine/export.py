@@ -64,13 +64,15 @@ def exported(network: Network, recipe: Recipe, state: State) -> nn.Module:
             with torch.no_grad():
                 for name, value in group.named(values[key]).items():
                     own[name].copy_(value)
-        _settle(head, statistics, state.memory, branch="branch" in keys)
+        names = [name for name, _ in network.model.named_modules()]
+        deep = names[network.split_index :] if "branch" in keys else []
+        _settle(head, statistics, state.memory, deep)
         heads.append(head.requires_grad_(False))
     return Exported(heads, network, recipe).eval()
 
 
-def _settle(head: nn.Module, statistics: FromBatch | RunningMean | Source, memory: Memory, *, branch: bool) -> None:
-    """Batch-norm layers that normalise as the recipe does."""
+def _settle(head: nn.Module, statistics: FromBatch | RunningMean | Source, memory: Memory, deep: list[str]) -> None:
+    """Batch-norm layers that normalise as the recipe does; `deep` are those with statistics of the branch's own."""
     for name, layer in head.named_modules():
         if not isinstance(layer, nn.modules.batchnorm._BatchNorm):
             continue
@@ -80,6 +82,6 @@ def _settle(head: nn.Module, statistics: FromBatch | RunningMean | Source, memor
         elif isinstance(statistics, RunningMean):
             for buffer, moment in ((layer.running_mean, "mean"), (layer.running_var, "var")):
                 mine = f"statistics.{name}.{moment}"
-                found = memory.get(f"branch.{mine}" if branch else mine)
+                found = memory.get(f"branch.{mine}" if name in deep else mine)
                 if buffer is not None and found is not None:
                     buffer.copy_(found)

@@ -34,6 +34,7 @@ class BatchProgress:
     target: Tensor | None = None  # the teacher's logits for what is learnt from
     teacher_answer: Tensor | None = None  # and for the batch
     teacher_record: Memory = field(default_factory=dict)  # statistics of its own to remember
+    record: Memory = field(default_factory=dict)  # the network's, of the last pass that recorded any
     plain: Outputs | None = None  # the batch's own images, where others are learnt from and an early pass answers
     selections: tuple[Tensor, ...] = ()
     updates: tuple[Update, ...] = ()
@@ -79,15 +80,14 @@ class BatchLoop:
         target, record = answer, Memory()
         if view.teacher_images is not None and wants_teacher:
             target, record = self._predict_teacher(view.teacher_images, training=True)
-        progress = BatchProgress(view, outputs, outputs, target, answer, record)
+        progress = BatchProgress(view, outputs, outputs, target, answer, record, outputs.record)
         if not updates or view.images is None:
             return progress
         return self._flagged(replace(progress, selections=(self.select(outputs),)))
 
     def _view(self, views: Views, answer: Tensor | None) -> tuple[View, Outputs]:
         """What a part of the recipe chooses to learn from, and its outputs; the teacher's where it chooses nothing."""
-        images = self.batch.images
-        outputs = self.forward(grad=False) if answer is None else Outputs(answer, (answer,), self.batch, images=images)
+        outputs = self.forward(grad=False) if answer is None else Outputs(answer, (answer,), self.batch)
         self.state.begin(outputs)
         view = views(self.batch, outputs.logits, self.state.memory_of("views"))
         return view, outputs if view.images is None else self.forward(view.images)
@@ -104,7 +104,7 @@ class BatchLoop:
         if not more and which != "last":
             return progress
         outputs = self.forward(learnt if more else images, round=done, grad=more)
-        progress = replace(progress, last=outputs)
+        progress = replace(progress, last=outputs, record=outputs.record or progress.record)
         if more or not self.recipe.select_runs_network:  # after the last update it is only counted: worth no pass
             again = self.select(outputs) if self.recipe.explore.reselect else progress.selections[0]
             progress = replace(progress, selections=(*progress.selections, again))
@@ -121,7 +121,7 @@ class BatchLoop:
             answer = Outputs(logits, (logits,), self.batch, progress.first.forward)
         elif answer.images is not self.batch.images:  # it saw other images: the batch itself has no answer yet
             answer = self.forward(round=len(updates), grad=False)
-            progress = replace(progress, last=answer)
+            progress = replace(progress, last=answer, record=answer.record or progress.record)
         correct = self.recipe.readout.correct
         logits = correct(answer, self.state.memory_of("readout.correct")).detach()
         if self.learn:
@@ -330,7 +330,7 @@ class BatchLoop:
         targets = [each.isfinite().all() for each in (progress.target, progress.teacher_answer) if each is not None]
         all_finite = torch.stack([finite, *targets]).all()
         update_where(state.memory, {f"views.{name}": value for name, value in progress.view.memory.items()}, all_finite)
-        update_where(state.memory, progress.last.record, sound & finite)
+        update_where(state.memory, progress.record, sound & finite)
         update_where(state.memory, progress.teacher_record, sound & all_finite)
         for key in [key for key in ("theta", "branch") if key in state.source] if recipe.learns else ():
             if recipe.teacher is not None and progress.view.images is not None:
@@ -344,21 +344,23 @@ class BatchLoop:
             record.reset_flag = resets
 
     def _fill(self, record: BatchRecord, progress: BatchProgress) -> None:
-        """Record selections, entropies and updates; several views of one image count as that image."""
-        rows, first, updates = len(self.batch.images), progress.first, progress.updates
+        """Record selections, entropies and updates; other images that were learnt from count as the batch."""
+        rows, first, updates, images = len(self.batch.images), progress.first, progress.updates, self.batch.images
+        other = progress.view.images is not None and progress.view.images is not images
         masks = list(progress.selections) or [torch.zeros(rows, dtype=torch.bool, device=first.logits.device)]
-        masks = [mask if len(mask) == rows else mask.any().expand(rows) for mask in masks]
+        masks = [mask.any().expand(rows) for mask in masks] if other and progress.selections else masks
         record.selected = masks[0]
         record.newly_reliable = torch.stack(masks).any(0) & ~masks[0]
         record.no_longer_reliable = masks[0] & ~masks[-1]
-        before, logits = first.entropy.detach(), first.logits.detach()
-        if len(before) != rows and progress.teacher_answer is not None:
+        before, logits, after = first.entropy.detach(), first.logits.detach(), progress.last.entropy.detach()
+        if other and progress.teacher_answer is not None:
             logits = progress.teacher_answer
             before = entropy(logits.log_softmax(1))
-        elif len(before) != rows:
+        elif other:
             before, logits = before.mean().expand(rows), first.log_probs.detach().mean(0, keepdim=True)
-        after = progress.last.entropy.detach()
-        record.entropy = FirstLast(before, after if len(after) == rows else after.mean().expand(rows))
+        if other and progress.last.images is not images:
+            after = before if progress.teacher_answer is not None else after.mean().expand(rows)
+        record.entropy = FirstLast(before, after)
         record.first_logits = logits
         record.loss_value = updates[-1].loss if updates else None
         record.applied = [update.applied for update in updates]

@@ -88,6 +88,10 @@ class Network:
     def classify(self, features: Tensor) -> Tensor:
         """Logits of the last linear layer for features (B, D), cut to the classes; its own weights, as they came."""
         assert self.head is not None
+        if self.given_logits is not tensor_of:
+            raise ValueError(
+                "a part of this recipe runs the last layer on other features, which logits= would skip; leave it out"
+            )
         logits = F.linear(features.to(self.head.weight.dtype), self.head.weight, self.head.bias)
         return self._cut(logits.float() if logits.dtype in HALF else logits)
 
@@ -96,8 +100,13 @@ class Network:
         if self.branch is None or self._split is None:
             return []
         adapted = {id(parameter) for group in self.groups for parameter in group.own}
-        deep = self.modules[self.modules.index(self._split) :]
+        deep = self.modules[self.split_index :]
         return [module for module in deep if not any(id(each) in adapted for each in module.parameters())]
+
+    @property
+    def split_index(self) -> int:
+        """Where the deep part begins in the order of `model.modules()`; past the end without a split."""
+        return len(self.modules) if self._split is None else self.modules.index(self._split)
 
     def is_doubled(self) -> bool:
         """Whether a pass is under way whose batch has been doubled at the split."""

@@ -250,6 +250,11 @@ class State:
     def _bring(self, outputs: Outputs) -> None:
         """Add the tensors that parts bring, where a loaded state has not brought them."""
         brought = _brought(self._recipe, outputs)
+        strange = [key for key in brought if not key.startswith("minimise.")]
+        if strange:
+            raise ValueError(
+                f"expected trainable tensors of parts in minimise= alone, got {strange[0]}; move the part there"
+            )
         self.source = {**self.source, **brought}
         self.moving = {**brought, **self.moving}
         self.steps = {**{key: self._recipe.step.optimiser.init(each) for key, each in brought.items()}, **self.steps}

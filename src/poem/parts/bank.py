@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from poem.parts.augment import Augment, Jitter
@@ -58,15 +59,10 @@ class MemoryBank(Views):
     def start(self, outputs: Outputs) -> Memory:
         """An empty bank."""
         images = outputs.batch.images
-        like = images.new_zeros(self.capacity)
-        return {
-            "images": images.new_zeros(self.capacity, *images.shape[1:]), "label": like - 1,
-            "uncertainty": like.clone(), "age": like.clone(), "order": like - 1, "count": images.new_zeros(()),
-        }  # fmt: skip
+        return self._memory(images.new_zeros(self.capacity, *images.shape[1:]), [], 0)
 
-    def __call__(self, batch: Batch, answer: Tensor | None, memory: Memory) -> View:
+    def __call__(self, batch: Batch, answer: Tensor, memory: Memory) -> View:
         """Sort the batch into the bank; where an update is due, learn from the bank."""
-        assert answer is not None
         images, items = memory["images"].clone(), self._items(memory)
         probs = answer.softmax(1)
         labels, classes = probs.argmax(1).tolist(), probs.shape[1]
@@ -124,11 +120,15 @@ class MemoryBank(Views):
         empty = _Item(-1, -1, 0.0, 0)
         by_row = {item.row: (order, item) for order, item in enumerate(items)}
         rows = [by_row.get(row, (-1, empty)) for row in range(self.capacity)]
+
+        def whole(numbers: list[int] | int) -> Tensor:
+            return torch.tensor(numbers, device=images.device)
+
         return {
             "images": images,
-            "label": images.new_tensor([item.label for _, item in rows]),
-            "uncertainty": images.new_tensor([item.uncertainty for _, item in rows]),
-            "age": images.new_tensor([item.age for _, item in rows]),
-            "order": images.new_tensor([order for order, _ in rows]),
-            "count": images.new_tensor(count),
+            "label": whole([item.label for _, item in rows]),
+            "uncertainty": torch.tensor([item.uncertainty for _, item in rows], device=images.device),
+            "age": whole([item.age for _, item in rows]),
+            "order": whole([order for order, _ in rows]),
+            "count": whole(count),
         }

@@ -65,7 +65,7 @@ class Part(Checked, ABC):
         return {}
 
     def trainable(self, outputs: Outputs) -> Memory:
-        """Tensors of the part's own that the recipe's step trains, as they are before the first batch."""
+        """An objective's own tensors, which the step trains with the recipe's loss, as before the first batch."""
         return {}
 
     def lr_factor(self, family: str) -> float:

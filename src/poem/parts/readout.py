@@ -18,7 +18,7 @@ Which = Literal["first", "before-last", "last", "teacher"]
 class Correction(Part):
     """Turns the outputs of the answering pass into the answer; by default their logits.
 
-    `memory` is that of before the batch; `remember` sees the same outputs as `outcome.last` after it.
+    `memory` is that of before the batch; `remember` sees the same outputs as `outcome.answer` after it.
     """
 
     def __call__(self, outputs: Outputs, memory: Memory) -> Tensor:
@@ -61,7 +61,8 @@ class Recentre(Correction):
 
     Paper: NEO (ICLR 2026).
     Reference code: awesomealex1/NEO (no licence).
-    Differs: none for one head; with an adapt branch it is an error, since two heads have two means.
+    Differs: with an adapt branch it is an error, since two heads have two means; inside `adapter.frozen()` the batch is
+    part of the mean too, which is then not kept.
     """
 
     momentum: Share | None = None

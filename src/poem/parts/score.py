@@ -41,7 +41,7 @@ class OpinionEntropy(Score):
     Paper: COME (Zhang et al., ICLR 2025).
     Reference code: BlueWhaleLab/COME (no licence).
     Differs: C is the number of logits (the code has 1000); computed by a log-softmax, without the 1e-7 that the code
-    adds; with a branch, of the mean of both heads' logits.
+    adds; with a branch, of the mean of both heads' logits, whatever its `alpha`.
     """
 
     def __call__(self, outputs: Outputs) -> Tensor:

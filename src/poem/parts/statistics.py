@@ -203,11 +203,11 @@ def moments(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
     axes = [0, *range(2, x.dim())]
     if mask is None:
         return values.mean(axes), values.var(axes, correction=0)
-    rows = mask.view(-1, *[1] * (x.dim() - 1)).to(values.dtype)
-    count = (rows.sum() * values[0, 0].numel()).clamp(min=1)
-    mean = (values * rows).sum(axes) / count
+    rows = mask.view(-1, *[1] * (x.dim() - 1))
+    count = (rows.to(values.dtype).sum() * values[0, 0].numel()).clamp(min=1)
+    mean = torch.where(rows, values, 0).sum(axes) / count
     centred = values - mean.view(1, -1, *[1] * (x.dim() - 2))
-    return mean, (centred.square() * rows).sum(axes) / count
+    return mean, torch.where(rows, centred.square(), 0).sum(axes) / count
 
 
 def mix(x: Tensor, mask: Tensor | None, mean: Tensor, var: Tensor, alpha: float) -> tuple[Tensor, Tensor]:

@@ -29,5 +29,5 @@ class Views(Part):
     """Chooses what to learn from, from the batch, the teacher's answer to it, and memory."""
 
     @abstractmethod
-    def __call__(self, batch: Batch, answer: Tensor | None, memory: Memory) -> View:
-        """The view of this batch; `answer` is the teacher's logits (B, C) where there is a teacher."""
+    def __call__(self, batch: Batch, answer: Tensor, memory: Memory) -> View:
+        """The view of this batch; `answer` is the teacher's logits (B, C), or the network's without a teacher."""

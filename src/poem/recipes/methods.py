@@ -264,7 +264,8 @@ def neo() -> Recipe:
 
     Paper: "NEO", ICLR 2026, arXiv 2510.05635.
     Reference code: awesomealex1/NEO (no licence).
-    Differs: none. Evaluated on vision transformers; a first batch of one image is answered by the bias alone.
+    Differs: `adapter.frozen()` answers with the batch in the mean. Evaluated on vision transformers; a first batch of
+    one image is answered by the bias alone.
     """
     return Recipe(parameters=Nothing(), statistics=Source(), readout=Readout("first", Recentre()))
 
@@ -349,7 +350,7 @@ METHODS: dict[str, Callable[[], Recipe]] = {
     "poem-official-v2": poem_official_v2,
 }
 HOSTS = ("tent", "tent-filtered", "eta", "eata", "sar", "deyo", "roid", "memo", "cotta", "rdumb", "come")
-"""Methods that learn, and so can take POEM's parts."""
+"""Methods that take POEM's parts; `rotta` learns from a bank and `zerosiam` through one head, and take none."""
 
 
 def with_poem(host: Recipe) -> Recipe:
@@ -411,6 +412,8 @@ def preset_values(method: Recipe, name: str, preset: Preset) -> Recipe:
     """A method with another data set's published constants: Adam at 0.001 and looser filters on CIFAR.
 
     `"cifar10"` is another name of `"cifar"`.
+
+    `come` and `zerosiam` have no published constants there and take Tent's.
 
     Paper: the configurations of tent, cotta and the online-TTA benchmark of Marsden et al. for CIFAR-10-C and -100-C.
     """
