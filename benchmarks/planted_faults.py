@@ -537,9 +537,9 @@ FAULTS = [
         ("bench/test_estimate.py", "engine/test_accounting.py"),
     ),
     Fault(
-        "a captured finish keeps its counts in the loop",
+        "random draws of a captured batch are not made again",
         "accelerate/capture.py",
-        "        loop.costs = costs\n",
+        "                self._batch.redraw(*stage.draws)\n",
         "",
         ("accelerate/test_capture.py",),
     ),
