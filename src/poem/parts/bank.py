@@ -67,7 +67,7 @@ class MemoryBank(Views):
         probs = answer.softmax(1)
         labels, classes = probs.argmax(1).tolist(), probs.shape[1]
         for index, uncertainty in enumerate((-(probs * (probs + 1e-6).log()).sum(1)).tolist()):
-            row = self._place(items, labels[index], uncertainty, classes)
+            row = self._row_for(items, labels[index], uncertainty, classes)
             if row is not None:
                 images[row] = batch.images[index]
                 items.append(_Item(row, labels[index], uncertainty, 0))
@@ -83,7 +83,7 @@ class MemoryBank(Views):
         weights = (-age).exp() / (1 + (-age).exp())
         return View(self.augment(kept, batch.rng), kept, weights, new)
 
-    def _place(self, items: list[_Item], predicted: int, uncertainty: float, classes: int) -> int | None:
+    def _row_for(self, items: list[_Item], predicted: int, uncertainty: float, classes: int) -> int | None:
         """The free row for a newcomer, after removing an item if need be; None where the newcomer is dropped."""
         held = [item.label for item in items]
         if held.count(predicted) < self.capacity / classes:

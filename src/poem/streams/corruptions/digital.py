@@ -62,11 +62,11 @@ def pixelate_torch(images: Tensor, few_rows: int, few_columns: int) -> Tensor:
     return small.index_select(-1, columns).index_select(-2, rows).to(torch.uint8)
 
 
-def _shrink(levels: Tensor, axis: int, few: int) -> Tensor:
+def _shrink(levels: Tensor, axis: int, target: int) -> Tensor:
     """Average runs of pixels along an axis, rounded to integer levels."""
     size = levels.shape[axis]
-    scale = size / few
-    centre = (np.arange(few) + 0.5) * scale
+    scale = size / target
+    centre = (np.arange(target) + 0.5) * scale
     first = (centre - scale / 2 + 0.5).astype(np.int64).clip(0, size)
     last = (centre + scale / 2 + 0.5).astype(np.int64).clip(0, size)
     # A pixel whose middle lies on a border belongs to the run on its left.
