@@ -450,3 +450,10 @@ def test_filters_joined_by_and_are_an_error() -> None:
         poem.parts.EntropyBelow(0.4) and poem.parts.PLPDAbove(0.2)
     with pytest.raises(TypeError, match=r"join weights with \+"):
         poem.parts.ByEntropy(0.4) or poem.parts.ByPLPD()
+
+
+def test_former_names_of_what_parts_see_still_work() -> None:
+    assert poem.parts.Look is Outputs
+    assert poem.parts.Lesson is poem.parts.Selected
+    with pytest.raises(AttributeError, match=r"'poem.parts' has no attribute 'Glance'"):
+        _ = poem.parts.Glance
