@@ -36,7 +36,7 @@ def _own(first, second, group, columns, inside):
 
 
 @triton.jit
-def _offsets(group, row, columns, rows, channels):
+def _place(group, row, columns, rows, channels):
     """Where the numbers of a tile lie."""
     first = group.to(tl.int64) * rows * channels
     return first + row.to(tl.int64)[:, None] * channels + columns[None, :]
@@ -117,7 +117,7 @@ def _apply(
     rstd = tl.load(rstd_ptr + group * channels + columns, inside, 0.0)
     scale = rstd * _own(weight_ptr, weight2_ptr, group, columns, inside)
     bias = _own(bias_ptr, bias2_ptr, group, columns, inside)
-    place = _offsets(group, row, columns, rows, channels)
+    place = _place(group, row, columns, rows, channels)
     x = tl.load(x_ptr + place, there, 0.0).to(tl.float32)
     y = (x - mean[None, :]) * scale[None, :] + bias[None, :]
     tl.store(y_ptr + place, y.to(y_ptr.dtype.element_ty), there)
@@ -136,7 +136,7 @@ def _collect_back(
     total, along = tl.zeros((high, wide), tl.float32), tl.zeros((high, wide), tl.float32)
     last = tl.minimum(rows, (stretch + 1) * span)
     row = stretch * span + tl.arange(0, high)
-    place = _offsets(group, row, columns, rows, channels)
+    place = _place(group, row, columns, rows, channels)
     for start in range(stretch * span, last, high):
         if even:
             dy, x = tl.load(dy_ptr + place).to(tl.float32), tl.load(x_ptr + place).to(tl.float32)
@@ -165,7 +165,7 @@ def _back(
     mean, rstd = tl.load(mean_ptr + own, inside, 0.0), tl.load(rstd_ptr + own, inside, 0.0)
     total, along = tl.load(total_ptr + own, inside, 0.0) / rows, tl.load(along_ptr + own, inside, 0.0) / rows * rstd
     scale = rstd * _own(weight_ptr, weight2_ptr, group, columns, inside)
-    place = _offsets(group, row, columns, rows, channels)
+    place = _place(group, row, columns, rows, channels)
     dy = tl.load(dy_ptr + place, there, 0.0).to(tl.float32)
     x = tl.load(x_ptr + place, there, 0.0).to(tl.float32)
     dx = (dy - total[None, :] - (x - mean[None, :]) * along[None, :]) * scale[None, :]
@@ -181,7 +181,7 @@ def _small(
     group, columns, row = tl.program_id(1), tl.program_id(0) * wide + tl.arange(0, wide), tl.arange(0, high)
     inside = columns < channels
     there = (row < rows)[:, None] & inside[None, :]
-    place = _offsets(group, row, columns, rows, channels)
+    place = _place(group, row, columns, rows, channels)
     x = tl.load(x_ptr + place, there, 0.0).to(tl.float32)
     mean = tl.sum(x, 0) / rows
     x = tl.where(there, x - mean[None, :], 0.0)
@@ -203,7 +203,7 @@ def _small_back(
     inside = columns < channels
     there = (row < rows)[:, None] & inside[None, :]
     own = group * channels + columns
-    place = _offsets(group, row, columns, rows, channels)
+    place = _place(group, row, columns, rows, channels)
     mean, rstd = tl.load(mean_ptr + own, inside, 0.0), tl.load(rstd_ptr + own, inside, 0.0)
     dy = tl.load(dy_ptr + place, there, 0.0).to(tl.float32)
     x = (tl.load(x_ptr + place, there, 0.0).to(tl.float32) - mean[None, :]) * rstd[None, :]
