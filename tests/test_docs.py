@@ -285,13 +285,15 @@ def test_the_page_of_speed_sums_up_what_was_measured() -> None:
         assert f"| {start} | {' | '.join(cells)} |" in page
 
 
-def test_readme_and_changelog_claim_the_captured_path_in_half_precision() -> None:
+def test_a_page_that_states_the_speed_of_the_captured_path_states_what_was_measured() -> None:
     rows = {(row["method"], row["batch"]): row for row in _speed("h200_resnet50.json") if row["mode"] == "bf16"}
     one, two = rows["poem1", 64], rows["poem2", 64]
     rates = f"{one['images_per_s']:.0f} / {two['images_per_s']:.0f} images/s"
     shares = f"{100 * one['share_of_limit']:.0f} / {100 * two['share_of_limit']:.0f} % of"
     times = f"one image {rows['poem1', 1]['median_ms']:.1f} / {rows['poem2', 1]['median_ms']:.1f} ms"
-    for page in ("README.md", "CHANGELOG.md"):
+    stating = [page for page in ("README.md", "CHANGELOG.md") if "images/s" in _read(page)]
+    assert "CHANGELOG.md" in stating
+    for page in stating:
         text = " ".join(_read(page).split())
         assert f"{rates}, {shares}" in text, page
         assert times in text, page

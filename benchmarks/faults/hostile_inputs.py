@@ -316,7 +316,7 @@ def _() -> None:
 
     adapter = poem.adapt(Rounded("bn"), "tent")
     adapter(images())
-    assert any("moved nothing" in note for note in adapter.last.notes), "no note"
+    assert any("changed nothing" in note for note in adapter.last.notes), "no note"
 
 
 @right("reset() after a failed proof is a fresh adapter")

@@ -43,5 +43,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """Public names."""
+    """List the public names without importing any of them."""
     return sorted(__all__)

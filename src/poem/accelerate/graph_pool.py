@@ -16,7 +16,7 @@ log = logging.getLogger("poem")
 
 
 class Graph(Protocol):
-    """Captured work."""
+    """A captured CUDA graph, or on a CPU the tests' stand-in for one."""
 
     def replay(self) -> None:
         """Do it again, on the same addresses."""

@@ -60,7 +60,7 @@ class Collector:
         self._queued_norms: list[Tensor] = []
 
     def update(self, answered: AnsweredBatch) -> None:
-        """Add a batch."""
+        """Queue an answered batch; batches of one kind are scored together."""
         if self._queue and not _can_be_joined(self._queue[0], answered):
             self.flush()
         self._queue.append(answered)

@@ -51,7 +51,7 @@ class NonFinite:
         self._count = 0
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
-        """Add a batch."""
+        """Count the answers of a batch that are not finite."""
         self._count += int((~finite(logits)).sum())
 
     def result(self) -> float:
