@@ -20,7 +20,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
 
 NETS = ("cifar10-bn", "cifar10-gn", "cifar10-vit")
-SECONDS = {"cifar10-bn": 270.0, "cifar10-gn": 450.0, "cifar10-vit": 450.0}
+SECONDS = {"cifar10-bn": 270.0, "cifar10-gn": 270.0, "cifar10-vit": 270.0}
 FLOORS = {"cifar10-bn": 92.0, "cifar10-gn": 90.0, "cifar10-vit": 85.0}
 
 

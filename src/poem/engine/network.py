@@ -6,6 +6,7 @@ Several adapters may therefore borrow one model, each with its own twin and stat
 
 from __future__ import annotations
 
+import math
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -234,30 +235,30 @@ class Network:
         training: bool = False,
     ) -> tuple[tuple[Tensor, ...], ForwardContext]:
         """Logits of each head, and what the pass recorded. `theta=None` runs the source's own tensors."""
-        run = ForwardContext(statistics, memory, mask, traced=self.tracing, training=training)
+        copies = statistics.copies if any(norm.batch for norm in self.norms) else 1
+        run = ForwardContext(statistics, memory, mask, traced=self.tracing, training=training, copies=copies)
         if not self.tracing and doubled is None:
             faster = self.acceleration.heads(images, theta, branch, run)
             if faster is not None:
                 return faster, run
         if branch is None or self.branch is None:
-            return (self._once(images, theta, run),), run
+            return (merged(self._once(images, theta, run), copies),), run
         swaps: dict[nn.Module, list[Swap]] = {}
         for swap in self.branch.swaps(branch):
             swaps.setdefault(swap[0], []).append(swap)
         if doubled if doubled is not None else self.doubles is not False:
             run.branch, run.swaps = "doubled", swaps
             both = self._once(images, theta, run)
-            if len(both) != 2 * len(images):
-                raise RuntimeError(f"expected {2 * len(images)} rows from the doubled batch, got {len(both)}")
-            source, adapted = both.chunk(2)
-            run.features = None if run.features is None else run.features.chunk(2)[0]
+            if len(both) != 2 * copies * len(images):
+                raise RuntimeError(f"expected {2 * copies * len(images)} rows from the doubled batch, got {len(both)}")
+            source, adapted = (merged(half, copies) for half in both.chunk(2))
             return (source, adapted), run
-        source = self._once(images, theta, run)
+        source = merged(self._once(images, theta, run), copies)
         other = ForwardContext(
             statistics, memory, mask, branch="alone", swaps=swaps, record=run.record, ran=run.ran, traced=self.tracing,
-            training=training,
+            training=training, copies=copies,
         )  # fmt: skip
-        return (source, self._once(images, theta, other)), run
+        return (source, merged(self._once(images, theta, other), copies)), run
 
     def source(self) -> Memory:
         """The model's own values for each group, flat."""
@@ -275,7 +276,7 @@ class Network:
 
     def _once(self, images: Tensor, theta: Tensor | None, run: ForwardContext) -> Tensor:
         """One pass through the model; logits in at least single precision."""
-        x = self._input(images)
+        x = self._input(images, run.copies)
         swaps = [*([] if theta is None else self.theta.swaps(theta)), *self.acceleration.swaps]
         cacheable = (
             theta is not None
@@ -284,7 +285,7 @@ class Network:
             and run.mask is None
             and not any("statistics." in key for key in run.memory)
         )
-        self._current, run.rows = run, len(images)
+        self._current, run.rows = run, len(x)
         try:
             with (
                 swapped(swaps),
@@ -295,11 +296,15 @@ class Network:
                 logits = _logits_of(self._logits(call(x)))
         finally:
             self._current = None
-        if len(logits) != len(images) * (2 if run.doubled else 1):
+        times = run.copies * (2 if run.doubled else 1)
+        if len(logits) != len(images) * times:
             raise ValueError(
-                f"expected logits for {len(images)} images, got {len(logits) // (2 if run.doubled else 1)} rows; "
+                f"expected logits for {len(images)} images, got {len(logits) // times} rows; "
                 "the model must answer each image of the batch"
             )
+        if run.features is not None and times > 1:  # of the network's own head, the mean over the copies
+            own = run.features[: len(images) * run.copies]
+            run.features = own.unflatten(0, (run.copies, -1)).mean(0)
         if logits.dtype in HALF:
             logits = logits.float()
         return self._cut(logits)
@@ -312,7 +317,7 @@ class Network:
             raise ValueError(f"expected classes below {logits.shape[1]}, the number of logits, got {self._largest}")
         return logits[:, self._near(self._classes, logits.device, torch.long)]
 
-    def _input(self, images: Tensor) -> Tensor:
+    def _input(self, images: Tensor, copies: int) -> Tensor:
         """What the model is called with: a tensor of our own, which it may write into, once for the images in hand."""
 
         def prepared() -> Tensor:
@@ -323,10 +328,13 @@ class Network:
                 x = (x - mean) / std
             x = self.acceleration.layout(x)
             x = x.to(next(self.twin.root.parameters(), x).dtype)
+            if copies > 1:
+                return x.repeat(copies, *[1] * (x.dim() - 1))
             same = not self.tracing and x.data_ptr() == images.data_ptr()
             return x.clone() if same else x
 
-        once: Tensor = prepared() if self._untracked else self.acceleration.once("input", images, prepared)
+        key = "input", copies
+        once: Tensor = prepared() if self._untracked else self.acceleration.once(key, images, prepared)
         return once
 
     def _checked(self, x: Tensor) -> Any:
@@ -374,6 +382,13 @@ class Network:
         """At the head: its input, for corrections that read it."""
         if self._current is not None and args and isinstance(args[0], Tensor):
             self._current.features = args[0].flatten(1)
+
+
+def merged(logits: Tensor, copies: int) -> Tensor:
+    """The log of the mean probability (B, C) over copies of the batch (copies * B, C); one copy's logits stay."""
+    if copies == 1:
+        return logits
+    return logits.unflatten(0, (copies, -1)).log_softmax(-1).logsumexp(0) - math.log(copies)
 
 
 def tensor_of(output: Any) -> Any:

@@ -28,7 +28,8 @@ class ForwardContext:
     doubled: bool = False  # the split has been passed and the batch now holds both halves
     record: Memory = field(default_factory=dict)
     features: Tensor | None = None
-    rows: int = 0  # images in the batch
+    rows: int = 0  # rows that the model is called with
+    copies: int = 1  # how often each image is among them, each copy with statistics of its own
     ran: set[str] = field(default_factory=set)  # norm layers that were asked
     traced: bool = False  # it is traced, to be compiled
     training: bool = False  # its outputs are learnt from
@@ -128,18 +129,28 @@ class PatchedNorm:
             return self.own(x)
 
     def with_moments(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
-        """Normalised here; the layer then scales and shifts, and whatever else it does, with neutral statistics."""
+        """The layer with these in the place of its running statistics: (C,), or a row (K, C) for each of K copies.
+
+        Where a gradient is to flow through them, they are applied first, and the layer's own are neutral.
+        """
+        if mean.dim() == 2:
+            pieces = zip(x.chunk(len(mean)), mean, var, strict=True)
+            return torch.cat([self.with_moments(*piece) for piece in pieces])
+        if not (mean.requires_grad or var.requires_grad):
+            return self._with_buffers(x, mean, var)
         eps = float(self.layer.eps)  # type: ignore[arg-type]
         shape = (1, -1, *[1] * (x.dim() - 2))
         normal = ((x - mean.view(shape)) * (var.view(shape) + eps).rsqrt()).to(x.dtype)
+        return self._with_buffers(normal, torch.zeros_like(mean), torch.full_like(var, 1 - eps))
+
+    def _with_buffers(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+        """The layer's own forward in eval mode, with other running statistics in it."""
         buffers = self.layer._buffers
-        own = buffers.get("running_mean")
-        kind = x.dtype if own is None else own.dtype
-        neutral = torch.zeros_like(mean, dtype=kind), torch.full_like(var, 1 - eps, dtype=kind)
         before = buffers.get("running_mean"), buffers.get("running_var")
-        buffers["running_mean"], buffers["running_var"] = neutral
+        kind = x.dtype if before[0] is None else before[0].dtype
+        buffers["running_mean"], buffers["running_var"] = mean.to(kind), var.to(kind)
         try:
-            return self.own(normal)
+            return self.own(x)
         finally:
             buffers["running_mean"], buffers["running_var"] = before
 

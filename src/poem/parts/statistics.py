@@ -43,7 +43,7 @@ class BatchLayer(Protocol):
         ...
 
     def with_moments(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
-        """Normalise with the given statistics."""
+        """Normalise with the given statistics: (C,), or one row (K, C) for each of K copies of the batch."""
         ...
 
 
@@ -55,6 +55,14 @@ class Statistics(Part):
     def only_in_training(self) -> bool:
         """Whether only passes that are learnt from are remembered, and others normalise with what is remembered."""
         return False
+
+    @property
+    def copies(self) -> int:
+        """How often the batch runs through the network at once, each copy with statistics of its own.
+
+        The answer is then the log of the copies' mean probability.
+        """
+        return 1
 
     def start_layer(self, key: str, layer: BatchLayer) -> Memory:
         """A layer's memory before the first batch."""

@@ -184,9 +184,9 @@ NETS: dict[str, Callable[[], nn.Module]] = {
     "digits-bn": lambda: ResNet(widths=(8, 16, 32, 64), blocks=1),
     "digits-gn": lambda: ResNet(widths=(8, 16, 32, 64), blocks=1, groups=4),
     "digits-ln": lambda: ViT(width=48, depth=8, heads=3, hidden=96, patch=8),
-    "cifar10-bn": lambda: ResNet(),
-    "cifar10-gn": lambda: ResNet(groups=8),
-    "cifar10-vit": lambda: ViT(),
+    "cifar10-bn": lambda: ResNet(widths=(20, 40, 72, 72)),
+    "cifar10-gn": lambda: ResNet(widths=(20, 40, 72, 72), groups=4),
+    "cifar10-vit": lambda: ViT(width=96, depth=5, heads=3, hidden=192),
 }
 """Constructors of our own networks by name; `poem.zoo.load` loads their weights."""
 

@@ -46,10 +46,10 @@ PLANS: dict[str, Plan] = {
     "digits-ln": Plan(
         epochs=40, batch=64, optimizer="adamw", lr=2e-3, weight_decay=0.05, shift=2, flip=False, turn=12.0, clip=1.0
     ),
-    "cifar10-bn": Plan(epochs=200, batch=512, lr=0.3, weight_decay=5e-4, cutout=8, mix=0.8),
-    "cifar10-gn": Plan(epochs=140, batch=256, lr=0.1, weight_decay=5e-4, cutout=8, mix=0.65, clip=2.0),
+    "cifar10-bn": Plan(epochs=300, batch=512, lr=0.3, weight_decay=5e-4, mix=0.3),
+    "cifar10-gn": Plan(epochs=300, batch=256, lr=0.1, weight_decay=5e-4, mix=0.2, clip=2.0),
     "cifar10-vit": Plan(
-        epochs=160, batch=512, optimizer="adamw", lr=1e-3, weight_decay=0.05, warmup=0.1, mix=0.5, clip=1.0
+        epochs=300, batch=256, optimizer="adamw", lr=1.5e-3, weight_decay=0.05, warmup=0.1, mix=0.3, clip=1.0
     ),
 }
 """The plan of each network in `poem.zoo.nets`."""
