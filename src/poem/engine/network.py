@@ -6,7 +6,6 @@ Several adapters may therefore borrow one model, each with its own twin and stat
 
 from __future__ import annotations
 
-import math
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -242,7 +241,7 @@ class Network:
             if faster is not None:
                 return faster, run
         if branch is None or self.branch is None:
-            return (merged(self._once(images, theta, run), copies),), run
+            return (self._merged(self._once(images, theta, run), run),), run
         swaps: dict[nn.Module, list[Swap]] = {}
         for swap in self.branch.swaps(branch):
             swaps.setdefault(swap[0], []).append(swap)
@@ -251,14 +250,14 @@ class Network:
             both = self._once(images, theta, run)
             if len(both) != 2 * copies * len(images):
                 raise RuntimeError(f"expected {2 * copies * len(images)} rows from the doubled batch, got {len(both)}")
-            source, adapted = (merged(half, copies) for half in both.chunk(2))
+            source, adapted = (self._merged(half, run) for half in both.chunk(2))
             return (source, adapted), run
-        source = merged(self._once(images, theta, run), copies)
+        source = self._merged(self._once(images, theta, run), run)
         other = ForwardContext(
             statistics, memory, mask, branch="alone", swaps=swaps, record=run.record, ran=run.ran, traced=self.tracing,
             training=training, copies=copies,
         )  # fmt: skip
-        return (source, merged(self._once(images, theta, other), copies)), run
+        return (source, self._merged(self._once(images, theta, other), other)), run
 
     def source(self) -> Memory:
         """The model's own values for each group, flat."""
@@ -308,6 +307,15 @@ class Network:
         if logits.dtype in HALF:
             logits = logits.float()
         return self._cut(logits)
+
+    def _merged(self, logits: Tensor, run: ForwardContext) -> Tensor:
+        """One answer (B, C) for the copies of the batch; what the first head's remembers is recorded."""
+        if run.copies == 1:
+            return logits
+        answer, record = run.statistics.combine(logits.unflatten(0, (run.copies, -1)), run.memory)
+        for key, value in record.items():
+            run.record.setdefault(key, value)
+        return answer
 
     def _cut(self, logits: Tensor) -> Tensor:
         """The logits of the classes that the user asked for."""
@@ -382,13 +390,6 @@ class Network:
         """At the head: its input, for corrections that read it."""
         if self._current is not None and args and isinstance(args[0], Tensor):
             self._current.features = args[0].flatten(1)
-
-
-def merged(logits: Tensor, copies: int) -> Tensor:
-    """The log of the mean probability (B, C) over copies of the batch (copies * B, C); one copy's logits stay."""
-    if copies == 1:
-        return logits
-    return logits.unflatten(0, (copies, -1)).log_softmax(-1).logsumexp(0) - math.log(copies)
 
 
 def tensor_of(output: Any) -> Any:

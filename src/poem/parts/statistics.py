@@ -5,6 +5,7 @@ Layer and group norms have no question here: they look at one sample at a time.
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Protocol
@@ -60,9 +61,16 @@ class Statistics(Part):
     def copies(self) -> int:
         """How often the batch runs through the network at once, each copy with statistics of its own.
 
-        The answer is then the log of the copies' mean probability.
+        `combine` makes one answer of them.
         """
         return 1
+
+    def combine(self, logits: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
+        """The copies' logits (copies, B, C) as one answer (B, C), and what to remember if it is the batch's last.
+
+        By default the logarithm of their mean probability.
+        """
+        return logits.log_softmax(-1).logsumexp(0) - math.log(len(logits)), {}
 
     def start_layer(self, key: str, layer: BatchLayer) -> Memory:
         """A layer's memory before the first batch."""

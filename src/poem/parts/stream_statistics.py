@@ -1,7 +1,7 @@
-"""Statistics that follow the stream: several weights of the batch at once, and a rate of their own.
+"""Statistics that follow the stream: several choices at once, each as far as the stream supports it.
 
-`Blended` is what `auto` uses on batch norm. How much a batch may move the statistics depends on how many images it
-holds and on whether its classes come in runs, which is seen in the network's own predictions.
+`Blended` is what `auto` uses on batch norm. The batch runs through the network in several copies, each with statistics
+of its own; their predictions are averaged, those that tell the images apart best with most weight.
 """
 
 from __future__ import annotations
@@ -11,35 +11,46 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from poem.parts.base import Memory, Outcome, Outputs
-from poem.parts.fields import NotNegative, Positive, Share
+from poem.parts.base import Memory, Outputs, entropy
+from poem.parts.fields import Count, NotNegative, Share
 from poem.parts.statistics import BatchLayer, FromBatch, Statistics, moments
 
-NEAR, FAR, SMOOTH = 64.0, 512.0, 256.0
-"""Images over which predictions are averaged: near a sample, before the batch, and for the ratio of both."""
+FORGET = 0.1
+"""Rate at which the variation between batches is averaged."""
+LARGEST_JUMP = 9.0
+"""A batch's squared distance from the one before counts as so many times the variation at most."""
 
 
 @dataclass(frozen=True, repr=False)
 class Blended(Statistics):
-    """Several mixtures of the source's statistics and the stream's at once; the answer is their mean probability.
+    """Copies of the batch, each with a mixture of the source's statistics and the stream's; their mean answers.
 
-    The stream's statistics are an average, which each batch moves by a rate: 1 for a batch of `worth` images or more
-    whose classes are mixed, less for smaller batches, and less for batches whose classes come in runs, because their
-    statistics are those of a few classes. Runs are seen in the predictions: `runs` is how much likelier two samples of
-    one batch agree than samples of different batches, and the rate is divided by `1 + caution (runs - 1)`.
+    `weights` are the stream's shares in each copy's mixture, `rates` say how far a batch of 64 images moves the copy's
+    average over the stream: 1 is the batch itself, 0.05 some 20 batches. A smaller batch moves it less. Only what
+    differs from the source's statistics by more than `doubt` standard errors is used, and only by the excess, so a
+    stream that is like the source gets the source's statistics. The errors are those of batch after batch as they come,
+    so they are large where classes come in runs.
 
-    Paper: none; mixtures as in Schneider et al., NeurIPS 2020, with the variance that a mixture of two sets has.
+    A copy counts by how well it tells the images apart: `exp(trust * information)`, where information is the entropy of
+    its mean prediction less the mean entropy of its predictions, in nats, over the last `horizon` images. A network
+    that is sure of one class has none of it, and neither has one that is sure of nothing.
+
+    Paper: none. The test of significance is that of instance-aware batch norm (Gong et al., NeurIPS 2022) for a batch;
+    the mixture's variance is that of two sets together.
     """
 
-    weights: tuple[Share, ...] = (0.0, 0.1, 0.25, 0.5, 1.0)
-    caution: NotNegative = 2.0
-    worth: Positive = 64.0
+    weights: tuple[Share, ...] = (0.0, 0.2, 1.0, 1.0)
+    rates: tuple[Share, ...] = (1.0, 1.0, 1.0, 0.05)
+    doubt: NotNegative = 3.0
+    trust: NotNegative = 3.0
+    horizon: Count = 512
 
     def __post_init__(self) -> None:
-        """Refuses no weights at all."""
+        """Refuses copies without a weight or a rate."""
         super().__post_init__()
-        if not self.weights:
-            raise ValueError("Blended: expected weights such as (0.0, 0.5, 1.0), got none; use Source()")
+        if not self.weights or len(self.weights) != len(self.rates):
+            counts = f"{len(self.weights)} weights and {len(self.rates)} rates"
+            raise ValueError(f"Blended: expected as many rates as weights, one pair for each copy, got {counts}")
 
     @property
     def copies(self) -> int:
@@ -47,67 +58,73 @@ class Blended(Statistics):
         return len(self.weights)
 
     def start_layer(self, key: str, layer: BatchLayer) -> Memory:
-        """The source's statistics, once for each copy."""
+        """For each copy the source's statistics, no variation, and no batch before."""
         if layer.source_mean is None or layer.source_var is None:
             return {}
         rows = (self.copies, 1)
-        return {f"{key}.mean": layer.source_mean.repeat(rows), f"{key}.var": layer.source_var.repeat(rows)}
+        mean, var = layer.source_mean.repeat(rows), layer.source_var.repeat(rows)
+        none = torch.zeros_like(mean)
+        held = {"mean": mean, "var": var, "last_mean": mean, "last_var": var, "mean_moves": none, "var_moves": none}
+        return {f"{key}.{name}": tensor for name, tensor in held.items()} | {f"{key}.batches": none[0, 0]}
 
     def __call__(self, layer: BatchLayer, x: Tensor, mask: Tensor | None, memory: Memory, key: str) -> Tensor:
-        """Each copy with its own mixture."""
+        """Each copy with its own statistics."""
         new = self.remember_layer(layer, x, mask, memory, key)
         if not new or layer.source_mean is None or layer.source_var is None:
             return FromBatch()(layer, x, mask, memory, key)
-        weight = torch.tensor(self.weights, dtype=layer.source_mean.dtype, device=x.device)[:, None]
-        mean, var = mixture(layer.source_mean, layer.source_var, new[f"{key}.mean"], new[f"{key}.var"], weight)
-        return layer.with_moments(x, mean, var)
+        mean, var = layer.source_mean, layer.source_var
+        rate = self._rates(x)
+        averaged = rate / (2 - rate)  # the variance of an average, as a share of that of a batch
+        seen = mean + _beyond(new[f"{key}.mean"] - mean, self.doubt * (new[f"{key}.mean_moves"] * averaged).sqrt())
+        spread = var + _beyond(new[f"{key}.var"] - var, self.doubt * (new[f"{key}.var_moves"] * averaged).sqrt())
+        weight = torch.tensor(self.weights, dtype=mean.dtype, device=x.device)[:, None]
+        return layer.with_moments(x, *mixture(mean, var, seen, spread, weight))
 
     def remember_layer(self, layer: BatchLayer, x: Tensor, mask: Tensor | None, memory: Memory, key: str) -> Memory:
-        """The average of each copy, moved by the batch."""
+        """Each copy's average moved by the batch, and how much batches differ from each other."""
         if f"{key}.mean" not in memory:
             return {}
-        rows = x.shape[0] // self.copies
-        mean, var = copy_moments(x.detach(), mask, self.copies)
-        rate = min(1.0, rows / self.worth) * self._caution(memory)
-        moved = mixture(memory[f"{key}.mean"], memory[f"{key}.var"], mean, var, rate)
-        return dict(zip((f"{key}.mean", f"{key}.var"), moved, strict=True))
+        held = {name: memory[f"{key}.{name}"] for name in ("mean", "var", "last_mean", "last_var", "batches")}
+        found = [_described(each, mask) for each in x.detach().chunk(self.copies)]
+        mean, var, mean_error, var_error = (torch.stack(each) for each in zip(*found, strict=True))
+        moved = mixture(held["mean"], held["var"], mean, var, self._rates(x))
+        new = dict(zip(("mean", "var"), moved, strict=True))
+        for name, now, error in (("mean", mean, mean_error), ("var", var, var_error)):
+            first = held["batches"] == 0
+            between = torch.where(first, error, memory[f"{key}.{name}_moves"])
+            floor = torch.maximum(between, error)
+            jump = torch.minimum((now - held[f"last_{name}"]).square() / 2, LARGEST_JUMP * floor)
+            between = torch.where(first, between, between + FORGET * (jump - between))
+            new |= {f"last_{name}": now, f"{name}_moves": torch.maximum(between, error)}
+        new["batches"] = held["batches"] + 1
+        return {f"{key}.{name}": tensor for name, tensor in new.items()}
 
-    def _caution(self, memory: Memory) -> Tensor | float:
-        """The factor of the rate, for runs of classes."""
-        near, far = memory.get("statistics.near"), memory.get("statistics.far")
-        if near is None or far is None:
-            return 0.5
-        runs = (near / far.clamp(min=1e-9)).clamp(min=1.0)
-        return torch.where(far > 0, 1 / (1 + self.caution * (runs - 1)), 0.5)
+    def _rates(self, x: Tensor) -> Tensor:
+        """How far this batch moves each copy's average (copies, 1)."""
+        rows = x.shape[0] // self.copies
+        rates = [min(1.0, rate * rows / 64) if rate < 1 else min(1.0, rows / 64) for rate in self.rates]
+        return torch.tensor(rates, dtype=torch.float32, device=x.device)[:, None]
 
     def start(self, outputs: Outputs) -> Memory:
-        """No predictions yet."""
-        zeros = outputs.probs.new_zeros(outputs.classes)
-        return {"recent": zeros, "before": zeros, "seen": zeros[0], "near": zeros[0], "far": zeros[0]}
+        """No predictions seen."""
+        zeros = outputs.probs.new_zeros(self.copies, outputs.classes)
+        return {"predicted": zeros, "entropy": zeros[:, 0], "seen": zeros[0, 0]}
 
-    def remember(self, outcome: Outcome, memory: Memory) -> Memory:
-        """The agreement of samples with those near them and with those of earlier batches, averaged."""
-        probs = outcome.first.probs
-        count, total = len(probs), probs.sum(0)
-        borrowed = max(0.0, NEAR - count) * (memory["seen"] > 0)  # of the last images, where the batch is short
-        others = (total - probs + borrowed * memory["recent"]) / (count - 1 + borrowed).clamp(min=1)
-        near, far = (probs * others).sum(1).mean(), (probs * memory["before"]).sum(1).mean()
-        known = (memory["seen"] > 0) & (count - 1 + borrowed > 0)
-        started = memory["far"] > 0
-        step = torch.where(started, min(1.0, count / SMOOTH), 1.0)
-        average = total / count
-
-        def towards(old: Tensor, horizon: float) -> Tensor:
-            share = torch.maximum(torch.tensor(count / horizon), count / (memory["seen"] + count)).clamp(max=1)
-            return old + share.to(old) * (average - old)
-
-        return {
-            "recent": towards(memory["recent"], NEAR),
-            "before": towards(memory["before"], FAR),
-            "seen": memory["seen"] + count,
-            "near": torch.where(known, memory["near"] + step * (near - memory["near"]), memory["near"]),
-            "far": torch.where(known, memory["far"] + step * (far - memory["far"]), memory["far"]),
-        }
+    def combine(self, logits: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
+        """The copies' probabilities (copies, B, C) averaged by their information, as logarithms (B, C)."""
+        each = logits.log_softmax(-1)
+        known, count = each.detach(), each.shape[1]
+        empty = known.new_zeros(())
+        seen = memory.get("statistics.seen", empty)
+        share = torch.maximum(count / (seen + count), empty + min(1.0, count / self.horizon))
+        mean, sure = known.exp().mean(1), entropy(known).mean(1)
+        predicted = torch.lerp(memory.get("statistics.predicted", mean), mean, share)
+        unsure = torch.lerp(memory.get("statistics.entropy", sure), sure, share)
+        information = entropy(predicted.clamp(min=1e-12).log()) - unsure
+        weights = (self.trust * information).log_softmax(0)
+        record = {"predicted": predicted, "entropy": unsure, "seen": seen + count}
+        answer = (each + weights[:, None, None]).logsumexp(0)
+        return answer, {f"statistics.{name}": value for name, value in record.items()}
 
 
 def mixture(
@@ -119,19 +136,25 @@ def mixture(
     return mean + weight * apart, var + weight * (other_var - var) + spread
 
 
-def copy_moments(x: Tensor, mask: Tensor | None, copies: int) -> tuple[Tensor, Tensor]:
-    """Mean and unbiased variance (copies, C) of each copy of the batch, over the rows that `mask` keeps."""
-    found = [batch_moments(each, mask) for each in x.chunk(copies)]
-    return torch.stack([mean for mean, _ in found]), torch.stack([var for _, var in found])
+def _beyond(difference: Tensor, error: Tensor) -> Tensor:
+    """The part of a difference that exceeds the error."""
+    return difference.sign() * (difference.abs() - error).clamp(min=0)
 
 
-def batch_moments(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Mean and unbiased variance per channel, over the rows that `mask` keeps."""
-    if mask is None and x.numel() > x.shape[1]:  # by torch's own layer, which is much faster than its moments
-        mean = torch.zeros(x.shape[1], dtype=torch.promote_types(x.dtype, torch.float32), device=x.device)
-        var = torch.zeros_like(mean)
-        torch.nn.functional.batch_norm(x, mean, var, training=True, momentum=1.0)
-        return mean, var
-    mean, var = moments(x, mask)
-    count = (x.shape[0] if mask is None else mask.sum()) * (x.numel() // (x.shape[0] * x.shape[1]))
-    return mean, var * count / (torch.as_tensor(count) - 1).clamp(min=1)
+def _described(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Mean and variance per channel, and the squared standard error of each from the spread over images.
+
+    One image has no spread: its errors are 0.
+    """
+    values = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    flat = values.flatten(2) if values.dim() > 2 else values[:, :, None]
+    means = flat.mean(2)
+    squares = flat.square().mean(2)
+    mean, _ = moments(means, mask)
+    spreads = (squares - 2 * mean * means + mean.square()).clamp(min=0)  # each image about the batch's mean
+    var, _ = moments(spreads, mask)
+    count = (torch.as_tensor(x.shape[0], device=x.device) if mask is None else mask.sum()).clamp(min=1)
+    _, mean_var = moments(means, mask)
+    _, var_var = moments(spreads, mask)
+    below = (count - 1).clamp(min=1)
+    return mean, var, mean_var / below, var_var / below
