@@ -544,6 +544,8 @@ def test_spellings_of_data_set_names_are_normalised(tmp_path: Path) -> None:
         next(iter(open_domains("CIFAR-10-C", tmp_path, "fog", 5, None)))
     with pytest.raises(ValueError, match="imagenet-val"):
         next(iter(open_domains("imagnet_val", tmp_path, None, 0, None)))
+    with pytest.raises(FileNotFoundError, match="no ImageNet validation, part c in"):  # -c is no corrupted set here
+        next(iter(open_domains("imagenet-val-c", tmp_path, None, 0, None)))
 
 
 # Anybody's network --------------------------------------------------------------------------------------------------
