@@ -159,7 +159,7 @@ def test_parts_of_imagenet_val_are_read_from_their_tars_as_stored(tmp_path: Path
 
 def test_imagenet_val_3k_joins_the_three_parts(tmp_path: Path) -> None:
     for number, letter in enumerate("abc"):
-        with pytest.raises(FileNotFoundError, match="ImageNet validation, parts? .*imagenet-val-c.tar"):
+        with pytest.raises(FileNotFoundError, match=r"ImageNet validation, parts? .*imagenet-val-c\.tar"):
             open_dataset("imagenet-val-3k", tmp_path)
         val_part(tmp_path, letter, number)
     data = pickle.loads(pickle.dumps(open_dataset("imagenet-val-3k", tmp_path)))

@@ -204,7 +204,7 @@ _ALL = (
         for norm, words in (("bn", "ResNet, batch norm"), ("gn", "ResNet, group norm"), ("ln", "ViT, layer norm"))
     ),
     *(
-        _ours(f"cifar10-{norm}", "cifar10", CIFAR10, f"trained by us; {words}")
+        _ours(f"cifar10-{norm}", "cifar10", CIFAR10, f"embedded; {words}; trained on the binary version")
         for norm, words in (("bn", "ResNet, batch norm"), ("gn", "ResNet, group norm"), ("vit", "ViT, layer norm"))
     ),
 )  # fmt: skip
