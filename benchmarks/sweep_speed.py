@@ -1,7 +1,7 @@
 """Cells per minute of a sweep with 1 and 2 workers, and its overhead per cell.
 
     python benchmarks/sweep_speed.py [--scale tiny] [--json FILE]
-    python benchmarks/sweep_speed.py --scale cifar10 --root ROOT --weights FOLDER
+    python benchmarks/sweep_speed.py --scale cifar10 --root ROOT
 
 The overhead of a cell: seconds from sending it to a worker to the result on disk, less the seconds in the adapter and
 in loading data. The first cell of each worker, which includes imports and opening data, is reported separately.

@@ -5,7 +5,8 @@ Needs torch, torchvision, numpy and safetensors; poem is found beside this file,
     python benchmarks/train_cifar10.py --pack cifar10-jpeg.tar.xz cifar10.npz   # once, anywhere
     python benchmarks/train_cifar10.py cifar10.npz --out weights                # on the GPU
 
-Each network has a limit of seconds: a plan that would take longer gets fewer epochs, and the record says how many.
+Each network has a limit of seconds: a plan that would take longer gets fewer epochs, and the record says how many. The
+records in the package (src/poem/zoo/trained/cifar10.json) are of the binary version, whose images are not compressed.
 """
 
 from __future__ import annotations
@@ -22,12 +23,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
 NETS = ("cifar10-bn", "cifar10-gn", "cifar10-vit")
 SECONDS = {"cifar10-bn": 270.0, "cifar10-gn": 270.0, "cifar10-vit": 270.0}
 FLOORS = {"cifar10-bn": 92.0, "cifar10-gn": 90.0, "cifar10-vit": 85.0}
+"""Percent of test images to reach; a record says whether its network did. The ViT in the package did not (83.96)."""
 
 
 def main() -> int:
     """Pack, or train, print and write `cifar10.json` after every network."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", type=Path, help="packed .npz, or a folder or tar of train/ and test/ class folders")
+    parser.add_argument("data", type=Path, help="the binary version's folder, a packed .npz, or class folders")
     parser.add_argument("packed", type=Path, nargs="?", help="with --pack: the .npz to write")
     parser.add_argument("--pack", action="store_true", help="write the packed file and stop")
     parser.add_argument("--out", type=Path, default=Path("weights"), help="default: weights")
@@ -77,6 +79,8 @@ def main() -> int:
             name, task, args.out, seed=args.seed, device=device, budget=budget, compiled=args.compile, plan=plan,
             tell=tell,
         )  # fmt: skip
+        reached = record["accuracy"] >= FLOORS[name]
+        record |= {"floor": FLOORS[name], "floor_reached": reached}
         records[name] = record
         (args.out / "cifar10.json").write_text(json.dumps(records, indent=1) + "\n")
         print(
@@ -84,7 +88,7 @@ def main() -> int:
             f"{record['seconds']} s, {record['bytes'] / 2**20:.1f} MiB, sha256 {record['sha256']}",
             flush=True,
         )
-        if record["accuracy"] < FLOORS[name]:
+        if not reached:
             low.append(f"{name} below {FLOORS[name]} %")
     print(f"whole run {time.perf_counter() - start:.0f} s; {', '.join(low) or 'all floors reached'}")
     return 1 if low else 0

@@ -591,8 +591,8 @@ def test_fresh_weights_follow_the_seed(fresh: None) -> None:
 def test_a_folder_of_weights_need_not_hold_what_the_package_carries(tmp_path: Path) -> None:
     there = measure(cell("source"), Machine(weights=str(tmp_path)))
     assert there.identity() == measure(cell("source")).identity()
-    with pytest.raises(FileNotFoundError, match=r"expected cifar10-bn\.safetensors in"):
-        measure(cell("source", base="cifar10-bn"), Machine(weights=str(tmp_path)))
+    with pytest.raises(FileNotFoundError, match=r"expected vit_tiny_patch16_224\..*safetensors in"):
+        measure(cell("source", base="vit-tiny16"), Machine(weights=str(tmp_path)))
 
 
 def test_a_failure_gives_the_model_back() -> None:

@@ -14,6 +14,7 @@ import pytest
 from poem import cli as commands
 from poem.cli import main as cli
 from poem.streams.datasets import Stream, batches, open_dataset
+from poem.streams.datasets.classes import imagenet_wnids
 from poem.streams.orders import single
 
 Image = pytest.importorskip("PIL.Image")
@@ -180,6 +181,18 @@ def test_tiny_imagenet_from_its_archive(real: Path, capsys: pytest.CaptureFixtur
     assert images.shape == (2, 3, 64, 64)
     assert labels.tolist() == [0, 199]
     assert Stream(data=data, order=single(["clean"])).card().classes == "200 of 1000"
+
+
+def test_imagenet_val_3k_from_its_archives(capsys: pytest.CaptureFixture[str]) -> None:
+    root = Path(os.environ.get("POEM_DATA", ""))
+    if not all((root / f"imagenet-val-{letter}.tar").is_file() for letter in "abc"):
+        pytest.skip("POEM_DATA names no folder with imagenet-val-a.tar, -b.tar and -c.tar")
+    code, found = look(capsys, "imagenet-val-3k")
+    assert (code, found["n"], found["classes"], found["smallest"], found["largest"]) == (0, 3000, 1000, 3, 3)
+    assert found["sizes"] == {"224x224": 32}
+    data = open_dataset("imagenet-val-3k")
+    assert data.classes == imagenet_wnids()
+    assert len({data.where(index).rsplit("/", 1)[-1] for index in range(3000)}) == 3000, "no image is in two parts"
 
 
 def test_cifar10_from_its_archive(real: Path) -> None:

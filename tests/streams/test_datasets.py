@@ -137,6 +137,52 @@ def test_sets_of_a_thousand_classes_are_found_below_the_root(tmp_path: Path, nam
     assert data.describe()["preparation"] == "short side to 256 (bilinear), centre 224"
 
 
+def val_part(root: Path, letter: str, start: int) -> Path:
+    """A part of ImageNet val as a tar: `imagenet-val-a/<wnid>/file`, one image per class."""
+    folder = grow(root / "grown" / f"imagenet-val-{letter}", wnids(1000), size=(4, 4))
+    for path in folder.glob("*/*"):
+        path.rename(path.with_name(f"{start}-{path.name}"))
+    return pack(root / f"imagenet-val-{letter}.tar", folder, f"imagenet-val-{letter}")
+
+
+def test_parts_of_imagenet_val_are_read_from_their_tars_as_stored(tmp_path: Path) -> None:
+    val_part(tmp_path, "c", 0)
+    data = open_dataset("imagenet-val-c", tmp_path)
+    assert data.labels.tolist() == list(range(1000))
+    assert data.classes == tuple(wnids(1000))
+    assert data[3].shape == (3, 4, 4), "neither resized nor cropped: the stored images have their size"
+    assert data.describe()["data"] == "imagenet-val-c"
+    assert open_dataset("imagenet-val-c", tmp_path / "imagenet-val-c.tar").labels.tolist() == list(range(1000))
+    with pytest.raises(FileNotFoundError, match=r"no ImageNet validation, part a in .*expected imagenet-val-a\.tar"):
+        open_dataset("imagenet-val-a", tmp_path)
+
+
+def test_imagenet_val_3k_joins_the_three_parts(tmp_path: Path) -> None:
+    for number, letter in enumerate("abc"):
+        with pytest.raises(FileNotFoundError, match=r"ImageNet validation, parts? .*imagenet-val-c\.tar"):
+            open_dataset("imagenet-val-3k", tmp_path)
+        val_part(tmp_path, letter, number)
+    data = pickle.loads(pickle.dumps(open_dataset("imagenet-val-3k", tmp_path)))
+    assert len(data) == 3000
+    assert data.labels.tolist() == [label for label in range(1000) for _ in range(3)]
+    assert [data.where(index).partition(":")[0] for index in (0, 1, 2, 2999)] == [
+        f"imagenet-val-{letter}.tar" for letter in "abcc"
+    ]
+    assert [level(data, index) for index in (3, 4, 5, 600)] == [1, 1, 1, 200]
+    single_part = open_dataset("imagenet-val-b", tmp_path)
+    assert torch.equal(data[3 * 77 + 1], single_part[77])
+    assert data.describe()["subset"] == "all 3000"
+
+
+def test_imagenet_val_3k_lacking_a_part_names_it_and_takes_no_part_twice(tmp_path: Path) -> None:
+    val_part(tmp_path, "a", 0)
+    val_part(tmp_path, "c", 2)
+    with pytest.raises(FileNotFoundError, match="which lacks ImageNet validation, part b; expected"):
+        open_dataset("imagenet-val-3k", tmp_path)
+    with pytest.raises(ValueError, match="expected 3 images per class"):
+        open_dataset("imagenet-val-3k", tmp_path / "imagenet-val-a.tar")
+
+
 def test_resize_and_crop_are_torchvisions(tmp_path: Path) -> None:
     transforms = pytest.importorskip("torchvision.transforms")
     rng = np.random.RandomState(0)

@@ -6,7 +6,9 @@ import argparse
 import io
 import json
 import logging
+import shutil
 import socket
+import subprocess
 import tarfile
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError, replace
@@ -44,7 +46,7 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_base_states_weights_normalisation_and_crop() -> None:
     names = zoo.bases()
-    assert len(names) == len(set(names)) == 19
+    assert len(names) == len(set(names)) == 21
     for name in names:
         base = zoo.base(name)
         assert base.tag
@@ -103,12 +105,39 @@ def test_embedded_digit_nets_load_and_score_as_recorded(name: str, floor: float)
     assert "350 of each class train" in verdict.card.provenance
 
 
-def test_embedded_weights_stay_under_a_megabyte() -> None:
-    files = sorted(zoo.TRAINED.glob("*.safetensors"))
-    assert [path.stem for path in files] == zoo.bases("digits*")
-    assert sum(path.stat().st_size for path in files) < 1_000_000
-    record = json.loads((zoo.TRAINED / "digits.json").read_text())
+@pytest.mark.parametrize("data", ["digits", "cifar10"])
+def test_embedded_weights_are_small_and_those_of_their_records(data: str) -> None:
+    files = sorted(zoo.TRAINED.glob(f"{data}-*.safetensors"))
+    assert [path.stem for path in files] == zoo.bases(f"{data}-*")
+    assert all(path.stat().st_size < 1_000_000 for path in files)
+    record = json.loads((zoo.TRAINED / f"{data}.json").read_text())
     assert {path.stem: zoo.sha256(path) for path in files} == {name: record[name]["sha256"] for name in record}
+    for name, each in record.items():
+        model, base = zoo.load(name)
+        assert sum(p.numel() for p in model.parameters()) == each["parameters"]
+        assert base.known[0].accuracy == each["accuracy"]
+
+
+def test_no_ignore_pattern_keeps_embedded_weights_out_of_a_wheel() -> None:
+    """The builder of the wheel leaves out what .gitignore matches, whether or not git tracks it."""
+    root = Path(__file__).resolve().parents[2]
+    if not (root / ".git").exists() or shutil.which("git") is None:
+        pytest.skip("no git checkout")
+    files = [str(path.relative_to(root)) for path in (root / "src/poem/zoo/trained").iterdir()]
+    assert len(files) == 8
+    found = subprocess.run(["git", "check-ignore", "--no-index", *files], cwd=root, capture_output=True, text=True)
+    assert (found.returncode, found.stdout) == (1, ""), "1: none of them is ignored"
+
+
+def test_the_record_of_the_cifar10_networks_says_which_floors_were_reached() -> None:
+    record = json.loads((zoo.TRAINED / "cifar10.json").read_text())
+    reached = {name: each["floor_reached"] for name, each in record.items()}
+    assert reached == {name: each["accuracy"] >= each["floor"] for name, each in record.items()}
+    assert reached == {"cifar10-bn": True, "cifar10-gn": True, "cifar10-vit": False}
+    copy = Path(__file__).resolve().parents[2] / "results" / "sources" / "cifar10.json"
+    if not copy.is_file():
+        pytest.skip("results/ is not part of an installed package")
+    assert json.loads(copy.read_text()) == record
 
 
 @pytest.mark.parametrize(
@@ -116,15 +145,16 @@ def test_embedded_weights_stay_under_a_megabyte() -> None:
     [
         ("resnet50-bn", r"download\.pytorch\.org did not give them .*put resnet50-0676ba61\.pth into .*POEM_DATA"),
         ("vit-b16-A", r"of timm/vit_base_patch16_224\.augreg_in21k_ft_in1k on .*; put vit_base.*safetensors"),
-        ("cifar10-bn", r"make it with `poem train-source cifar10`, or put cifar10-bn\.safetensors"),
+        ("cifar10-bn", r"install poem-tta again, or train it \(`poem train-source cifar10`\), or put cifar10-bn\."),
     ],
 )  # fmt: skip
 def test_without_network_the_error_says_which_file_to_put_where(
-    name: str, said: str, monkeypatch: pytest.MonkeyPatch
+    name: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if name == "vit-b16-A":
         hub = pytest.importorskip("huggingface_hub")
         monkeypatch.setattr(hub, "try_to_load_from_cache", lambda *args: None)
+    monkeypatch.setattr("poem.zoo.weights.TRAINED", tmp_path)
     with pytest.raises(FileNotFoundError, match=said):
         zoo.load(name)
 
@@ -152,10 +182,13 @@ def test_weights_are_found_by_file_by_folder_and_by_poem_data(tmp_path: Path, mo
     monkeypatch.setattr("poem.zoo.weights.training_records", lambda file: {})
     path = saved(tmp_path / "mine", "cifar10-bn")
     monkeypatch.setenv("POEM_DATA", str(tmp_path / "mine"))
+    packaged = zoo.load("cifar10-bn")[0].state_dict()["conv1.weight"]
+    monkeypatch.setattr("poem.zoo.weights.TRAINED", tmp_path / "no package")
     models = [zoo.load("cifar10-bn", weights)[0] for weights in (path, str(path.parent), None)]
     kernels = [model.state_dict()["conv1.weight"] for model in models]
     assert torch.equal(kernels[0], kernels[1])
     assert torch.equal(kernels[0], kernels[2])
+    assert not torch.equal(kernels[0], packaged), "the package is searched before POEM_DATA"
     with pytest.raises(FileNotFoundError, match=r"expected cifar10-gn\.safetensors in .*mine, which does not hold it"):
         zoo.load("cifar10-gn", tmp_path / "mine")
     with pytest.raises(FileNotFoundError, match="which does not exist"):
@@ -166,6 +199,7 @@ def test_weights_that_differ_from_their_record_are_refused_unless_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = saved(tmp_path, "cifar10-bn")
+    monkeypatch.setattr("poem.zoo.weights.TRAINED", tmp_path / "no package")
     monkeypatch.setattr("poem.zoo.weights.training_records", lambda file: {"cifar10-bn": {"sha256": "0" * 64}})
     monkeypatch.setenv("POEM_DATA", str(tmp_path))
     with pytest.raises(ValueError, match="record that came with poem for cifar10-bn says 000000000000"):
@@ -544,6 +578,8 @@ def test_spellings_of_data_set_names_are_normalised(tmp_path: Path) -> None:
         next(iter(open_domains("CIFAR-10-C", tmp_path, "fog", 5, None)))
     with pytest.raises(ValueError, match="imagenet-val"):
         next(iter(open_domains("imagnet_val", tmp_path, None, 0, None)))
+    with pytest.raises(FileNotFoundError, match="no ImageNet validation, part c in"):  # -c is no corrupted set here
+        next(iter(open_domains("imagenet-val-c", tmp_path, None, 0, None)))
 
 
 # Anybody's network --------------------------------------------------------------------------------------------------

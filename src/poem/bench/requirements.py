@@ -14,7 +14,7 @@ from poem import zoo
 from poem.bench.cell import Cell
 from poem.bench.load_cell import CORRUPTED_ON_DISK, Machine, source_images, weights_argument
 from poem.streams.datasets import canonical, open_dataset
-from poem.streams.datasets.named_sets import CLEAN_COUNTERPARTS, NAMED_SETS, corruption_folder, locate
+from poem.streams.datasets.named_sets import CLEAN_COUNTERPARTS, NAMED_SETS, corruption_folder, locate_all
 from poem.streams.shift import CLEAN, Shift
 
 DOWNLOADED = ("torchvision", "timm")
@@ -127,7 +127,7 @@ def _find_files(cell: Cell, machine: Machine, shift: Shift) -> None:
     if name in CORRUPTED_ON_DISK and shift == CLEAN:
         name = CLEAN_COUNTERPARTS[name]
     if name in NAMED_SETS:
-        locate(NAMED_SETS[name], machine.root)
+        locate_all(NAMED_SETS[name], machine.root)
     elif name == "imagenet-c":
         corruption_folder(machine.root, shift)
     elif name in CORRUPTED_ON_DISK:

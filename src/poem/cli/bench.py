@@ -1,7 +1,7 @@
 """Examples:
 poem bench table1 --dry-run
 poem bench table1 --methods tent poem --seeds 0 --limit 200
-poem bench my-suite.yaml --scale cifar10 --root ROOT --weights FOLDER --workers 2
+poem bench my-suite.yaml --scale cifar10 --root ROOT --workers 2
 poem bench table1 --scale full --engine ray --address 10.0.0.1:6379 --device cuda
 poem bench table1 --json > cells.json; poem bench cells.json
 

@@ -1,7 +1,7 @@
 """Example:
-poem bench holdout --scale cifar10 --root ROOT --weights FOLDER
+poem bench holdout --scale cifar10 --root ROOT
 poem choose poem-results/cifar10 -o chosen.yaml
-poem reproduce table1 --scale cifar10 --root ROOT --weights FOLDER --chosen chosen.yaml
+poem reproduce table1 --scale cifar10 --root ROOT --chosen chosen.yaml
 """  # noqa: D205, D415 - an epilog of the command's help
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Examples:
 poem reproduce table1 --scale tiny
 poem reproduce all --scale tiny
-poem reproduce table3 fig5 --scale cifar10 --root ROOT --weights FOLDER
+poem reproduce table3 fig5 --scale cifar10 --root ROOT
 poem reproduce all --scale full --root ROOT --limit 256 --dry-run
 
 Measures the cells that have no result yet, then writes one page with the paper's numbers beside ours.

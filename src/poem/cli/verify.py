@@ -1,7 +1,8 @@
 """Examples:
 poem verify effnet-lite0 tiny-imagenet-val --root ROOT
 poem verify vit-b16-D imagenet-c --root ROOT --corruption fog --limit 2000
-poem verify cifar10-bn ROOT/cifar10-jpeg.tar.xz --under test --weights FOLDER
+poem verify vit-tiny16 imagenet-val-3k --root ROOT --weights FOLDER
+poem verify cifar10-bn cifar10 --root ROOT
 poem verify digits-bn digits-test
 """  # noqa: D205, D415 - an epilog of the command's help
 

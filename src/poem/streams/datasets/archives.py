@@ -14,7 +14,7 @@ import os
 import re
 import tarfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -166,3 +166,27 @@ class FolderStore:
 
     def _path(self, at: int) -> Path:
         return self.root / os.fsdecode(bytes(self.names[at]))
+
+
+class JoinedStore:
+    """Reads the files of several stores, one after the other, as one."""
+
+    def __init__(self, stores: Sequence[FolderStore | TarStore]) -> None:
+        self.stores = tuple(stores)
+        self.starts = np.cumsum([0, *(len(store.names) for store in stores[:-1])])
+        self.names = np.concatenate([store.names for store in stores])
+
+    def read(self, at: int) -> bytes:
+        """Read the bytes of one file."""
+        store, own = self._find(at)
+        return store.read(own)
+
+    def where(self, at: int) -> str:
+        """Name of one file for messages, as its own store gives it."""
+        store, own = self._find(at)
+        return store.where(own)
+
+    def _find(self, at: int) -> tuple[FolderStore | TarStore, int]:
+        """The store that holds a file, and the file's position there."""
+        number = int(np.searchsorted(self.starts, at, side="right")) - 1
+        return self.stores[number], at - int(self.starts[number])

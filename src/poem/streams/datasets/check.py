@@ -8,14 +8,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from poem.streams.datasets import canonical, open_dataset
 from poem.streams.datasets.cifar_sets import cifar_c_folders
-from poem.streams.datasets.folders import ImageFiles, listing
+from poem.streams.datasets.folders import ImageFiles, Listing, listing
 from poem.streams.datasets.named_sets import (
     CIFAR_C_SOURCES,
     CIFAR_SOURCES,
@@ -24,7 +23,8 @@ from poem.streams.datasets.named_sets import (
     NamedSet,
     Root,
     data_root,
-    locate,
+    locate_all,
+    named_listing,
 )
 from poem.streams.images import DatasetInfo, ImageSet, Unreadable, size_text
 from poem.streams.shift import CORRUPTIONS, EXTRA
@@ -135,9 +135,9 @@ def _try_open(name: str, opener: Callable[[], ImageSet]) -> _Subset:
         return _Subset(name, None, (f"{name}: {error}" if name else str(error),))
 
 
-def _try_list(name: str, named: NamedSet, path: Path) -> _Subset:
+def _try_list(name: str, named: NamedSet, find: Callable[[], Listing]) -> _Subset:
     try:
-        found = listing(path, numbered=named.numbered)
+        found = find()
     except (FileNotFoundError, ValueError) as error:
         return _Subset(name, None, (str(error),))
     problems = tuple(f"{name}: {line}" if name else line for line in found.problems(named.expect))
@@ -148,9 +148,10 @@ def _try_list(name: str, named: NamedSet, path: Path) -> _Subset:
 
 def _check_named(named: NamedSet, root: Root) -> _Subset:
     try:
-        return _try_list("", named, locate(named, root))
+        locate_all(named, root)  # without a root, a ValueError: nothing was asked
     except FileNotFoundError as error:
         return _Subset("", None, (str(error),))
+    return _try_list("", named, partial(named_listing, named, root))
 
 
 def _check_imagenet_c(root: Root) -> Iterator[_Subset]:
@@ -168,7 +169,9 @@ def _check_imagenet_c(root: Root) -> Iterator[_Subset]:
             part = f"{name}/{severity}"
             there = (top / part).is_dir()
             yield (
-                _try_list(part, IMAGENET_C, top / part) if there else _Subset(part, None, (f"{part}: no such folder",))
+                _try_list(part, IMAGENET_C, partial(listing, top / part))
+                if there
+                else _Subset(part, None, (f"{part}: no such folder",))
             )
 
 

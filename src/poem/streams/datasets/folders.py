@@ -12,7 +12,7 @@ import logging
 import os
 import stat
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -21,7 +21,7 @@ import numpy as np
 from torch import Tensor
 
 from poem._util.files import printable
-from poem.streams.datasets.archives import FolderStore, TarStore, plain_tar, tar_index
+from poem.streams.datasets.archives import FolderStore, JoinedStore, TarStore, plain_tar, tar_index
 from poem.streams.images import DatasetInfo, ImageSet, Unreadable
 from poem.streams.loading.prepare import Prepare
 
@@ -49,7 +49,7 @@ class Listing:
     """The class folders that were found; nothing is decoded yet."""
 
     path: Path
-    store: FolderStore | TarStore
+    store: FolderStore | TarStore | JoinedStore
     members: dict[str, list[int]]
     """Class folder -> positions in the store; folders in the order of their labels, files by name."""
     others: tuple[str, ...]
@@ -133,6 +133,21 @@ def listing(path: Path, *, under: str | None = None, numbered: bool = False, cac
         members[name] = list(range(len(names), len(names) + len(images)))
         names += images
     return Listing(folder, FolderStore(folder, names), members, tuple(others))
+
+
+def join(path: Path, parts: Sequence[Listing]) -> Listing:
+    """Join listings of folders or archives below `path` to one; a class has the images of each, one after the other."""
+    stores = []
+    members: dict[str, list[int]] = {name: [] for name in sorted({name for part in parts for name in part.members})}
+    start = 0
+    for part in parts:
+        if isinstance(part.store, JoinedStore):
+            raise TypeError(f"expected listings of one folder or archive each, got one of several in {part.path}")
+        for name, each in part.members.items():
+            members[name] += [start + at for at in each]
+        stores.append(part.store)
+        start += len(part.store.names)
+    return Listing(path, JoinedStore(stores), members, tuple(name for part in parts for name in part.others))
 
 
 def walk(folder: Path, *, links: bool = True, top_folders: dict[str, list[str]] | None = None) -> Iterator[str]:

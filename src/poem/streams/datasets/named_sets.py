@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from poem.streams.datasets.classes import IMAGENET_A, IMAGENET_R, TINY_IMAGENET, WNID
-from poem.streams.datasets.folders import ExpectedCounts, Listing, is_archive
+from poem.streams.datasets.folders import ExpectedCounts, Listing, is_archive, join, listing
 from poem.streams.loading.prepare import IMAGENET_EVAL, Prepare
 from poem.streams.shift import Shift
 
@@ -32,12 +33,31 @@ class NamedSet:
     """Regular expression for the name of a class folder."""
     prepare: Prepare = Prepare()  # noqa: RUF009 - frozen
     mask: tuple[int, ...] | None = None
+    parts: tuple[NamedSet, ...] = ()
+    """Named sets that have its images between them; they are joined where all are found below the root."""
 
     @property
     def numbered(self) -> bool:
         """Whether the class folders are numbers, which are sorted as numbers."""
         return self.folder == _NUMBER
 
+
+def _imagenet_val_part(letter: str) -> NamedSet:
+    name = f"imagenet-val-{letter}"
+    return NamedSet(
+        title=f"ImageNet validation, part {letter}",
+        layout=f"{name}.tar, or a folder {name}, of <wnid>/ILSVRC2012_val_*.JPEG: 1000 folders of one image of 224x224",
+        source=_IMAGENET_VAL_PARTS,
+        expect=ExpectedCounts(classes=1000, per_class=1, total=1000),
+        locations=(name, f"{name}.tar", "."),
+    )
+
+
+_IMAGENET_VAL_PARTS = (
+    "three choices of one ILSVRC 2012 validation image (image-net.org, login) of each class, short side to 256, centre "
+    "224, JPEG quality 92"
+)
+_VAL_PARTS = {f"imagenet-val-{letter}": _imagenet_val_part(letter) for letter in "abc"}
 
 NAMED_SETS: dict[str, NamedSet] = {
     "imagenet-val": NamedSet(
@@ -47,6 +67,16 @@ NAMED_SETS: dict[str, NamedSet] = {
         expect=ExpectedCounts(classes=1000, per_class=50, total=50_000),
         locations=(".", "val", "imagenet/val", "ImageNet/val", "imagenet-val", "ILSVRC2012/val"),
         prepare=IMAGENET_EVAL,
+    ),
+    **_VAL_PARTS,
+    "imagenet-val-3k": NamedSet(
+        title="ImageNet validation, parts a, b and c",
+        layout="imagenet-val-a.tar, imagenet-val-b.tar and imagenet-val-c.tar, or folders of these names, or "
+        "imagenet-val-3k(.tar): 1000 folders of three images of 224x224",
+        source=_IMAGENET_VAL_PARTS,
+        expect=ExpectedCounts(classes=1000, per_class=3, total=3000),
+        locations=("imagenet-val-3k", "imagenet-val-3k.tar", "."),
+        parts=tuple(_VAL_PARTS.values()),
     ),
     "imagenet-a": NamedSet(
         title="ImageNet-A",
@@ -153,14 +183,49 @@ def locate(named: NamedSet, root: Root) -> Path:
     base = data_root(root, f"{named.title}, as {named.layout}")
     if is_archive(base):
         return base
-    for location in named.locations:
-        path = base / location
-        if is_archive(path) or (path.is_dir() and _has_folder_like(path, named.folder)):
-            return path
-    tried = ", ".join(location for location in named.locations if location != ".")
+    path = _first_location(named, base, named.locations)
+    if path is not None:
+        return path
+    tried = ", ".join(_below(named))
     raise FileNotFoundError(
         f"no {named.title} in {base} (nor in its {tried}); expected {named.layout}. It comes from: {named.source}"
     )
+
+
+def locate_all(named: NamedSet, root: Root) -> list[Path]:
+    """Find the folders or archives that hold a named set under the root: its own one, or those of all its parts."""
+    base = data_root(root, f"{named.title}, as {named.layout}")
+    if named.parts and _first_location(named, base, _below(named)) is None:
+        found = {each.title: _first_location(each, base, _below(each)) for each in named.parts}
+        paths = [path for path in found.values() if path is not None]
+        if len(paths) == len(found):
+            return paths
+        if paths:
+            lacking = ", ".join(title for title, path in found.items() if path is None)
+            raise FileNotFoundError(
+                f"no {named.title} in {base}, which lacks {lacking}; expected {named.layout}. It comes from: "
+                f"{named.source}"
+            )
+    return [locate(named, root)]
+
+
+def named_listing(named: NamedSet, root: Root) -> Listing:
+    """List a named set's class folders; those of several folders or archives are joined."""
+    found = [listing(path, numbered=named.numbered) for path in locate_all(named, root)]
+    return found[0] if len(found) == 1 else join(data_root(root, named.title), found)
+
+
+def _below(named: NamedSet) -> list[str]:
+    """The locations of a set below the root, without the root itself."""
+    return [location for location in named.locations if location != "."]
+
+
+def _first_location(named: NamedSet, base: Path, locations: Iterable[str]) -> Path | None:
+    """The first of some locations below a folder that is an archive, or a folder of the set's class folders."""
+    for path in (base / location for location in locations):
+        if is_archive(path) or (path.is_dir() and _has_folder_like(path, named.folder)):
+            return path
+    return None
 
 
 def _has_folder_like(folder: Path, pattern: str) -> bool:

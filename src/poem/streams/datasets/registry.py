@@ -22,7 +22,7 @@ from poem.streams.datasets.named_sets import (
     check_complete,
     corruption_folder,
     data_root,
-    locate,
+    named_listing,
 )
 from poem.streams.images import DatasetInfo, ImageSet
 from poem.streams.loading.prepare import Prepare
@@ -30,18 +30,20 @@ from poem.streams.shift import Shift
 
 
 def named_set(name: str, root: Root = None, *, partial: bool = False, prepare: Prepare | None = None) -> ImageFiles:
-    """Open ImageNet val, -A, -R, -Sketch, -V2 or Tiny-ImageNet val: class folders on disk or in a tar.
+    """Open ImageNet val or parts of it, -A, -R, -Sketch, -V2 or Tiny-ImageNet val: class folders on disk or in a tar.
 
     Args:
-        name: One of `imagenet-val`, `imagenet-a`, `imagenet-r`, `imagenet-sketch`, `imagenet-v2`, `tiny-imagenet-val`.
+        name: One of `imagenet-val`, `imagenet-val-a`, `-b` and `-c`, `imagenet-val-3k`, `imagenet-a`, `imagenet-r`,
+            `imagenet-sketch`, `imagenet-v2`, `tiny-imagenet-val`.
         root: The set's folder, a tar of it, or a folder that holds either; by default POEM_DATA.
         partial: Accept missing images, but no missing classes, which would shift the labels.
-        prepare: Resize and crop; by default the papers' (Resize 256, CenterCrop 224; Tiny-ImageNet as stored).
+        prepare: Resize and crop; by default the papers' (Resize 256, CenterCrop 224; images that are
+            stored at their size, of Tiny-ImageNet and the parts of ImageNet val, as stored).
     """
     if name not in NAMED_SETS:
         raise ValueError(f"unknown data set {name!r}; {nearest_hint(name, NAMED_SETS)}")
     named = NAMED_SETS[name]
-    found = listing(locate(named, root), numbered=named.numbered)
+    found = named_listing(named, root)
     subset = check_complete(found, named, partial)
     prepare = prepare or named.prepare
     info = DatasetInfo(
