@@ -32,6 +32,7 @@ from poem.engine.source_data import prepare
 from poem.engine.state import Snapshot, State
 from poem.engine.twin import Translation
 from poem.parts.base import Batch, Need
+from poem.parts.statistics import Source
 from poem.recipes.learning_rate import Rule
 from poem.recipes.recipe import Recipe
 
@@ -196,6 +197,26 @@ class Adapter:
             yield self
         finally:
             _FROZEN.reset(token)
+
+    def source(self, images: Tensor) -> Tensor:
+        """Logits (B, C) of the model as it came, for comparison: its own weights and statistics, nothing adapted.
+
+        `mean=`, `std=`, `classes=`, `logits=` and `precision=` apply as in a call. Nothing is updated: the state, the
+        random generator, `last` and `totals` stay as they were. The pass is a plain one, neither captured nor compiled.
+
+        Raises:
+            ValueError: Images with NaN or Inf, or of a shape that the model does not take.
+            RuntimeError: The adapter was unloaded, or this is a call from inside its own call.
+        """
+        checks.still_here(self._unloaded)
+        network = self._network
+        with self._lock, torch.inference_mode(False), torch.no_grad():
+            self._settle()
+            images = self._taken(images)
+            checks.finite(images)
+            with network.borrowed(images.device.type):
+                (logits,), _ = network.heads(images, None, None, Source(), {}, doubled=False)
+        return logits
 
     def gradient_norms(self, images: Tensor) -> Tensor:
         """(B,) norm, over theta, of each sample's entropy gradient in a first forward pass; nothing is updated.
