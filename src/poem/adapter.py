@@ -136,7 +136,10 @@ class Adapter:
             model_lock(model).adapters += 1
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Predict and learn: logits (B, C), or the log of the combined probability where a branch answers too."""
+        """Predict and learn: logits (B, C), or the log of the combined probability where a branch answers too.
+
+        A model with one logit, whose sigmoid is the probability of class 1, gets such logits (B, 1) back.
+        """
         checks.still_here(self._unloaded)
         record, learn = BatchRecord(), id(self) not in _FROZEN.get()
         flags = ThreadFlags()
@@ -216,7 +219,7 @@ class Adapter:
             checks.finite(images)
             with network.borrowed(images.device.type):
                 (logits,), _ = network.heads(images, None, None, Source(), {}, doubled=False)
-        return logits
+            return network.in_model_shape(logits)
 
     def gradient_norms(self, images: Tensor) -> Tensor:
         """(B,) norm, over theta, of each sample's entropy gradient in a first forward pass; nothing is updated.
@@ -397,7 +400,7 @@ class Adapter:
         if not (learn and self.recipe.learns):
             checks.finite(images)
         record.merge(pieces)
-        return answer
+        return self._network.in_model_shape(answer)
 
     def _run_eagerly(self, images: Tensor, learn: bool) -> tuple[list[Tensor], list[BatchRecord]]:
         """The loop on the batch, or image by image."""
