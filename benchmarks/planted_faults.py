@@ -550,6 +550,27 @@ FAULTS = [
         "",
         ("accelerate/test_capture.py",),
     ),
+    Fault(
+        "one logit left as one class",
+        "engine/network.py",
+        "return two_columns(logits)\n",
+        "return logits\n",
+        ("test_one_logit.py",),
+    ),
+    Fault(
+        "one logit taken for class 0",
+        "engine/network.py",
+        "F.pad(logits, (1, 0))",
+        "F.pad(logits, (0, 1))",
+        ("test_one_logit.py",),
+    ),
+    Fault(
+        "the source answers with the batch's statistics",
+        "adapter.py",
+        "network.heads(images, None, None, Source(), {}, doubled=False)",
+        "network.heads(images, None, None, self.recipe.statistics, {}, doubled=False)",
+        ("test_source.py",),
+    ),
 ]
 
 

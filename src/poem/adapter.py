@@ -32,6 +32,7 @@ from poem.engine.source_data import prepare
 from poem.engine.state import Snapshot, State
 from poem.engine.twin import Translation
 from poem.parts.base import Batch, Need
+from poem.parts.statistics import Source
 from poem.recipes.learning_rate import Rule
 from poem.recipes.recipe import Recipe
 
@@ -135,7 +136,10 @@ class Adapter:
             model_lock(model).adapters += 1
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Predict and learn: logits (B, C), or the log of the combined probability where a branch answers too."""
+        """Predict and learn: logits (B, C), or the log of the combined probability where a branch answers too.
+
+        A model with one logit, whose sigmoid is the probability of class 1, gets such logits (B, 1) back.
+        """
         checks.still_here(self._unloaded)
         record, learn = BatchRecord(), id(self) not in _FROZEN.get()
         flags = ThreadFlags()
@@ -196,6 +200,26 @@ class Adapter:
             yield self
         finally:
             _FROZEN.reset(token)
+
+    def source(self, images: Tensor) -> Tensor:
+        """Logits (B, C) of the model as it came, for comparison: its own weights and statistics, nothing adapted.
+
+        `mean=`, `std=`, `classes=`, `logits=` and `precision=` apply as in a call. Nothing is updated: the state, the
+        random generator, `last` and `totals` stay as they were. The pass is a plain one, neither captured nor compiled.
+
+        Raises:
+            ValueError: Images with NaN or Inf, or of a shape that the model does not take.
+            RuntimeError: The adapter was unloaded, or this is a call from inside its own call.
+        """
+        checks.still_here(self._unloaded)
+        network = self._network
+        with self._lock, torch.inference_mode(False), torch.no_grad():
+            self._settle()
+            images = self._taken(images)
+            checks.finite(images)
+            with network.borrowed(images.device.type):
+                (logits,), _ = network.heads(images, None, None, Source(), {}, doubled=False)
+            return network.in_model_shape(logits)
 
     def gradient_norms(self, images: Tensor) -> Tensor:
         """(B,) norm, over theta, of each sample's entropy gradient in a first forward pass; nothing is updated.
@@ -376,7 +400,7 @@ class Adapter:
         if not (learn and self.recipe.learns):
             checks.finite(images)
         record.merge(pieces)
-        return answer
+        return self._network.in_model_shape(answer)
 
     def _run_eagerly(self, images: Tensor, learn: bool) -> tuple[list[Tensor], list[BatchRecord]]:
         """The loop on the batch, or image by image."""

@@ -23,6 +23,7 @@ from poem._util.nearest import nearest_names
 from poem.adapter import Adapter
 from poem.api import adapt
 from poem.engine.anatomy import anatomy
+from poem.engine.network import two_columns
 from poem.parts.base import entropy as entropy_of
 from poem.streams import corrupt
 from poem.streams.datasets.archives import MAX_FILE_BYTES
@@ -167,7 +168,7 @@ def answers(
                     ids = [start + batch.index(path) for path in good]
                     pixels = corrupt(pixels, *corruption, ids=ids)
                 images = pixels.to(device).float() / 255
-                logits, source_logits = adapter(images), source(images)
+                logits, source_logits = two_columns(adapter(images)), two_columns(source(images))
                 if on_batch is not None:
                     on_batch(images, good, adapter.last)
                 found += _make_answers(logits, source_logits, adapter.last, good, folder, class_names)
@@ -284,10 +285,11 @@ def _low_agreement_warning(agree: int, count: int) -> str:
 
 
 def class_count(model: nn.Module) -> int | None:
-    """How many classes a model has by its last layer, or None if that does not show it."""
+    """How many classes a model has by its last layer, two where that has one output; None if it does not show it."""
     head = anatomy(model).head
     last = None if head is None else model.get_submodule(head)
-    return getattr(last, "out_features", None) or getattr(last, "out_channels", None)
+    outputs: int | None = getattr(last, "out_features", None) or getattr(last, "out_channels", None)
+    return 2 if outputs == 1 else outputs
 
 
 def torchvision_path(name: str) -> str | None:

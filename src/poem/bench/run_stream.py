@@ -18,6 +18,7 @@ from torch import Tensor
 from poem._util.caching import fingerprint
 from poem.adapter import Adapter
 from poem.engine.accounting import BatchRecord
+from poem.engine.network import two_columns
 from poem.streams.orders import Segment
 
 
@@ -26,7 +27,7 @@ class AnsweredBatch:
     """Logits and labels of one batch, on the CPU."""
 
     logits: Tensor
-    """(B, C)."""
+    """(B, C); of a model with one logit (B, 2), for class 0 and class 1."""
     labels: Tensor
     """(B,)."""
     segment: Segment | None
@@ -111,6 +112,7 @@ class StreamRun:
                 shifts = segment.shifts
             missed = self.delay is not None and self.delay.misses()
             logits = self._missed(images) if missed else self._adapted(images)
+            logits = two_columns(logits)
             labels = _checked_labels(labels, logits)
             yield AnsweredBatch(logits.cpu(), labels, segment, None if missed else self.adapter.last)
         self._add_totals()

@@ -7,7 +7,7 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from poem.engine.network import Network
+from poem.engine.network import Network, log_odds, two_columns
 from poem.engine.parameter_groups import HALF
 from poem.engine.state import State
 from poem.engine.twin import Translation
@@ -37,10 +37,11 @@ class Exported(nn.Module):
         images = images.to(next(self.heads.parameters()).dtype)
         logits = [logits_of(head(images.clone())) for head, logits_of in zip(self.heads, self._logits, strict=True)]
         logits = [each.float() if each.dtype in HALF else each for each in logits]
-        if isinstance(classes, Tensor):
-            logits = [each[:, classes] for each in logits]
+        one_logit = logits[0].shape[1] == 1
+        logits = [each[:, classes] if isinstance(classes, Tensor) else two_columns(each) for each in logits]
         answer = logits[0] if self._branch is None else self._branch.together(logits[0], logits[1])
-        return self._correct(Outputs(answer, tuple(logits)), {})
+        answer = self._correct(Outputs(answer, tuple(logits)), {})
+        return log_odds(answer) if one_logit else answer
 
 
 def exported(network: Network, recipe: Recipe, state: State) -> nn.Module:

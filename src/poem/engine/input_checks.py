@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from poem._util.integers import as_integer, plain_scalar
 from poem.engine.anatomy import WITHOUT_NORMS, is_norm
+from poem.parts.base import Need
 from poem.parts.fields import LARGEST
 from poem.recipes.recipe import Recipe
 
@@ -233,6 +234,16 @@ def classes(found: int, before: int | None) -> None:
     """The number of classes does not change under way."""
     if before is not None and found != before:
         raise ValueError(f"expected {before} classes as before, got {found}; call adapter.reset() for another task")
+
+
+def several_logits(recipe: Recipe, one_logit: bool) -> None:
+    """A model with one logit suits every part of the recipe."""
+    part = recipe.first_with(Need.SEVERAL_LOGITS)
+    if one_logit and part is not None:
+        raise ValueError(
+            f"{part!r} needs a model with several logits, got one per image, with which its gradient is always zero; "
+            "use another method, such as 'tent' or 'poem'"
+        )
 
 
 def _short(value: Any) -> str:

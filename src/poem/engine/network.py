@@ -63,6 +63,8 @@ class Network:
         self._largest = 0 if classes is None else max(classes)
         self._mean = None if mean is None else torch.as_tensor(mean)
         self._std = None if std is None else torch.as_tensor(std)
+        self.one_logit = False
+        """Whether the model has one logit per image, as the last pass showed; the engine then sees two classes."""
         self.tracing = False  # passes are traced, to be compiled
         self._copies: dict[tuple[Any, ...], Tensor] = {}
         self._current: ForwardContext | None = None
@@ -259,6 +261,10 @@ class Network:
         )  # fmt: skip
         return (source, self._merged(self._once(images, theta, other), other)), run
 
+    def in_model_shape(self, answer: Tensor) -> Tensor:
+        """An answer (B, C) of the engine in the shape of the model's: log-odds (B, 1) where the model has one logit."""
+        return log_odds(answer) if self.one_logit else answer
+
     def source(self) -> Memory:
         """The model's own values for each group, flat."""
         groups = {"theta": self.theta, "branch": self.branch}
@@ -318,9 +324,15 @@ class Network:
         return answer
 
     def _cut(self, logits: Tensor) -> Tensor:
-        """The logits of the classes that the user asked for."""
+        """The logits of the classes that the user asked for; one logit becomes those of two classes."""
+        self.one_logit = logits.shape[1] == 1
         if self._classes is None:
-            return logits
+            return two_columns(logits)
+        if self.one_logit:
+            raise ValueError(
+                "expected several logits for classes= to choose from, got one per image, which the adapter reads as "
+                "two classes (sigmoid); leave classes= out"
+            )
         if self._largest >= logits.shape[1]:
             raise ValueError(f"expected classes below {logits.shape[1]}, the number of logits, got {self._largest}")
         return logits[:, self._near(self._classes, logits.device, torch.long)]
@@ -392,6 +404,24 @@ class Network:
             self._current.features = args[0].flatten(1)
 
 
+def two_columns(logits: Tensor) -> Tensor:
+    """Logits (B, 1), where sigmoid(z) is the probability of class 1, as those of two classes (0, z); others stay."""
+    if logits.shape[1] > 1:
+        return logits
+    both: Tensor = F.pad(logits, (1, 0))
+    return both
+
+
+def log_odds(logits: Tensor) -> Tensor:
+    """(B, 1) of logits of two classes: the second minus the first, so that sigmoid gives the probability of class 1.
+
+    Finite where class 0 has probability 0, so that a certain answer differs from one that is not finite.
+    """
+    odds = logits[:, 1:] - logits[:, :1]
+    valid = logits.amax(1, keepdim=True).isfinite()
+    return torch.where(valid, odds.clamp(max=torch.finfo(odds.dtype).max), odds)
+
+
 def tensor_of(output: Any) -> Any:
     """The logits in what a model returned: a tensor, `.logits`, or `["logits"]`; anything else is returned as it is."""
     if isinstance(output, Mapping):
@@ -405,5 +435,6 @@ def _logits_of(found: Any) -> Tensor:
         kind = type(found).__name__
         raise TypeError(f"expected logits (a tensor, .logits or ['logits']), got {kind}; pass logits=lambda out: ...")
     if found.dim() != 2:
-        raise ValueError(f"expected logits of shape (batch, classes), got {tuple(found.shape)}; pass logits=")
+        how = "lambda out: out[:, None] for one logit per image (two classes)" if found.dim() == 1 else ""
+        raise ValueError(f"expected logits of shape (batch, classes), got {tuple(found.shape)}; pass logits={how}")
     return found

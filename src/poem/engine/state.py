@@ -87,6 +87,7 @@ class State:
         """The first outputs fix the number of classes, and with it the parts' memory and tensors."""
         recipe = self._recipe
         if self.start is None:
+            checks.several_logits(recipe, self._network.one_logit)
             self.start = self._start(outputs)
             self.memory = {**self.start, **self.memory}
             self._bring(outputs)

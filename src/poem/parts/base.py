@@ -32,6 +32,7 @@ class Need(Enum):
     UNIT_RANGE = "images in [0, 1], with mean and std inside"
     PICTURES = "images of shape (batch, channels, height, width)"
     HOST = "decisions or random draws on the host, which a CUDA graph cannot repeat"
+    SEVERAL_LOGITS = "a model with more than one logit per image"
 
 
 @dataclass(frozen=True)

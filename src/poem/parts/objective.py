@@ -87,6 +87,11 @@ class ConservativeEntropy(Objective):
     """
 
     @property
+    def needs(self) -> frozenset[Need]:
+        """Several logits: of one, all that is left without its length is its sign, which has no gradient."""
+        return frozenset({Need.SEVERAL_LOGITS})
+
+    @property
     def per_sample(self) -> bool:
         """A mean over samples."""
         return True
