@@ -13,6 +13,8 @@ from poem._version import __version__
 _HOMES = {
     "adapt": "poem.api",
     "Adapter": "poem.adapter",
+    "guard": "poem.guarded.guard",
+    "Guard": "poem.guarded.guard",
     "Recipe": "poem.recipes.recipe",
     "methods": "poem.recipes.methods",
     "recipe": "poem.recipes.methods",

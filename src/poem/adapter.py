@@ -179,14 +179,18 @@ class Adapter:
             self._state.prepared = prepared
         self.preparation = {"forwards": count, "backwards": count}
 
-    def stream(self, loader: Iterable[Any]) -> Iterator[Tensor]:
-        """Answers for each batch of a loader of images, or of tuples that begin with images (labels are dropped)."""
+    def stream(self, loader: Iterable[Any], *, call: Callable[[Tensor], Tensor] | None = None) -> Iterator[Tensor]:
+        """Answers for each batch of a loader of images, or of tuples that begin with images (labels are dropped).
+
+        `call` answers in the adapter's place, for what is built around it.
+        """
         for item in loader:
             images = item[0] if isinstance(item, tuple | list) else item
             if not isinstance(images, Tensor):
                 kind = type(images).__name__
                 raise TypeError(f"expected batches of images or (images, ...), got {kind}; hand adapter() the tensor")
-            yield self(images.to(next(self._network.model.parameters()).device, non_blocking=True))
+            place = next(self._network.model.parameters()).device
+            yield (call or self)(images.to(place, non_blocking=True))
 
     @contextmanager
     def frozen(self) -> Iterator[Adapter]:
@@ -248,6 +252,40 @@ class Adapter:
             self._between = Between(self._state.snapshot())
             self._state.entered = False
             self._warned.clear()
+
+    def checkpoint(self) -> Between:
+        """All that adapting has changed, as it is between two batches; tensors are shared, since none is written to."""
+        checks.still_here(self._unloaded)
+        with self._lock:
+            self._settle()
+            return self._between
+
+    def rollback(self, to: Between | Snapshot | None, *, counts: bool = False) -> None:
+        """Back to a checkpoint, to a state of one, or to the source (None); counts go on, unless `counts` is set.
+
+        What the first batch fixed stays: the batch size and the number of classes.
+        """
+        checks.still_here(self._unloaded)
+        with self._lock:
+            self._settle()
+            self._state.entered = True
+            if isinstance(to, Between) and counts:
+                self._state.restore(to.state)
+                self._between = to
+            elif to is None:
+                self._state.restart()
+                self._between = replace(self._between, state=self._state.snapshot())
+            else:
+                state = to.state if isinstance(to, Between) else to
+                moved = {name: state.values[name] for name in ("moving", "teacher", "memory", "steps")}
+                now = self._state.snapshot()
+                self._state.restore(Snapshot({**now.values, **moved}, state.rng))
+                self._between = replace(self._between, state=self._state.snapshot())
+            self._state.entered = False
+
+    def in_model_shape(self, logits: Tensor) -> Tensor:
+        """Logits (B, C) in the shape that the model answers in: (B, 1) for two classes with one logit."""
+        return self._network.in_model_shape(logits)
 
     def unload(self) -> nn.Module:
         """Return the very model that came in; the adapter cannot be used any more."""
@@ -311,6 +349,20 @@ class Adapter:
     def adapted(self) -> list[str]:
         """Names of the tensors that may move; the branch's own start with `branch.`."""
         return list(self._state.named())
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether calls of this thread or task are inside `frozen()`."""
+        return id(self) in _FROZEN.get()
+
+    @property
+    def drift(self) -> float:
+        """Distance of the adapted tensors from the source's, relative to the norm of the source's; reads the device."""
+        state = self._between.state.values
+        pairs = [(state["moving"][key], state["source"][key]) for key in ("theta", "branch") if key in state["source"]]
+        away = sum((now - start).square().sum() for now, start in pairs)
+        size = sum(start.square().sum() for _, start in pairs)
+        return float((torch.as_tensor(away) / torch.as_tensor(size).clamp(min=1e-12)).sqrt())
 
     @property
     def last(self) -> BatchRecord:
@@ -481,7 +533,7 @@ class Adapter:
 class AsModule(nn.Module):
     """An adapter where a module is expected. It has no parameters: the adapter owns what moves."""
 
-    def __init__(self, adapter: Adapter) -> None:
+    def __init__(self, adapter: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
         self.adapter = adapter
 

@@ -59,6 +59,7 @@ class BatchRecord:
         self.remarks: list[str] = []  # notes known while the batch runs
         self.anomalies: Tensor | None = None  # (2,) answers that are not finite, updates that changed nothing
         self.loss_value: Tensor | None = None
+        self.gradient_value: Tensor | None = None  # norm of the last update's gradient
         self.reset_flag: bool | Tensor = False
         self.applied: list[Tensor] = []  # () bool for each update tried
         self.any_selected: list[Tensor] = []  # () bool for each update tried: whether it had a selected sample
@@ -121,6 +122,11 @@ class BatchRecord:
         return None if self.loss_value is None else float(self.loss_value)
 
     @property
+    def gradient(self) -> float:
+        """Norm of the last update's gradient, over theta; 0 where none was tried."""
+        return 0.0 if self.gradient_value is None else float(self.gradient_value)
+
+    @property
     def reset(self) -> bool:
         """Whether everything went back to the source, before or after this batch."""
         return bool(self.reset_flag)
@@ -146,6 +152,8 @@ class BatchRecord:
         self.entropy = FirstLast(first, _joined([part.entropy.last for part in parts]))
         self.first_logits = _joined([part.first_logits for part in parts])
         self.loss_value = next((part.loss_value for part in reversed(parts) if part.loss_value is not None), None)
+        norms = [part.gradient_value for part in parts if part.gradient_value is not None]
+        self.gradient_value = norms[-1] if norms else None
         self.applied = [applied for part in parts for applied in part.applied]
         self.any_selected = [some for part in parts for some in part.any_selected]
         counts = [part.anomalies for part in parts if part.anomalies is not None]

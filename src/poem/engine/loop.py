@@ -363,6 +363,7 @@ class BatchLoop:
         record.entropy = FirstLast(before, after)
         record.first_logits = logits
         record.loss_value = updates[-1].loss if updates else None
+        record.gradient_value = updates[-1].gradients["theta"].norm() if updates else None
         record.applied = [update.applied for update in updates]
         record.any_selected = [update.mask.any() for update in updates]
         record.none_selected = bool(progress.selections) and not updates

@@ -16,6 +16,10 @@ from poem.parts.base import Memory
 from poem.parts.statistics import FromBatch, Statistics
 
 
+PLAIN_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+"""Layers that do nothing but normalise, scale and shift."""
+
+
 @dataclass
 class ForwardContext:
     """What layers need to know while a forward pass runs, and what they recorded."""
@@ -134,14 +138,24 @@ class PatchedNorm:
         Where a gradient is to flow through them, they are applied first, and the layer's own are neutral.
         """
         if mean.dim() == 2:
-            pieces = zip(x.chunk(len(mean)), mean, var, strict=True)
-            return torch.cat([self.with_moments(*piece) for piece in pieces])
+            return self._each_copy(x, mean, var)
         if not (mean.requires_grad or var.requires_grad):
             return self._with_buffers(x, mean, var)
         eps = float(self.layer.eps)  # type: ignore[arg-type]
         shape = (1, -1, *[1] * (x.dim() - 2))
         normal = ((x - mean.view(shape)) * (var.view(shape) + eps).rsqrt()).to(x.dtype)
         return self._with_buffers(normal, torch.zeros_like(mean), torch.full_like(var, 1 - eps))
+
+    def _each_copy(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+        """Each of K copies of the batch with its own row (K, C) of the statistics."""
+        layer: Any = self.layer
+        if type(layer) not in PLAIN_BATCH_NORMS or layer.weight is None:  # what else a layer does is its own
+            return torch.cat([self._with_buffers(*piece) for piece in zip(x.chunk(len(mean)), mean, var, strict=True)])
+        scale = layer.weight * (var + layer.eps).rsqrt()
+        shift = layer.bias - mean * scale
+        shape = (len(mean), 1, x.shape[1], *[1] * (x.dim() - 2))
+        apart = x.unflatten(0, (len(mean), -1))
+        return torch.addcmul(shift.view(shape), apart, scale.view(shape)).to(x.dtype).flatten(0, 1)
 
     def _with_buffers(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
         """The layer's own forward in eval mode, with other running statistics in it."""

@@ -7,13 +7,14 @@ of its own; their predictions are averaged, those that tell the images apart bes
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from poem.parts.base import Memory, Outputs, entropy
 from poem.parts.fields import Count, NotNegative, Share
-from poem.parts.statistics import BatchLayer, FromBatch, Statistics, moments
+from poem.parts.statistics import BatchLayer, FromBatch, Statistics
 
 FORGET = 0.1
 """Rate at which the variation between batches is averaged."""
@@ -40,10 +41,10 @@ class Blended(Statistics):
     """
 
     weights: tuple[Share, ...] = (0.0, 0.2, 1.0, 1.0)
-    rates: tuple[Share, ...] = (1.0, 1.0, 1.0, 0.05)
+    rates: tuple[Share, ...] = (1.0, 0.3, 1.0, 0.05)
     doubt: NotNegative = 3.0
     trust: NotNegative = 3.0
-    horizon: Count = 512
+    horizon: Count = 256
 
     def __post_init__(self) -> None:
         """Refuses copies without a weight or a rate."""
@@ -77,7 +78,7 @@ class Blended(Statistics):
         averaged = rate / (2 - rate)  # the variance of an average, as a share of that of a batch
         seen = mean + _beyond(new[f"{key}.mean"] - mean, self.doubt * (new[f"{key}.mean_moves"] * averaged).sqrt())
         spread = var + _beyond(new[f"{key}.var"] - var, self.doubt * (new[f"{key}.var_moves"] * averaged).sqrt())
-        weight = torch.tensor(self.weights, dtype=mean.dtype, device=x.device)[:, None]
+        weight = _column(self.weights, mean.dtype, x.device)
         return layer.with_moments(x, *mixture(mean, var, seen, spread, weight))
 
     def remember_layer(self, layer: BatchLayer, x: Tensor, mask: Tensor | None, memory: Memory, key: str) -> Memory:
@@ -85,8 +86,7 @@ class Blended(Statistics):
         if f"{key}.mean" not in memory:
             return {}
         held = {name: memory[f"{key}.{name}"] for name in ("mean", "var", "last_mean", "last_var", "batches")}
-        found = [_described(each, mask) for each in x.detach().chunk(self.copies)]
-        mean, var, mean_error, var_error = (torch.stack(each) for each in zip(*found, strict=True))
+        mean, var, mean_error, var_error = _described(x.detach(), mask, self.copies)
         moved = mixture(held["mean"], held["var"], mean, var, self._rates(x))
         new = dict(zip(("mean", "var"), moved, strict=True))
         for name, now, error in (("mean", mean, mean_error), ("var", var, var_error)):
@@ -102,8 +102,8 @@ class Blended(Statistics):
     def _rates(self, x: Tensor) -> Tensor:
         """How far this batch moves each copy's average (copies, 1)."""
         rows = x.shape[0] // self.copies
-        rates = [min(1.0, rate * rows / 64) if rate < 1 else min(1.0, rows / 64) for rate in self.rates]
-        return torch.tensor(rates, dtype=torch.float32, device=x.device)[:, None]
+        rates = tuple(min(1.0, rate * rows / 64) for rate in self.rates)
+        return _column(rates, torch.float32, x.device)
 
     def start(self, outputs: Outputs) -> Memory:
         """No predictions seen."""
@@ -141,20 +141,30 @@ def _beyond(difference: Tensor, error: Tensor) -> Tensor:
     return difference.sign() * (difference.abs() - error).clamp(min=0)
 
 
-def _described(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Mean and variance per channel, and the squared standard error of each from the spread over images.
+@lru_cache(maxsize=256)
+def _column(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Constants (copies, 1) on a device, taken there once."""
+    return torch.tensor(values, dtype=dtype, device=device)[:, None]
+
+
+def _described(x: Tensor, mask: Tensor | None, copies: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Each copy's mean and variance (copies, C), and the squared standard error of each from the spread over images.
 
     One image has no spread: its errors are 0.
     """
     values = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-    flat = values.flatten(2) if values.dim() > 2 else values[:, :, None]
-    means = flat.mean(2)
-    squares = flat.square().mean(2)
-    mean, _ = moments(means, mask)
-    spreads = (squares - 2 * mean * means + mean.square()).clamp(min=0)  # each image about the batch's mean
-    var, _ = moments(spreads, mask)
-    count = (torch.as_tensor(x.shape[0], device=x.device) if mask is None else mask.sum()).clamp(min=1)
-    _, mean_var = moments(means, mask)
-    _, var_var = moments(spreads, mask)
-    below = (count - 1).clamp(min=1)
-    return mean, var, mean_var / below, var_var / below
+    flat = values.unflatten(0, (copies, -1)).flatten(3) if x.dim() > 2 else values.unflatten(0, (copies, -1))[..., None]
+    means, squares = flat.mean(3), flat.square().mean(3)  # (copies, B, C), of each image
+
+    def over(images: Tensor) -> Tensor:
+        if mask is None:
+            return images.mean(1)
+        return torch.where(mask[:, None], images, 0).sum(1) / mask.sum().clamp(min=1)
+
+    mean = over(means)
+    spreads = (squares - 2 * mean[:, None] * means + mean[:, None].square()).clamp(min=0)  # about the batch's mean
+    var = over(spreads)
+    count = x.shape[0] // copies if mask is None else mask.sum()
+    below = max(count - 1, 1) if isinstance(count, int) else (count - 1).clamp(min=1)
+    mean_error = over((means - mean[:, None]).square()) / below
+    return mean, var, mean_error, over((spreads - var[:, None]).square()) / below

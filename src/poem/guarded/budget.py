@@ -1,0 +1,42 @@
+"""A budget of answers: how many may differ from the source's, at every moment of the stream.
+
+Accuracy can only fall below the source's on answers that differ from it, so their share bounds the loss: a proof that
+needs no labels and no assumption.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class AnswerBudget:
+    """Of the first n samples, at most `share * n` get another answer than the source's, for every n."""
+
+    share: float
+    seen: int = 0
+    spent: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuses what is no share."""
+        if not 0 < self.share <= 1:
+            raise ValueError(
+                f"expected a budget above 0 and at most 1, the share of answers that may differ, got {self.share!r}; "
+                "for none use the method 'source', for no limit leave budget= out"
+            )
+
+    def grant(self, differs: Tensor, gain: Tensor) -> tuple[Tensor, AnswerBudget]:
+        """Which of the samples that differ (B,) keep their own answer: those with the largest gain that fit."""
+        wanted, gains = differs.tolist(), gain.tolist()
+        room = [int(self.share * (self.seen + place + 1) + 1e-9) - self.spent for place in range(len(wanted))]
+        # room[i] is how many of the samples up to i may differ; it must stay so for all later ones too.
+        granted = [False] * len(wanted)
+        for place in sorted((i for i, each in enumerate(wanted) if each), key=lambda i: -gains[i]):
+            if all(left > 0 for left in room[place:]):
+                granted[place] = True
+                room = [left - 1 if index >= place else left for index, left in enumerate(room)]
+        kept = torch.tensor(granted, dtype=torch.bool, device=differs.device)
+        return kept, replace(self, seen=self.seen + len(wanted), spent=self.spent + sum(granted))

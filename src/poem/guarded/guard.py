@@ -1,0 +1,598 @@
+"""A guarded adapter: the source answers beside it, and decides with it which answer is given.
+
+What it promises comes in three tiers, and each is named as such. **Proof**: with `budget=`, answers differ from the
+source's on at most that share of the samples, so accuracy is at most that far below. **Measured**: on the streams of
+`docs/guard.md` it lost no more than half a point to the source. **Alarms** ring wrongly at a stated rate at most.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal, NoReturn
+
+import torch
+from torch import Tensor, nn
+
+from poem._util import state_file
+from poem.adapter import Adapter, AsModule
+from poem.engine.accounting import BatchRecord, Totals
+from poem.engine.network import two_columns
+from poem.engine.state import Snapshot
+from poem.guarded.alarms import MeanBound, ShiftAlarm
+from poem.guarded.audit import Audit, Event, tensor_hash
+from poem.guarded.budget import AnswerBudget
+from poem.guarded.guard_state import from_plain, to_plain
+from poem.guarded.signals import Averages, Signals
+from poem.parts.fields import Checked, Count, NotNegative, Positive, Range
+from poem.recipes.recipe import Recipe
+from poem.recipes.text import written
+
+log = logging.getLogger("poem")
+Verdict = Literal["source", "mean", "adapted"]
+SPIKE = 10.0
+"""A gradient so many times the median of the last ones is an event."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GuardSettings(Checked):
+    """What a guard does. The margins were chosen on four corruptions that no table uses; `docs/guard.md` says how."""
+
+    budget: float | None = None
+    every: Count = 1
+    mirror: bool = False
+    adapt: Literal["always", "when shifted"] = "always"
+    when_worse: Literal["roll back", "reset", "freeze", "answer"] = "roll back"
+    worse: NotNegative = 0.05
+    better: NotNegative = 0.05
+    unsteady: NotNegative = 0.03
+    horizon: Count = 1024
+    ring: Annotated[int, Range(at_least=1, at_most=1024)] = 4
+    snapshot_every: Count = 8
+    alpha: Annotated[float, Range(above=0, below=1)] = 0.01
+    reference: Count = 256
+    max_updates: Count | None = None
+    max_ms: Positive | None = None
+    max_distance: Positive | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuses a budget where the source does not answer every batch."""
+        super().__post_init__()
+        if self.budget is not None:
+            AnswerBudget(self.budget)
+            if self.every != 1:
+                raise ValueError(
+                    f"expected every=1 with a budget, got every={self.every}: a share of answers that differ from the "
+                    "source's is known only where the source answers every batch; leave one of them out"
+                )
+
+
+@dataclass(frozen=True)
+class GuardState:
+    """All that a guard remembers between two batches: one value, replaced when a batch is over."""
+
+    batches: int = 0
+    verdict: Verdict = "mean"
+    averages: Averages | None = None
+    shift: ShiftAlarm = field(default_factory=ShiftAlarm)
+    worse: MeanBound = field(default_factory=MeanBound)
+    budget: AnswerBudget | None = None
+    ring: tuple[tuple[int, Snapshot], ...] = ()
+    gradients: tuple[float, ...] = ()  # of the last updates
+    updates: int = 0
+    rollbacks: int = 0
+    wait: int = 0  # batches until a snapshot may be taken or a rollback made again
+    stopped: str = ""  # why nothing is learnt any more; "" while it is
+    learn_ms: float = 0.0  # running mean of a call that learns
+    plain_ms: float = 0.0  # and of one that does not
+
+
+class Guard:
+    """An adapter with a guard around it: same call, state, save and load. Made by `poem.guard`, which explains it."""
+
+    def __init__(
+        self,
+        adapter: Adapter,
+        settings: GuardSettings,
+        *,
+        source_data: Iterable[Any] | Tensor | None = None,
+        on_event: Callable[[Event], object] | None = None,
+        audit: str | Path | None = None,
+    ) -> None:
+        if isinstance(adapter, Guard):
+            raise TypeError("expected an adapter, got one that is guarded already; change its settings instead")
+        if not isinstance(adapter, Adapter):
+            raise TypeError(f"expected an adapter, as poem.adapt makes it, got {type(adapter).__name__}")
+        if on_event is not None and not callable(on_event):
+            raise TypeError(f"expected on_event to be a function of an Event, got {type(on_event).__name__}")
+        if not adapter.recipe.learns and adapter.recipe.statistics == _source_statistics():
+            raise ValueError(
+                f"{adapter.name} answers as the source does, so there is nothing to guard; guard a method that adapts"
+            )
+        self.adapter, self.settings = adapter, settings
+        self.events: deque[Event] = deque(maxlen=1000)
+        """The last thousand events."""
+        self.signals: Signals | None = None
+        """What was seen at the last batch that was learnt from."""
+        self._on_event, self._lock = on_event, threading.RLock()
+        shift = ShiftAlarm(alpha=settings.alpha, reference=settings.reference, seed=settings.seed)
+        if source_data is not None:
+            shift.compare_with(self._source_entropies(source_data))
+        budget = None if settings.budget is None else AnswerBudget(settings.budget)
+        self._first = GuardState(shift=shift, worse=MeanBound(alpha=settings.alpha), budget=budget)
+        self._held = copy.deepcopy(self._first)
+        self._audit = None if audit is None else Audit(Path(audit), self._header())
+
+    # Calls ------------------------------------------------------------------------------------------------------------
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Predict, learn if allowed, and answer with the source, the adapted model, or the mean of both."""
+        return self._call(images, learn=None)
+
+    def _call(self, images: Tensor, learn: bool | None) -> Tensor:
+        """One batch; `learn` repeats a recorded decision instead of making one."""
+        if self.adapter.is_frozen:
+            return self._frozen_answer(images)
+        with self._lock:
+            before, events = self.adapter.checkpoint(), list[Event]()
+            held = copy.copy(self._held)
+            try:
+                answer, held, signals = self._batch(images, held, events, learn)
+            except BaseException:
+                self.adapter.rollback(before, counts=True)
+                raise
+            self._held, self.signals = held, signals
+            for event in events:
+                self._tell(event)
+        return answer
+
+    def _batch(
+        self, images: Tensor, held: GuardState, events: list[Event], learn: bool | None
+    ) -> tuple[Tensor, GuardState, Signals]:
+        """Both answers, what they show, what follows from it."""
+        settings = self.settings
+        shift, worse = copy.deepcopy(held.shift), copy.copy(held.worse)
+        with_source = held.batches % settings.every == 0 or held.verdict == "source"
+        source = _log_probs(self.adapter.source(images)) if with_source else None
+        if source is not None and shift.update(_entropies(source)):
+            events.append(Event(held.batches, "alarm", _shift_text(shift)))
+        allowed, why = self._may_learn(held, shift)
+        learning = allowed if learn is None else learn
+        if not learning and why and learn is None:
+            events.append(Event(held.batches, "skip", why))
+        raw, milliseconds = self._adapted(images, learning)
+        adapted = _log_probs(raw)
+        record = self.adapter.last
+        held = replace(held, **_timed(held, learning, milliseconds))
+        if source is None:
+            signals = self.signals or _no_signals()
+            answer, verdict = raw, held.verdict
+        else:
+            answer, verdict, held, signals = self._weigh(images, source, adapted, record, worse, held, learning)
+        held = replace(held, shift=shift, worse=worse, verdict=verdict)
+        if learning:
+            held = self._act(held, verdict, signals, record, adapted, events)
+        line = {
+            "kind": "batch", "batch": held.batches, "images": tensor_hash(images) if self._audit else "",
+            "learn": learning, "verdict": verdict, "signals": signals.as_dict(),
+            "answer": tensor_hash(answer) if self._audit else "",
+        }  # fmt: skip
+        self._write(line, events)
+        return answer, replace(held, batches=held.batches + 1), signals
+
+    def _weigh(
+        self, images: Tensor, source: Tensor, adapted: Tensor, record: BatchRecord, worse: MeanBound,
+        held: GuardState, learning: bool,
+    ) -> tuple[Tensor, Verdict, GuardState, Signals]:  # fmt: skip
+        """Which answer is given, from what both have shown so far."""
+        settings = self.settings
+        averages = held.averages or Averages.start(source.shape[1], source.device)
+        steady = self._steadiness(images, source, adapted) if settings.mirror else None
+        averages = averages.moved(source, adapted, steady, settings.horizon)
+        information, balances, shares = torch.stack(
+            [averages.information, averages.balances, averages.steady]
+        ).tolist()
+        verdict = self._verdict(information, shares if settings.mirror else None)
+        answer = {"source": source, "adapted": adapted, "mean": _mean(source, adapted)}[verdict]
+        sound = adapted.amax(1, keepdim=True).isfinite()
+        answer = torch.where(sound, answer, source)
+        own, other = source.argmax(1), answer.argmax(1)
+        both = _mean(source, adapted).exp()
+        rows = torch.arange(len(own), device=own.device)
+        gain = torch.where(sound[:, 0], both[rows, other] - both[rows, own], 0.0)
+        judged = torch.where(sound[:, 0], both[rows, adapted.argmax(1)] - both[rows, own], 0.0)
+        worse.update(((1 - judged) / 2).tolist())
+        if held.budget is not None:
+            kept, budget = held.budget.grant(own != other, gain)
+            answer = torch.where((kept | (own == other))[:, None], answer, source)
+            held = replace(held, budget=budget)
+        signals = Signals(
+            *information, *balances, float((own != answer.argmax(1)).float().mean()),
+            float(record.selected.float().mean()) if learning and len(record.selected) else 0.0,
+            record.gradient if learning else 0.0, self.adapter.drift,
+            *(shares if settings.mirror else (None, None)),
+        )  # fmt: skip
+        return self.adapter.in_model_shape(answer), verdict, replace(held, averages=averages), signals
+
+    def _verdict(self, information: list[float], steady: list[float] | None) -> Verdict:
+        """Source where the adapted answers tell less or are less steady, adapted where they tell more, else the mean."""
+        difference = information[1] - information[0]
+        if not math.isfinite(difference) or difference < -self.settings.worse:
+            return "source"
+        if steady is not None and steady[1] < steady[0] - self.settings.unsteady:
+            return "source"
+        return "adapted" if difference > self.settings.better else "mean"
+
+    # Learning and its limits ------------------------------------------------------------------------------------------
+
+    def _may_learn(self, held: GuardState, shift: ShiftAlarm) -> tuple[bool, str]:
+        """Whether this batch is learnt from, and why not."""
+        settings, drift = self.settings, self.adapter.drift
+        if held.stopped:
+            return False, held.stopped if held.batches == 0 else ""
+        if settings.max_updates is not None and held.updates >= settings.max_updates:
+            return False, f"the budget of {settings.max_updates} updates is spent"
+        if settings.max_distance is not None and drift > settings.max_distance:
+            return False, f"{drift:.3g} from the source, more than max_distance={settings.max_distance:g}"
+        if settings.adapt == "when shifted" and not shift.rang:
+            return False, "" if held.batches else "no shift has been seen yet"
+        if settings.max_ms is not None and held.learn_ms > settings.max_ms:
+            spare = settings.max_ms - held.plain_ms
+            extra = max(held.learn_ms - held.plain_ms, 0.0)
+            turn = math.ceil(extra / spare) if spare > 0 else 100
+            return held.batches % max(turn, 1) == 0, ""
+        return True, ""
+
+    def _adapted(self, images: Tensor, learning: bool) -> tuple[Tensor, float]:
+        """The adapted answer as the adapter gives it, and the milliseconds it took."""
+        began = time.perf_counter()
+        with ExitStack() as block:
+            if not learning:
+                block.enter_context(self.adapter.frozen())
+            raw = self.adapter(images)
+        if self.settings.max_ms is not None and raw.is_cuda:
+            torch.cuda.synchronize(raw.device)
+        return raw, 1000 * (time.perf_counter() - began)
+
+    def _steadiness(self, images: Tensor, source: Tensor, adapted: Tensor) -> Tensor:
+        """(2,) shares of images answered as their mirror image is, by the source and by the adapted model."""
+        if images.dim() != 4:
+            raise ValueError(f"mirror=True needs images (batch, channels, height, width), got {tuple(images.shape)}")
+        mirrored = images.flip(3)
+        with self.adapter.frozen():
+            other = _log_probs(self.adapter(mirrored))
+        own = _log_probs(self.adapter.source(mirrored))
+        pairs = ((source, own), (adapted, other))
+        return torch.stack([(one.argmax(1) == two.argmax(1)).float().mean() for one, two in pairs])
+
+    def _act(
+        self, held: GuardState, verdict: Verdict, signals: Signals, record: BatchRecord, adapted: Tensor,
+        events: list[Event],
+    ) -> GuardState:  # fmt: skip
+        """What follows after a batch that was learnt from: a snapshot, a rollback, a reset, or nothing."""
+        settings, batch, known = self.settings, held.batches, signals.as_dict()
+        gradients = [each for each in held.gradients if math.isfinite(each) and each > 0]
+        middle = sorted(gradients)[len(gradients) // 2] if len(gradients) >= 8 else math.inf
+        if signals.gradient > SPIKE * middle:
+            events.append(Event(batch, "gradient spike", f"{signals.gradient / middle:.1f} times the median", known))
+        held = replace(
+            held, updates=held.updates + record.updates, gradients=(*held.gradients, signals.gradient)[-64:],
+            wait=max(0, held.wait - 1),
+        )  # fmt: skip
+        broken = not bool(adapted.amax(1).isfinite().all())
+        if broken:
+            events.append(Event(batch, "not finite", "adapted answers are NaN or Inf; the source answers", known))
+        elif verdict != "source":
+            if (batch + 1) % settings.snapshot_every == 0:
+                good = (batch, self.adapter.checkpoint().state)
+                held = replace(held, ring=(*held.ring, good)[-settings.ring :])
+            return held
+        if not broken and held.wait > 0:
+            return held
+        return self._undo(held, known, events)
+
+    def _undo(self, held: GuardState, known: dict[str, float | None], events: list[Event]) -> GuardState:
+        """Take back what was learnt, as the settings say."""
+        settings, batch = self.settings, held.batches
+        why = "the adapted answers tell the images apart less well than the source's"
+        if settings.when_worse == "answer":
+            return held
+        if settings.when_worse == "freeze":
+            events.append(Event(batch, "freeze", f"{why}; nothing more is learnt", known))
+            return replace(held, stopped="frozen after its answers became worse than the source's")
+        if settings.when_worse == "roll back" and held.ring:
+            at, good = held.ring[-1]
+            self.adapter.rollback(good)
+            events.append(Event(batch, "roll back", f"{why}; back to batch {at}", known))
+            held = replace(held, ring=held.ring[:-1])
+        else:
+            self.adapter.rollback(None)
+            events.append(Event(batch, "reset", f"{why}; back to the source", known))
+        averages = held.averages
+        if averages is not None:  # what came back is judged anew, from where the source stands
+            averages = replace(
+                averages, adapted_mean=averages.source_mean, entropies=averages.entropies[:1].expand(2),
+                steady=averages.steady[:1].expand(2),
+            )  # fmt: skip
+        return replace(held, averages=averages, rollbacks=held.rollbacks + 1, wait=settings.snapshot_every)
+
+    def _frozen_answer(self, images: Tensor) -> Tensor:
+        """The answer as things stand; nothing is learnt, and nothing is remembered."""
+        verdict = self._held.verdict
+        if verdict == "adapted" and self._held.budget is None:
+            return self.adapter(images)
+        source = _log_probs(self.adapter.source(images))
+        if verdict == "source" or self._held.budget is not None:
+            return self.adapter.in_model_shape(source)
+        adapted = _log_probs(self.adapter(images))
+        answer = torch.where(adapted.amax(1, keepdim=True).isfinite(), _mean(source, adapted), source)
+        return self.adapter.in_model_shape(answer)
+
+    # The same as an adapter's -----------------------------------------------------------------------------------------
+
+    def source(self, images: Tensor) -> Tensor:
+        """Logits of the model as it came."""
+        return self.adapter.source(images)
+
+    def stream(self, loader: Iterable[Any]) -> Iterator[Tensor]:
+        """Answers for each batch of a loader of images, or of tuples that begin with images."""
+        return self.adapter.stream(loader, call=self)
+
+    @contextmanager
+    def frozen(self) -> Iterator[Guard]:
+        """Inside, calls of this thread predict with what was learnt, learn nothing and leave the state alone."""
+        with self.adapter.frozen():
+            yield self
+
+    def stop(self, why: str = "stopped by hand") -> None:
+        """The kill switch: from now on the source answers and nothing is learnt, until `resume`."""
+        with self._lock:
+            self._held = replace(self._held, stopped=why or "stopped by hand", verdict="source")
+            self._tell(Event(self._held.batches, "stop", why))
+
+    def resume(self) -> None:
+        """Learn again after `stop` or a freeze."""
+        with self._lock:
+            self._held = replace(self._held, stopped="", wait=self.settings.snapshot_every)
+            self._tell(Event(self._held.batches, "resume", "by hand"))
+
+    def reset(self) -> None:
+        """Bit for bit a fresh guarded adapter; the audit goes on."""
+        with self._lock:
+            self.adapter.reset()
+            self._held, self.signals = copy.deepcopy(self._first), None
+            self._tell(Event(0, "reset", "by hand"))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The adapter's state, and the guard's under `guard`."""
+        with self._lock:
+            state = self.adapter.state_dict()
+            plain, tensors = to_plain(self._held)
+            return {**state, "guard": plain, "tensors": {**state["tensors"], **tensors}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where a guarded state left off; a state without a guard's part is refused."""
+        if not isinstance(state, dict) or "guard" not in state:
+            raise ValueError("expected the state of a guarded adapter, got one without a guard; load it unguarded")
+        with self._lock:
+            own = {key: tensor for key, tensor in state["tensors"].items() if not key.startswith("guard/")}
+            held = from_plain(state["guard"], state["tensors"], self._first, self.adapter.checkpoint().state)
+            rest = {key: value for key, value in state.items() if key not in ("guard", "tensors")}
+            self.adapter.load_state_dict({**rest, "tensors": own})
+            self._held = held
+
+    def save(self, path: str | Path) -> None:
+        """Write the state to a file, whole or not at all."""
+        state_file.save_state(self.state_dict(), Path(path))
+
+    def load(self, path: str | Path) -> None:
+        """Go on from a file that `save` wrote."""
+        self.load_state_dict(state_file.load_state(Path(path)))
+
+    def unload(self) -> nn.Module:
+        """Return the very model that came in, and close the audit."""
+        if self._audit is not None:
+            self._audit.close()
+        return self.adapter.unload()
+
+    def export(self) -> nn.Module:
+        """The adapted network as a plain module, without the guard."""
+        return self.adapter.export()
+
+    def as_module(self) -> nn.Module:
+        """The guarded adapter inside a module without parameters."""
+        return AsModule(self)
+
+    def prepare(self, source_data: Iterable[Any] | Tensor) -> None:
+        """Prepare parts that need source data on these images."""
+        self.adapter.prepare(source_data)
+
+    @property
+    def verdict(self) -> Verdict:
+        """Which answer is given now: "source", "mean" or "adapted"."""
+        return self._held.verdict
+
+    @property
+    def state(self) -> GuardState:
+        """All that the guard remembers."""
+        return self._held
+
+    @property
+    def recipe(self) -> Recipe:
+        """The adapter's recipe."""
+        return self.adapter.recipe
+
+    @property
+    def name(self) -> str:
+        """The method's name."""
+        return self.adapter.name
+
+    @property
+    def model(self) -> nn.Module:
+        """The borrowed model."""
+        return self.adapter.model
+
+    @property
+    def adapted(self) -> list[str]:
+        """Names of the tensors that may move."""
+        return self.adapter.adapted
+
+    @property
+    def last(self) -> BatchRecord:
+        """What happened to the batch that was learnt from last."""
+        return self.adapter.last
+
+    @property
+    def totals(self) -> Totals:
+        """The adapter's counts since the last reset by hand; the source's passes are not among them."""
+        return self.adapter.totals
+
+    @property
+    def lr(self) -> float:
+        """The learning rate in force."""
+        return self.adapter.lr
+
+    # Events -----------------------------------------------------------------------------------------------------------
+
+    def _tell(self, event: Event) -> None:
+        """An event to the list, the log, the audit and the user's function."""
+        self.events.append(event)
+        log.info("guard of %s: %s", self.name, event)
+        if self._audit is not None:
+            line = {"kind": "event", "batch": event.batch, "event": event.kind, "why": event.why}
+            self._write({**line, "signals": event.signals}, None)
+        if self._on_event is not None:
+            self._on_event(event)
+
+    def _write(self, line: dict[str, Any], events: list[Event] | None) -> None:
+        """A line to the audit; where the disk is full that is an event, and the run goes on."""
+        failed = None if self._audit is None else self._audit.write(line)
+        if failed is not None:
+            event = Event(self._held.batches, "audit lost", f"{failed}; the run goes on without it")
+            log.warning("guard of %s: %s", self.name, event)
+            if events is None:
+                self.events.append(event)
+            else:
+                events.append(event)
+
+    def _header(self) -> dict[str, Any]:
+        """What a replay must find the same."""
+        state = self.adapter.state_dict()
+        return {
+            "method": self.name, "recipe": written(self.recipe), "weights": state["source"], "mean": state["mean"],
+            "std": state["std"], "mask": state["mask"], "guard": _stated(self.settings), "torch": torch.__version__,
+            "device": str(next(self.model.parameters()).device.type),
+        }  # fmt: skip
+
+    def _source_entropies(self, source_data: Iterable[Any] | Tensor) -> list[float]:
+        """Entropies of the source's predictions on source images."""
+        batches = source_data.split(64) if isinstance(source_data, Tensor) else source_data
+        found: list[float] = []
+        for item in batches:
+            images = item[0] if isinstance(item, tuple | list) else item
+            found += _entropies(_log_probs(self.adapter.source(images.to(next(self.model.parameters()).device))))
+        if not found:
+            raise ValueError("expected source_data with at least one batch of images, got none")
+        return found
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Guard:
+        twin = Guard(copy.deepcopy(self.adapter, memo), self.settings)
+        twin._first, twin._held = copy.deepcopy(self._first), copy.deepcopy(self._held)
+        twin.signals = self.signals
+        return twin
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a Guard borrows its model and is not pickled; use guard.save(path) and guard.load(path)")
+
+    def __repr__(self) -> str:
+        return f"<Guard of {self.adapter!r}, answers with the {self.verdict}>"
+
+
+def guard(
+    adapter: Adapter,
+    *,
+    source_data: Iterable[Any] | Tensor | None = None,
+    on_event: Callable[[Event], object] | None = None,
+    audit: str | Path | None = None,
+    **settings: Any,
+) -> Guard:
+    """Put a guard around an adapter: the source answers beside it, and adapting that does harm is seen and undone.
+
+    Args:
+        adapter: What `poem.adapt` returned.
+        source_data: Images like those of training, without labels: the shift alarm compares the stream with them.
+            Without any it compares with the stream's first `reference` images, and a shift from the start is invisible.
+        on_event: Called with every `Event`.
+        audit: A new file that gets a JSON line for every batch and event; `poem replay` repeats the run from it.
+        settings: Fields of `GuardSettings`: `budget` (proof: at most this share of answers differs from the source's),
+            `every` (the source answers every k-th batch only), `mirror` (look at mirror images too), `adapt`
+            ("always", or "when shifted": learn only after the shift alarm), `when_worse` ("roll back", "reset",
+            "freeze", or "answer": with the source, and nothing else), `ring` and `snapshot_every` (of good states to
+            roll back to), `alpha` (the rate of false alarms), `max_updates`, `max_ms` (per batch: learns every k-th),
+            `max_distance` (from the source, relative).
+
+    Returns:
+        An object with the adapter's own call, `frozen`, `reset`, `save` and `load`, and with `events`, `signals`,
+        `verdict`, `stop()` and `resume()`.
+    """
+    known = GuardSettings.__dataclass_fields__
+    strange = [name for name in settings if name not in known]
+    if strange:
+        raise TypeError(f"a guard has no setting {strange[0]!r}; it has {', '.join(known)}")
+    return Guard(
+        adapter, GuardSettings(**settings), source_data=source_data, on_event=on_event, audit=audit
+    )
+
+
+def _source_statistics() -> Any:
+    from poem.parts.statistics import Source
+
+    return Source()
+
+
+def _log_probs(logits: Tensor) -> Tensor:
+    """Log-probabilities (B, C) without a gradient; one logit is two classes."""
+    return two_columns(logits.detach().float()).log_softmax(1)
+
+
+def _mean(one: Tensor, two: Tensor) -> Tensor:
+    """The logarithm of the mean of two probabilities."""
+    return torch.logaddexp(one, two) - math.log(2)
+
+
+def _entropies(log_probs: Tensor) -> list[float]:
+    """Entropies in nats."""
+    finite = log_probs.clamp(min=torch.finfo(log_probs.dtype).min)
+    return (-(log_probs.exp() * finite).sum(1)).tolist()
+
+
+def _timed(held: GuardState, learning: bool, milliseconds: float) -> dict[str, float]:
+    """The running means of the time a call takes, with one more call."""
+    name = "learn_ms" if learning else "plain_ms"
+    before = getattr(held, name)
+    return {name: milliseconds if before == 0 else 0.8 * before + 0.2 * milliseconds}
+
+
+def _no_signals() -> Signals:
+    """Before the source has answered any batch."""
+    return Signals(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+
+
+def _shift_text(shift: ShiftAlarm) -> str:
+    """What the shift alarm means, in words."""
+    among = "source data" if shift.given else f"the first {shift.reference} images; a shift before them is invisible"
+    return f"the source's entropies have shifted after {shift.rang_at} images (compared with {among})"
+
+
+def _stated(settings: GuardSettings) -> dict[str, Any]:
+    """The settings as plain values."""
+    return {name: getattr(settings, name) for name in GuardSettings.__dataclass_fields__}

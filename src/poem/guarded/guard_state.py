@@ -1,0 +1,91 @@
+"""The guard's memory as plain values and tensors, for states and files, and back."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import asdict, fields, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from poem.engine.state import Snapshot
+from poem.guarded.alarms import Bet, Jumper, MeanBound, Ranks, ShiftAlarm
+from poem.guarded.budget import AnswerBudget
+from poem.guarded.signals import Averages
+
+if TYPE_CHECKING:
+    from poem.guarded.guard import GuardState
+
+GROUPS = ("moving", "teacher", "memory")
+PLAIN = ("batches", "verdict", "gradients", "updates", "rollbacks", "wait", "stopped", "learn_ms", "plain_ms")
+
+
+def to_plain(held: GuardState) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Plain values for JSON, and tensors whose names begin with `guard/`."""
+    tensors: dict[str, Tensor] = {}
+    if held.averages is not None:
+        for item in fields(Averages):
+            tensors[f"guard/averages/{item.name}"] = getattr(held.averages, item.name).clone()
+    tensors["guard/ranks"] = torch.tensor(held.shift.ranks.values, dtype=torch.float64)
+    for place, (_, snapshot) in enumerate(held.ring):
+        for name, tensor in _tensors(snapshot).items():
+            tensors[f"guard/ring/{place}/{name}"] = tensor.clone()
+        tensors[f"guard/ring/{place}/rng"] = snapshot.rng.clone()
+    shift = {**asdict(held.shift), "ranks": {**asdict(held.shift.ranks), "values": []}}
+    plain = {name: getattr(held, name) for name in PLAIN}
+    plain |= {
+        "shift": shift, "worse": asdict(held.worse), "ring": [batch for batch, _ in held.ring],
+        "budget": None if held.budget is None else asdict(held.budget),
+    }  # fmt: skip
+    return plain, tensors
+
+
+def from_plain(plain: dict[str, Any], tensors: dict[str, Tensor], fresh: GuardState, now: Snapshot) -> GuardState:
+    """The memory that `to_plain` described; `now` gives the device, and what a snapshot need not hold."""
+    device = now.values["source"]["theta"].device
+    try:
+        held = {name: plain[name] for name in PLAIN}
+        shift = dict(plain["shift"])
+        ranks = Ranks(**{**shift.pop("ranks"), "values": tensors["guard/ranks"].tolist()})
+        jumper = Jumper(**{**shift["jumper"], "wealths": tuple(shift["jumper"]["wealths"])})
+        alarm = ShiftAlarm(**{**shift, "bet": Bet(**shift["bet"]), "jumper": jumper, "ranks": ranks})
+        averages = None
+        if "guard/averages/seen" in tensors:
+            averages = Averages(*(tensors[f"guard/averages/{item.name}"].to(device) for item in fields(Averages)))
+        ring = tuple((batch, _snapshot(place, tensors, now, device)) for place, batch in enumerate(plain["ring"]))
+        budget = None if plain["budget"] is None else AnswerBudget(**plain["budget"])
+        worse = MeanBound(**plain["worse"])
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"expected the state of a guarded adapter, got one that lacks {error}") from error
+    if (budget and budget.share) != (fresh.budget and fresh.budget.share):
+        raise ValueError(
+            f"expected a state with the budget {fresh.budget and fresh.budget.share}, got one with "
+            f"{budget and budget.share}; make the guard with budget={budget and budget.share}"
+        )
+    held |= {"gradients": tuple(held["gradients"]), "shift": alarm, "worse": worse, "averages": averages}
+    return replace(fresh, **held, ring=ring, budget=budget)
+
+
+def _tensors(snapshot: Snapshot) -> dict[str, Tensor]:
+    """What a snapshot must hold to go back to it."""
+    values = snapshot.values
+    found = {f"{group}/{name}": tensor for group in GROUPS for name, tensor in values[group].items()}
+    return found | {f"steps/{key}/{name}": each for key, step in values["steps"].items() for name, each in step.items()}
+
+
+def _snapshot(place: int, tensors: dict[str, Tensor], now: Snapshot, device: torch.device) -> Snapshot:
+    """A snapshot of the ring, from its tensors."""
+    prefix = f"guard/ring/{place}/"
+    own = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
+    rng = own.pop("rng")
+    values = copy.copy(now.values)
+    values.update({group: {} for group in GROUPS}, steps={})
+    for key, tensor in own.items():
+        group, _, name = key.partition("/")
+        if group == "steps":
+            step, _, name = name.rpartition("/")
+            values["steps"].setdefault(step, {})[name] = tensor.to(device)
+        else:
+            values[group][name] = tensor.to(device)
+    return Snapshot(values, rng)
