@@ -571,6 +571,20 @@ FAULTS = [
         "network.heads(images, None, None, self.recipe.statistics, {}, doubled=False)",
         ("test_source.py",),
     ),
+    Fault(
+        "a check that learns",
+        "paired_check.py",
+        "    with adapter.frozen():\n",
+        "    if True:\n",
+        ("test_check.py",),
+    ),
+    Fault(
+        "an interval without the exact test",
+        "paired_check.py",
+        "if sign_test(b, c) >= LEVEL else (low, high)",
+        "if sign_test(b, c) > 1 else (low, high)",
+        ("test_check.py",),
+    ),
 ]
 
 

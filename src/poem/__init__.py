@@ -19,16 +19,18 @@ _HOMES = {
     "methods": "poem.recipes.methods",
     "recipe": "poem.recipes.methods",
     "evaluate": "poem.bench.evaluate",
+    "check": "poem.paired_check",
     "corrupt": "poem.streams.corruptions",
     "parts": "poem.parts",
 }
-__all__ = ["Adapter", "Recipe", "__version__", "adapt", "corrupt", "evaluate", "methods", "parts", "recipe"]
+__all__ = ["Adapter", "Recipe", "__version__", "adapt", "check", "corrupt", "evaluate", "methods", "parts", "recipe"]
 
 if TYPE_CHECKING:
     from poem import parts
     from poem.adapter import Adapter
     from poem.api import adapt
     from poem.bench.evaluate import evaluate
+    from poem.paired_check import check
     from poem.recipes.methods import methods, recipe
     from poem.recipes.recipe import Recipe
     from poem.streams.corruptions import corrupt

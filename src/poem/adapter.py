@@ -375,6 +375,12 @@ class Adapter:
         return self._between.totals.read()
 
     @property
+    def batch_size(self) -> int | None:
+        """The batch size that the learning rate is for: as given, or the first batch's; None before that."""
+        size: int | None = self._between.state.values["size"]
+        return size
+
+    @property
     def lr(self) -> float:
         """The learning rate in force; a rule needs the batch size, which the first batch fixes (64 until then)."""
         rate = self.recipe.lr

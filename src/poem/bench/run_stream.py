@@ -113,7 +113,7 @@ class StreamRun:
             missed = self.delay is not None and self.delay.misses()
             logits = self._missed(images) if missed else self._adapted(images)
             logits = two_columns(logits)
-            labels = _checked_labels(labels, logits)
+            labels = class_numbers(labels, logits)
             yield AnsweredBatch(logits.cpu(), labels, segment, None if missed else self.adapter.last)
         self._add_totals()
 
@@ -249,7 +249,7 @@ def _label_tensor(labels: Any) -> Tensor:
         ) from error
 
 
-def _checked_labels(labels: Tensor, logits: Tensor) -> Tensor:
+def class_numbers(labels: Tensor, logits: Tensor) -> Tensor:
     """Labels as class numbers (B,), each of which must be one of the logits'."""
     if labels.dim() == 2:
         if labels.shape[1] != logits.shape[1]:
