@@ -15,7 +15,6 @@ from poem.engine.parameter_groups import Swap, swapped
 from poem.parts.base import Memory
 from poem.parts.statistics import FromBatch, Statistics
 
-
 PLAIN_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 """Layers that do nothing but normalise, scale and shift."""
 

@@ -43,7 +43,9 @@ class Audit:
     def __init__(self, path: Path, header: dict[str, Any]) -> None:
         self.path, self.lost = Path(path), False
         if self.path.exists() and self.path.stat().st_size:
-            raise FileExistsError(f"expected a new file for the audit, got {self.path}, which has content; name another")
+            raise FileExistsError(
+                f"expected a new file for the audit, got {self.path}, which has content; name another"
+            )
         handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self._file = os.fdopen(handle, "ab", buffering=0)
         failed = self.write({"kind": "header", "schema": AUDIT_SCHEMA, **header})

@@ -198,9 +198,7 @@ class Guard:
         averages = held.averages or Averages.start(source.shape[1], source.device)
         steady = self._steadiness(images, source, adapted) if settings.mirror else None
         averages = averages.moved(source, adapted, steady, settings.horizon)
-        information, balances, shares = torch.stack(
-            [averages.information, averages.balances, averages.steady]
-        ).tolist()
+        information, balances, shares = torch.stack([averages.information, averages.balances, averages.steady]).tolist()
         verdict = self._verdict(information, shares if settings.mirror else None)
         answer = {"source": source, "adapted": adapted, "mean": _mean(source, adapted)}[verdict]
         sound = adapted.amax(1, keepdim=True).isfinite()
@@ -548,9 +546,7 @@ def guard(
     strange = [name for name in settings if name not in known]
     if strange:
         raise TypeError(f"a guard has no setting {strange[0]!r}; it has {', '.join(known)}")
-    return Guard(
-        adapter, GuardSettings(**settings), source_data=source_data, on_event=on_event, audit=audit
-    )
+    return Guard(adapter, GuardSettings(**settings), source_data=source_data, on_event=on_event, audit=audit)
 
 
 def _source_statistics() -> Any:

@@ -40,6 +40,7 @@ from poem.parts.score import OpinionEntropy, Score, SoftmaxEntropy
 from poem.parts.selection import Diverse, EntropyBelow, Everyone, NotRedundant, PLPDAbove, Select
 from poem.parts.statistics import FromBatch, Mixed, Robust, RunningMean, Source, Statistics
 from poem.parts.step import SAM, SGD, Adam, Step
+from poem.parts.stream_statistics import Blended, Components, Significant
 from poem.parts.teacher import MeanTeacher, SlowTeacher, Teacher
 from poem.parts.views import View, Views
 from poem.parts.weighting import ByDiversityAndCertainty, ByEntropy, ByPLPD, Equal, FirstRound, Weigh
@@ -53,9 +54,11 @@ __all__ = [
     "Augment",
     "AverageWithSource",
     "Batch",
+    "Blended",
     "ByDiversityAndCertainty",
     "ByEntropy",
     "ByPLPD",
+    "Components",
     "ConservativeEntropy",
     "Consistency",
     "Correction",
@@ -110,6 +113,7 @@ __all__ = [
     "Select",
     "Selected",
     "SiameseEntropy",
+    "Significant",
     "SlowTeacher",
     "SoftLikelihoodRatio",
     "SoftmaxEntropy",

@@ -6,14 +6,18 @@ of its own; their predictions are averaged, those that tell the images apart bes
 
 from __future__ import annotations
 
+import math
+import zlib
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Annotated
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from poem.parts.base import Memory, Outputs, entropy
-from poem.parts.fields import Count, NotNegative, Share
+from poem.parts.base import Memory, Outputs, entropy, masked_mean
+from poem.parts.fields import Count, NotNegative, Positive, Range, Share
 from poem.parts.statistics import BatchLayer, FromBatch, Statistics
 
 FORGET = 0.1
@@ -125,6 +129,93 @@ class Blended(Statistics):
         record = {"predicted": predicted, "entropy": unsure, "seen": seen + count}
         answer = (each + weights[:, None, None]).logsumexp(0)
         return answer, {f"statistics.{name}": value for name, value in record.items()}
+
+
+@dataclass(frozen=True, repr=False)
+class Significant(Statistics):
+    """The batch's statistics where they differ from the source's by more than `doubt` standard errors, by the excess.
+
+    The error of a channel's mean and variance is that of an average over the batch's images. A batch that is like the
+    source is normalised exactly as by the source; a single image, whose error is unknown, always is.
+
+    Paper: the shrinkage of instance-aware batch norm (NOTE, Gong et al., NeurIPS 2022), for a batch.
+    Reference code: TaesikGong/NOTE (MIT).
+    Differs: a batch in the place of each instance, with the spread between its images as the error; the network was not
+    trained with it.
+    """
+
+    doubt: NotNegative = 3.0
+
+    def __call__(self, layer: BatchLayer, x: Tensor, mask: Tensor | None, memory: Memory, key: str) -> Tensor:
+        """Source statistics, moved by what is significant."""
+        if layer.source_mean is None or layer.source_var is None:
+            return FromBatch()(layer, x, mask, memory, key)
+        mean, var, mean_error, var_error = (each[0] for each in _described(x.detach(), mask, 1))
+        count = len(x) if mask is None else mask.sum()
+        alone = torch.as_tensor(count, device=x.device) < 2
+        seen = layer.source_mean + _beyond(mean - layer.source_mean, self.doubt * mean_error.sqrt())
+        spread = layer.source_var + _beyond(var - layer.source_var, self.doubt * var_error.sqrt())
+        return layer.with_moments(
+            x, torch.where(alone, layer.source_mean, seen), torch.where(alone, layer.source_var, spread)
+        )
+
+
+@dataclass(frozen=True, repr=False)
+class Components(Statistics):
+    """Each image is normalised by a mixture of components to which its own statistics belong more or less.
+
+    The components start scattered about the source's statistics and follow the stream. No image depends on others of its
+    batch, so batches of one image and streams sorted by class are fine.
+
+    Paper: Tomar et al., "Un-Mixing Test-Time Normalization Statistics: Combatting Label Temporal Correlation", ICLR 2024.
+    Reference code: devavratTomar/unmixtns.
+    Differs: the components start from a generator keyed by the layer's name.
+    """
+
+    count: Annotated[int, Range(at_least=2)] = 16
+    temperature: Positive = 0.07
+    momentum: Share = 0.1
+
+    def start_layer(self, key: str, layer: BatchLayer) -> Memory:
+        """Components about the source's statistics: together they have its mean and variance, nearly."""
+        mean, var = layer.source_mean, layer.source_var
+        if mean is None or var is None:
+            return {}
+        rng = torch.Generator().manual_seed(zlib.crc32(key.removeprefix("branch.").encode()))
+        draws = torch.randn(self.count, len(mean), generator=rng).to(mean)
+        apart = math.sqrt(0.5 * self.count / (self.count - 1)) * var.sqrt() * draws
+        return {f"{key}.mean": mean + apart, f"{key}.var": (0.5 * var).repeat(self.count, 1)}
+
+    def __call__(self, layer: BatchLayer, x: Tensor, mask: Tensor | None, memory: Memory, key: str) -> Tensor:
+        """Every image with its own mean and variance."""
+        if f"{key}.mean" not in memory:
+            return FromBatch()(layer, x, mask, memory, key)
+        mean, var, share = self._images(x.detach(), memory, key)
+        means = torch.lerp(memory[f"{key}.mean"][None], mean[:, None], share[:, :, None])  # (B, components, C)
+        spreads = torch.lerp(memory[f"{key}.var"][None], var[:, None], share[:, :, None])
+        middle = means.mean(1)
+        return layer.with_moments(x, middle, spreads.mean(1) + means.square().mean(1) - middle.square())
+
+    def remember_layer(self, layer: BatchLayer, x: Tensor, mask: Tensor | None, memory: Memory, key: str) -> Memory:
+        """The components moved towards the images that belong to them."""
+        if f"{key}.mean" not in memory:
+            return {}
+        mean, var, share = self._images(x.detach(), memory, key)
+        rate = 1 - (1 - self.momentum) ** (len(x) / 64)
+        new = {}
+        for name, now in (("mean", mean), ("var", var)):
+            old = memory[f"{key}.{name}"]
+            moves = share[:, :, None] * (now[:, None] - old)
+            new[f"{key}.{name}"] = old + rate * (moves.mean(0) if mask is None else masked_mean(moves, mask))
+        return new
+
+    def _images(self, x: Tensor, memory: Memory, key: str) -> tuple[Tensor, Tensor, Tensor]:
+        """Mean and variance of each image (B, C), and how much it belongs to each component (B, components)."""
+        values = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+        flat = values.flatten(2) if x.dim() > 2 else values[:, :, None]
+        mean, var = flat.mean(2), flat.var(2, correction=0)
+        cosine = F.cosine_similarity(mean[:, None], memory[f"{key}.mean"][None], dim=2)
+        return mean, var, (cosine / self.temperature).softmax(1)
 
 
 def mixture(
