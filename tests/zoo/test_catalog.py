@@ -6,6 +6,7 @@ import argparse
 import io
 import json
 import logging
+import os
 import shutil
 import socket
 import subprocess
@@ -28,6 +29,9 @@ from poem.zoo import nets
 from poem.zoo.diagnosis import diagnose, folder_agreement, folder_numbers, sample_indices
 from poem.zoo.predictions import Preprocessing, ResizeCrop, class_mask
 from poem.zoo.verify import Verification, open_domains, subset_indices, verify
+
+DATA = os.environ.get("POEM_DATA")
+"""The folder with real data, if any: the tests below see no POEM_DATA."""
 
 
 @pytest.fixture(autouse=True)
@@ -103,6 +107,28 @@ def test_embedded_digit_nets_load_and_score_as_recorded(name: str, floor: float)
     assert verdict.accuracy > floor
     assert verdict.accuracy == pytest.approx(verdict.known.accuracy, abs=0.15)
     assert "350 of each class train" in verdict.card.provenance
+
+
+@pytest.mark.parametrize("name", ["cifar10-bn", "cifar10-gn", "cifar10-vit"])
+def test_embedded_cifar10_nets_score_as_recorded(name: str) -> None:
+    root = Path(DATA or "nowhere")
+    folders = (root, root / "cifar-10-batches-bin", root / "cifar-10-binary")
+    if not any((folder / "test_batch.bin").is_file() for folder in folders):
+        pytest.skip("POEM_DATA names no folder with CIFAR-10's binary version; re-encoded images give other accuracies")
+    verdict = verify(name, "cifar10", root, limit=2000, batch_size=250)
+    assert verdict.known is not None
+    assert verdict.passed
+
+
+@pytest.mark.parametrize("name", ["vit-tiny16", "resnet50-keras"])
+def test_bases_with_imagenet_weights_score_as_recorded(name: str) -> None:
+    root = Path(DATA or "nowhere")
+    files = [zoo.base(name).file, *(f"imagenet-val-{letter}.tar" for letter in "abc")]
+    if not all((root / file).is_file() for file in files):
+        pytest.skip(f"POEM_DATA names no folder with {', '.join(files)}")
+    verdict = verify(name, "imagenet-val-3k", root, weights=root, limit=128)
+    assert verdict.known is not None
+    assert verdict.passed
 
 
 @pytest.mark.parametrize("data", ["digits", "cifar10"])

@@ -82,6 +82,11 @@ def _imagenet_c(accuracy: float, tolerance: float, where: str) -> KnownAccuracy:
     )
 
 
+def _measured(accuracy: float) -> KnownAccuracy:
+    where = "our own measurement, n=3,000"
+    return KnownAccuracy(data="imagenet-val-3k", accuracy=accuracy, tolerance=0.3, where=where)
+
+
 def _vit(letter: str, weights: str, norm: tuple[Triple, Triple], known: KnownAccuracy, notes: str) -> Base:
     tag = f"vit_base_patch16_224.{weights}"
     return Base(
@@ -112,7 +117,8 @@ def training_records(file: str) -> dict[str, Any]:
 def _ours(name: str, data: str, norm: tuple[Triple, Triple], notes: str) -> Base:
     record = training_records(f"{name.split('-')[0]}.json").get(name)
     known = () if record is None else (
-        KnownAccuracy(data=data, accuracy=record["accuracy"], tolerance=0.3, where="our own training record"),
+        KnownAccuracy(data=data, accuracy=record["accuracy"], tolerance=0.3,
+                      where=f"our own training record on {record['task']['data']}"),
     )  # fmt: skip
     return Base(
         name=name, kind="own", arch=name, tag=name if record is None else f"{name} sha256:{record['sha256'][:12]}",
@@ -146,6 +152,7 @@ _ALL = (
     Base(
         name="resnet50-keras", kind="keras", arch="resnet50_keras", tag="resnet50_v1_keras",
         file="resnet50_v1_keras.safetensors", mean=KERAS[0], std=KERAS[1], resize=256, crop=224,
+        known=(_measured(75.47),),
         notes="Keras' ResNet50 under torchvision's names: batch norm with eps 1e-3, strides in the 1x1 convolutions, "
         "biases of convolutions subtracted from the running means",
     ),
@@ -183,6 +190,7 @@ _ALL = (
     Base(
         name="vit-tiny16", kind="timm", arch="vit_tiny_patch16_224", tag="vit_tiny_patch16_224.augreg_in21k_ft_in1k",
         file="vit_tiny_patch16_224.augreg_in21k_ft_in1k.safetensors", mean=HALF[0], std=HALF[1], resize=256, crop=224,
+        known=(_measured(74.20),),
         notes="5.7 million parameters, of the family of base A's weights; built without timm",
     ),
     _lite(0, "efficientnet-lite0-57934424.pth", 75.1, 256, 224,
@@ -204,7 +212,7 @@ _ALL = (
         for norm, words in (("bn", "ResNet, batch norm"), ("gn", "ResNet, group norm"), ("ln", "ViT, layer norm"))
     ),
     *(
-        _ours(f"cifar10-{norm}", "cifar10", CIFAR10, f"embedded; {words}; trained on the binary version")
+        _ours(f"cifar10-{norm}", "cifar10", CIFAR10, f"embedded; {words}; trained on images that are not compressed")
         for norm, words in (("bn", "ResNet, batch norm"), ("gn", "ResNet, group norm"), ("vit", "ViT, layer norm"))
     ),
 )  # fmt: skip

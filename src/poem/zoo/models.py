@@ -81,7 +81,7 @@ def _load_base_weights(chosen: Base, model: nn.Module, path: Path) -> None:
         nets.load_net(model, path)
         return
     if path.suffix == ".npz" and hasattr(model, "load_pretrained"):  # Google's own ViT files, in timm's network
-        model.load_pretrained(str(path))
+        model.load_pretrained(str(path))  # type: ignore[operator]
         return
     tensors = read_tensors(path)
     own = model.state_dict()
