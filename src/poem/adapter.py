@@ -21,7 +21,7 @@ from poem.accelerate.accelerated import Accelerated
 from poem.accelerate.capture import Captures, Fast
 from poem.engine import input_checks as checks
 from poem.engine.accounting import BatchRecord, RunningTotals, Totals, anomaly_texts
-from poem.engine.anatomy import Anatomy, anatomy, is_norm
+from poem.engine.anatomy import Anatomy, anatomy, has_batch_norm, is_norm
 from poem.engine.branch_check import check_doubling
 from poem.engine.export import exported
 from poem.engine.loop import BatchLoop
@@ -111,7 +111,9 @@ class Adapter:
     ) -> None:
         self._given, model = model, checks.model(model)
         batch_size, seed, indices = checks.batch_size(batch_size), checks.seed(seed), checks.indices(classes)
-        self.recipe, self.name, self.facts = recipe, name, anatomy(model)
+        self.facts, self.name = anatomy(model), name
+        recipe = recipe.fitted(batch_norm=has_batch_norm(model))
+        self.recipe = recipe
         mean, std = checks.normalisation(recipe.unit_range, name, mean, std, self.facts.channels) or (None, None)
         self._settings: dict[str, Any] = {
             "name": name, "batch_size": batch_size, "classes": indices, "mean": mean, "std": std, "split": split,

@@ -16,6 +16,11 @@ NORMS: tuple[type[nn.Module], ...] = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.
 Named = tuple[str, nn.Module]
 
 
+def has_batch_norm(model: nn.Module) -> bool:
+    """Whether any layer normalises over the batch."""
+    return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
+
+
 def is_norm(module: nn.Module) -> bool:
     """Tell whether a module normalises: one of `NORMS`, or built like one.
 

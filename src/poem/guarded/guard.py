@@ -31,13 +31,14 @@ from poem.guarded.alarms import MeanBound, ShiftAlarm
 from poem.guarded.audit import Audit, Event, tensor_hash
 from poem.guarded.budget import AnswerBudget
 from poem.guarded.guard_state import from_plain, to_plain
-from poem.guarded.signals import Averages, Signals
+from poem.guarded.signals import Averages, Signals, as_sure_as, shifted
 from poem.parts.fields import Checked, Count, NotNegative, Positive, Range
 from poem.recipes.recipe import Recipe
 from poem.recipes.text import written
 
 log = logging.getLogger("poem")
 Verdict = Literal["source", "mean", "adapted"]
+STOPPED = "stopped by hand"
 SPIKE = 10.0
 """A gradient so many times the median of the last ones is an event."""
 
@@ -48,12 +49,14 @@ class GuardSettings(Checked):
 
     budget: float | None = None
     every: Count = 1
-    mirror: bool = False
+    view: Literal["shift", "none"] = "shift"
     adapt: Literal["always", "when shifted"] = "always"
     when_worse: Literal["roll back", "reset", "freeze", "answer"] = "roll back"
-    worse: NotNegative = 0.05
-    better: NotNegative = 0.05
-    unsteady: NotNegative = 0.03
+    margin: NotNegative = 0.02
+    early: NotNegative = 0.2
+    steadiness: NotNegative = 2.0
+    balance: NotNegative = 0.1
+    collapse: NotNegative = 0.02
     horizon: Count = 1024
     ring: Annotated[int, Range(at_least=1, at_most=1024)] = 4
     snapshot_every: Count = 8
@@ -162,7 +165,8 @@ class Guard:
         settings = self.settings
         shift, worse = copy.deepcopy(held.shift), copy.copy(held.worse)
         with_source = held.batches % settings.every == 0 or held.verdict == "source"
-        source = _log_probs(self.adapter.source(images)) if with_source else None
+        moved = shifted(images) if with_source and self._views(images) else None
+        source, source_moved = self._source(images, moved) if with_source else (None, None)
         if source is not None and shift.update(_entropies(source)):
             events.append(Event(held.batches, "alarm", _shift_text(shift)))
         allowed, why = self._may_learn(held, shift)
@@ -170,14 +174,35 @@ class Guard:
         if not learning and why and learn is None:
             events.append(Event(held.batches, "skip", why))
         raw, milliseconds = self._adapted(images, learning)
-        adapted = _log_probs(raw)
         record = self.adapter.last
-        held = replace(held, **_timed(held, learning, milliseconds))
+        held = _timed(held, learning, milliseconds)
         if source is None:
             signals = self.signals or _no_signals()
-            answer, verdict = raw, held.verdict
+            answer, verdict, adapted = raw, held.verdict, _log_probs(raw)
         else:
-            answer, verdict, held, signals = self._weigh(images, source, adapted, record, worse, held, learning)
+            adapted, steady = _log_probs(raw), None
+            answered = adapted
+            if moved is not None and source_moved is not None:
+                with self.adapter.frozen():
+                    adapted_moved = _log_probs(self.adapter(moved))
+                pairs = ((source, source_moved), (adapted, adapted_moved))
+                steady = torch.stack([(one.argmax(1) == two.argmax(1)).float().mean() for one, two in pairs])
+                both = _mean(adapted, adapted_moved)
+                answered = torch.where(both.amax(1, keepdim=True).isfinite(), both, adapted)
+            averages = held.averages or Averages.start(source.shape[1], source.device)
+            averages = averages.moved(source, adapted, steady, settings.horizon)
+            verdict, measured = self._verdict(averages, with_view=moved is not None)
+            if held.stopped == STOPPED:
+                verdict = "source"
+            answer, held = self._answer(source, answered, verdict, worse, replace(held, averages=averages))
+            differs = float((source.argmax(1) != answer.argmax(1)).float().mean())
+            some = learning and len(record.selected) > 0
+            selected = float(record.selected.float().mean()) if some else 0.0
+            gradient = record.gradient if learning else 0.0
+            signals = replace(
+                measured, disagreement=differs, selected=selected, gradient=gradient, drift=self.adapter.drift
+            )
+            answer = self.adapter.in_model_shape(answer)
         held = replace(held, shift=shift, worse=worse, verdict=verdict)
         if learning:
             held = self._act(held, verdict, signals, record, adapted, events)
@@ -189,46 +214,57 @@ class Guard:
         self._write(line, events)
         return answer, replace(held, batches=held.batches + 1), signals
 
-    def _weigh(
-        self, images: Tensor, source: Tensor, adapted: Tensor, record: BatchRecord, worse: MeanBound,
-        held: GuardState, learning: bool,
-    ) -> tuple[Tensor, Verdict, GuardState, Signals]:  # fmt: skip
-        """Which answer is given, from what both have shown so far."""
-        settings = self.settings
-        averages = held.averages or Averages.start(source.shape[1], source.device)
-        steady = self._steadiness(images, source, adapted) if settings.mirror else None
-        averages = averages.moved(source, adapted, steady, settings.horizon)
-        information, balances, shares = torch.stack([averages.information, averages.balances, averages.steady]).tolist()
-        verdict = self._verdict(information, shares if settings.mirror else None)
-        answer = {"source": source, "adapted": adapted, "mean": _mean(source, adapted)}[verdict]
-        sound = adapted.amax(1, keepdim=True).isfinite()
-        answer = torch.where(sound, answer, source)
-        own, other = source.argmax(1), answer.argmax(1)
-        both = _mean(source, adapted).exp()
-        rows = torch.arange(len(own), device=own.device)
-        gain = torch.where(sound[:, 0], both[rows, other] - both[rows, own], 0.0)
-        judged = torch.where(sound[:, 0], both[rows, adapted.argmax(1)] - both[rows, own], 0.0)
+    def _views(self, images: Tensor) -> bool:
+        """Whether images are looked at shifted too: pictures of some size."""
+        return self.settings.view == "shift" and images.dim() == 4 and min(images.shape[2:]) >= 8
+
+    def _source(self, images: Tensor, moved: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """The source's log-probabilities for the images, and for the shifted ones; in one pass."""
+        if moved is None:
+            return _log_probs(self.adapter.source(images)), None
+        both = _log_probs(self.adapter.source(torch.cat([images, moved])))
+        return both[: len(images)], both[len(images) :]
+
+    def _answer(
+        self, source: Tensor, adapted: Tensor, verdict: Verdict, worse: MeanBound, held: GuardState
+    ) -> tuple[Tensor, GuardState]:
+        """The verdict's answer, the source's where the adapted one is not finite or the budget is spent."""
+        sound = adapted.amax(1).isfinite()
+        both = _mean(source, as_sure_as(adapted, source))
+        answer = {"source": source, "adapted": adapted, "mean": both}[verdict]
+        answer = torch.where(sound[:, None], answer, source)
+        rows, own, other = torch.arange(len(source), device=source.device), source.argmax(1), answer.argmax(1)
+        chances = torch.where(sound[:, None], both, source).exp()
+        judged = chances[rows, torch.where(sound, adapted.argmax(1), own)] - chances[rows, own]
         worse.update(((1 - judged) / 2).tolist())
         if held.budget is not None:
-            kept, budget = held.budget.grant(own != other, gain)
+            kept, budget = held.budget.grant(own != other, chances[rows, other] - chances[rows, own])
             answer = torch.where((kept | (own == other))[:, None], answer, source)
             held = replace(held, budget=budget)
-        signals = Signals(
-            *information, *balances, float((own != answer.argmax(1)).float().mean()),
-            float(record.selected.float().mean()) if learning and len(record.selected) else 0.0,
-            record.gradient if learning else 0.0, self.adapter.drift,
-            *(shares if settings.mirror else (None, None)),
-        )  # fmt: skip
-        return self.adapter.in_model_shape(answer), verdict, replace(held, averages=averages), signals
+        return answer, held
 
-    def _verdict(self, information: list[float], steady: list[float] | None) -> Verdict:
-        """Source where the adapted answers tell less or are less steady, adapted where they tell more, else the mean."""
-        difference = information[1] - information[0]
-        if not math.isfinite(difference) or difference < -self.settings.worse:
-            return "source"
-        if steady is not None and steady[1] < steady[0] - self.settings.unsteady:
-            return "source"
-        return "adapted" if difference > self.settings.better else "mean"
+    def _verdict(self, averages: Averages, *, with_view: bool) -> tuple[Verdict, Signals]:
+        """Which answer is given, and steadiness, balance and evidence that it is made of.
+
+        Evidence is the difference in steadiness, weighted, plus that in balance, which counts for the adapted answers
+        up to a limit: in a stream sorted by class wrong answers are the more balanced ones. Its margin is wider early.
+        """
+        settings = self.settings
+        values = torch.cat([averages.steady, averages.balances, averages.seen[None]]).tolist()
+        *steady, source_balance, adapted_balance, seen = values
+        balance = adapted_balance - source_balance
+        known = min(1.0, seen / settings.horizon * 2)
+        unsure = settings.early * math.sqrt(64 / max(1.0, min(seen, settings.horizon)))
+        evidence = known * min(balance, settings.balance)
+        evidence += settings.steadiness * (steady[1] - steady[0]) if with_view else 0.0
+        measured = replace(
+            _no_signals(), source_steadiness=steady[0], adapted_steadiness=steady[1], source_balance=source_balance,
+            adapted_balance=adapted_balance, evidence=evidence,
+        )  # fmt: skip
+        margin = settings.margin + unsure
+        if not math.isfinite(evidence) or balance < -(settings.collapse + unsure / 2) or evidence < -margin:
+            return "source", measured
+        return "adapted" if evidence > margin else "mean", measured
 
     # Learning and its limits ------------------------------------------------------------------------------------------
 
@@ -261,17 +297,6 @@ class Guard:
             torch.cuda.synchronize(raw.device)
         return raw, 1000 * (time.perf_counter() - began)
 
-    def _steadiness(self, images: Tensor, source: Tensor, adapted: Tensor) -> Tensor:
-        """(2,) shares of images answered as their mirror image is, by the source and by the adapted model."""
-        if images.dim() != 4:
-            raise ValueError(f"mirror=True needs images (batch, channels, height, width), got {tuple(images.shape)}")
-        mirrored = images.flip(3)
-        with self.adapter.frozen():
-            other = _log_probs(self.adapter(mirrored))
-        own = _log_probs(self.adapter.source(mirrored))
-        pairs = ((source, own), (adapted, other))
-        return torch.stack([(one.argmax(1) == two.argmax(1)).float().mean() for one, two in pairs])
-
     def _act(
         self, held: GuardState, verdict: Verdict, signals: Signals, record: BatchRecord, adapted: Tensor,
         events: list[Event],
@@ -301,7 +326,7 @@ class Guard:
     def _undo(self, held: GuardState, known: dict[str, float | None], events: list[Event]) -> GuardState:
         """Take back what was learnt, as the settings say."""
         settings, batch = self.settings, held.batches
-        why = "the adapted answers tell the images apart less well than the source's"
+        why = "the adapted answers are less steady or less balanced than the source's"
         if settings.when_worse == "answer":
             return held
         if settings.when_worse == "freeze":
@@ -317,22 +342,20 @@ class Guard:
             events.append(Event(batch, "reset", f"{why}; back to the source", known))
         averages = held.averages
         if averages is not None:  # what came back is judged anew, from where the source stands
-            averages = replace(
-                averages, adapted_mean=averages.source_mean, entropies=averages.entropies[:1].expand(2),
-                steady=averages.steady[:1].expand(2),
-            )  # fmt: skip
+            classes, steady = averages.classes[:1].repeat(2, 1), averages.steady[:1].repeat(2)
+            averages = replace(averages, classes=classes, steady=steady)
         return replace(held, averages=averages, rollbacks=held.rollbacks + 1, wait=settings.snapshot_every)
 
     def _frozen_answer(self, images: Tensor) -> Tensor:
         """The answer as things stand; nothing is learnt, and nothing is remembered."""
-        verdict = self._held.verdict
-        if verdict == "adapted" and self._held.budget is None:
-            return self.adapter(images)
+        held, verdict = self._held, self._held.verdict
         source = _log_probs(self.adapter.source(images))
-        if verdict == "source" or self._held.budget is not None:
+        if verdict == "source" or held.budget is not None:  # what a budget grants depends on the order of samples
             return self.adapter.in_model_shape(source)
         adapted = _log_probs(self.adapter(images))
-        answer = torch.where(adapted.amax(1, keepdim=True).isfinite(), _mean(source, adapted), source)
+        if self._views(images):
+            adapted = _mean(adapted, _log_probs(self.adapter(shifted(images))))
+        answer, _ = self._answer(source, adapted, verdict, copy.copy(held.worse), replace(held, budget=None))
         return self.adapter.in_model_shape(answer)
 
     # The same as an adapter's -----------------------------------------------------------------------------------------
@@ -354,7 +377,7 @@ class Guard:
     def stop(self, why: str = "stopped by hand") -> None:
         """The kill switch: from now on the source answers and nothing is learnt, until `resume`."""
         with self._lock:
-            self._held = replace(self._held, stopped=why or "stopped by hand", verdict="source")
+            self._held = replace(self._held, stopped=STOPPED, verdict="source")
             self._tell(Event(self._held.batches, "stop", why))
 
     def resume(self) -> None:
@@ -532,7 +555,8 @@ def guard(
         on_event: Called with every `Event`.
         audit: A new file that gets a JSON line for every batch and event; `poem replay` repeats the run from it.
         settings: Fields of `GuardSettings`: `budget` (proof: at most this share of answers differs from the source's),
-            `every` (the source answers every k-th batch only), `mirror` (look at mirror images too), `adapt`
+            `every` (the source answers every k-th batch only), `view` ("shift": look at images moved by a few pixels
+            too, and average their answers in; "none": do not), `adapt`
             ("always", or "when shifted": learn only after the shift alarm), `when_worse` ("roll back", "reset",
             "freeze", or "answer": with the source, and nothing else), `ring` and `snapshot_every` (of good states to
             roll back to), `alpha` (the rate of false alarms), `max_updates`, `max_ms` (per batch: learns every k-th),
@@ -571,16 +595,16 @@ def _entropies(log_probs: Tensor) -> list[float]:
     return (-(log_probs.exp() * finite).sum(1)).tolist()
 
 
-def _timed(held: GuardState, learning: bool, milliseconds: float) -> dict[str, float]:
-    """The running means of the time a call takes, with one more call."""
-    name = "learn_ms" if learning else "plain_ms"
-    before = getattr(held, name)
-    return {name: milliseconds if before == 0 else 0.8 * before + 0.2 * milliseconds}
+def _timed(held: GuardState, learning: bool, milliseconds: float) -> GuardState:
+    """With the running mean of the time that such a call takes moved by one more."""
+    before = held.learn_ms if learning else held.plain_ms
+    mean = milliseconds if before == 0 else 0.8 * before + 0.2 * milliseconds
+    return replace(held, learn_ms=mean) if learning else replace(held, plain_ms=mean)
 
 
 def _no_signals() -> Signals:
     """Before the source has answered any batch."""
-    return Signals(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    return Signals(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 def _shift_text(shift: ShiftAlarm) -> str:

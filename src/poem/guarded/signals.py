@@ -1,10 +1,11 @@
-"""What the guard sees without labels: how informative the source's and the adapted answers are, and how they differ."""
+"""What the guard sees without labels: how steady and how balanced the source's and the adapted answers are."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from poem.parts.base import entropy
@@ -14,13 +15,16 @@ from poem.parts.base import entropy
 class Signals:
     """What was seen at one batch, as plain numbers; averages are over the last `horizon` images or so."""
 
-    source_information: float
-    """Entropy of the source's mean prediction less the mean entropy of its predictions, in nats."""
-    adapted_information: float
-    """The same of the adapted answers; it falls where a network collapses to few classes or is sure of nothing."""
+    source_steadiness: float
+    """Share of images that the source answers as it answers them shifted by a few pixels."""
+    adapted_steadiness: float
+    """The same of the adapted answers; it falls where the statistics are wrong."""
     source_balance: float
-    """Entropy of the source's mean prediction alone, in nats."""
+    """Entropy of the classes that the source answers, in nats."""
     adapted_balance: float
+    """The same of the adapted answers; it falls where a network collapses to few classes."""
+    evidence: float
+    """For the adapted answers where positive, for the source's where negative; what the verdict is made of."""
     disagreement: float
     """Share of answers that differ from the source's, in this batch."""
     selected: float
@@ -29,9 +33,6 @@ class Signals:
     """Norm of the last update's gradient; 0 where there was none."""
     drift: float
     """Distance of the adapted tensors from the source's, relative to the source's norm."""
-    source_steadiness: float | None = None
-    """Share of images that get the same answer as their mirror image, where that is looked at."""
-    adapted_steadiness: float | None = None
 
     def as_dict(self) -> dict[str, float | None]:
         """For an event or a file."""
@@ -42,44 +43,55 @@ class Signals:
 class Averages:
     """Running averages of both answers over the stream; replaced, never written into."""
 
-    source_mean: Tensor  # (C,)
-    adapted_mean: Tensor  # (C,)
-    entropies: Tensor  # (2,) source, adapted
-    steady: Tensor  # (2,) shares, source, adapted
+    classes: Tensor  # (2, C) shares of the classes answered, by source and adapted
+    steady: Tensor  # (2,) shares of images answered as their shifted copies, by source and adapted
     seen: Tensor  # () images
 
     @classmethod
     def start(cls, classes: int, device: torch.device) -> Averages:
         """Before the first batch."""
-        zeros = torch.zeros(classes, device=device)
-        return cls(zeros, zeros, torch.zeros(2, device=device), torch.zeros(2, device=device), zeros[0])
+        zeros = torch.zeros(2, classes, device=device)
+        return cls(zeros, zeros[:, 0], zeros[0, 0])
 
     def moved(self, source: Tensor, adapted: Tensor, steady: Tensor | None, horizon: float) -> Averages:
         """With the log-probabilities (B, C) of one more batch in it; rows that are not finite are left out."""
-        sound = source.amax(1).isfinite() & adapted.amax(1).isfinite()
+        sound = (source.amax(1).isfinite() & adapted.amax(1).isfinite())[:, None]
         count = sound.sum()
         share = torch.maximum(count / (self.seen + count).clamp(min=1), (count / horizon).clamp(max=1))
-
-        def mean(rows: Tensor) -> Tensor:
-            kept = sound.view(-1, *[1] * (rows.dim() - 1))
-            return torch.where(kept, rows, 0).sum(0) / count.clamp(min=1)
-
-        now = torch.stack([mean(entropy(source)), mean(entropy(adapted))])
-        return Averages(
-            self.source_mean + share * (mean(source.exp()) - self.source_mean),
-            self.adapted_mean + share * (mean(adapted.exp()) - self.adapted_mean),
-            self.entropies + share * (now - self.entropies),
-            self.steady if steady is None else self.steady + share * (steady - self.steady),
-            self.seen + count,
-        )
+        both = [F.one_hot(each.argmax(1), each.shape[1]) * sound for each in (source, adapted)]
+        classes = torch.stack([each.sum(0) for each in both]) / count.clamp(min=1)
+        moved = self.steady if steady is None else self.steady + share * (steady - self.steady)
+        return Averages(self.classes + share * (classes - self.classes), moved, self.seen + count)
 
     @property
     def balances(self) -> Tensor:
-        """(2,) entropy of the mean prediction, source and adapted."""
-        both = torch.stack([self.source_mean, self.adapted_mean])
-        return entropy(both.clamp(min=1e-12).log())
+        """(2,) entropy of the classes answered, by source and adapted, in nats."""
+        return entropy(self.classes.clamp(min=1e-12).log())
 
-    @property
-    def information(self) -> Tensor:
-        """(2,) how well the predictions tell the images apart, source and adapted, in nats."""
-        return self.balances - self.entropies
+
+def shifted(images: Tensor) -> Tensor:
+    """Images moved by a sixteenth of their size, down and to the left; the border is repeated."""
+    down, left = (max(1, side // 16) for side in images.shape[2:])
+    wide = F.pad(images, (left, left, down, down), mode="replicate")
+    return wide[:, :, : images.shape[2], 2 * left :].contiguous()
+
+
+def as_sure_as(log_probs: Tensor, other: Tensor) -> Tensor:
+    """Log-probabilities with the temperature at which their mean entropy is the other's, found by bisection.
+
+    Two networks are averaged fairly only if neither is surer than the other by habit.
+    """
+    target = _mean_entropy(other)
+    low, high = log_probs.new_tensor(-3.0), log_probs.new_tensor(4.0)  # of the logarithm of the factor
+    for _ in range(20):
+        middle = (low + high) / 2
+        unsure = _mean_entropy((log_probs * middle.exp()).log_softmax(1)) > target
+        low, high = torch.where(unsure, middle, low), torch.where(unsure, high, middle)
+    return (log_probs * ((low + high) / 2).exp()).log_softmax(1)
+
+
+def _mean_entropy(log_probs: Tensor) -> Tensor:
+    """Over the rows that are finite."""
+    values = entropy(log_probs)
+    sound = log_probs.amax(1).isfinite()
+    return torch.where(sound, values, 0).sum() / sound.sum().clamp(min=1)

@@ -26,7 +26,7 @@ from poem.parts.objective import (
     SoftLikelihoodRatio,
 )
 from poem.parts.parameters import Everything, NormAffine, Nothing, Parameters
-from poem.parts.readout import Correction, Laplacian, Prior, Readout, Recentre, Uncorrected
+from poem.parts.readout import Correction, Laplacian, LocalPrior, Prior, Readout, Recentre, Uncorrected
 from poem.parts.recovery import (
     AverageWithSource,
     EachImage,
@@ -80,6 +80,7 @@ __all__ = [
     "FromBatch",
     "Jitter",
     "Laplacian",
+    "LocalPrior",
     "LossAverageBelow",
     "MarginalEntropy",
     "MeanTeacher",

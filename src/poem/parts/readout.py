@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from poem.parts.base import Memory, Need, Outcome, Outputs, Part
-from poem.parts.fields import Count, Share
+from poem.parts.fields import Count, NotNegative, Share
 
+LAST_IMAGES = 64
+"""How many images are the last ones, where a batch holds fewer."""
 Which = Literal["first", "before-last", "last", "teacher"]
 
 
@@ -50,6 +52,52 @@ class Prior(Correction):
         prior = (mean + smooth) / (1 + smooth * outputs.classes)
         logits = outputs.logits - outputs.logits.mean(1, keepdim=True) if outputs.combined else outputs.logits
         return logits * prior if self.by == "factor" else logits + prior.log()
+
+
+@dataclass(frozen=True, repr=False)
+class LocalPrior(Correction):
+    """Adds what the last images say about which classes to expect, beyond their share in the stream.
+
+    The prior is the smoothed mean prediction of the last 64 images or of the batch, the larger of the two, over that of
+    the last `horizon`; `power` times its logarithm is added. Where classes come in runs it is far from 1, elsewhere
+    near 1; a network that predicts few classes all along is not made to predict fewer.
+
+    Paper: none; the smoothing is that of ROID's prior correction (Marsden et al., WACV 2024).
+    """
+
+    power: NotNegative = 2.0
+    horizon: Count = 1024
+
+    def start(self, outputs: Outputs) -> Memory:
+        """No predictions seen."""
+        zeros = outputs.probs.new_zeros(outputs.classes)
+        return {"near": zeros, "far": zeros, "seen": zeros[0]}
+
+    def __call__(self, outputs: Outputs, memory: Memory) -> Tensor:
+        """Log-probabilities that favour the classes frequent now; as they are in the first batch."""
+        near = self._moved(memory["near"], outputs, memory["seen"], LAST_IMAGES)
+        count = max(len(outputs.logits), LAST_IMAGES)
+        shift = _smoothed(near, count).log() - _smoothed(memory["far"], count).log()
+        return outputs.log_probs + torch.where(memory["seen"] > 0, self.power * shift, 0.0)
+
+    def remember(self, outcome: Outcome, memory: Memory) -> Memory:
+        """The mean predictions, moved by the batch's."""
+        outputs = outcome.answer or outcome.last
+        near = self._moved(memory["near"], outputs, memory["seen"], LAST_IMAGES)
+        far = self._moved(memory["far"], outputs, memory["seen"], self.horizon)
+        return {"near": near, "far": far, "seen": memory["seen"] + len(outputs.logits)}
+
+    def _moved(self, mean: Tensor, outputs: Outputs, seen: Tensor, horizon: int) -> Tensor:
+        """A running mean over so many images, with the batch in it."""
+        count = len(outputs.logits)
+        share = (count / (seen + count)).clamp(min=min(1.0, count / horizon))
+        return mean + share * (outputs.probs.mean(0) - mean)
+
+
+def _smoothed(mean: Tensor, count: int) -> Tensor:
+    """A mean prediction over so many images, mixed with the uniform one where no class stands out."""
+    smooth = max(1 / count, 1 / len(mean)) / mean.max().clamp(min=1e-12)
+    return (mean + smooth) / (1 + smooth * len(mean))
 
 
 @dataclass(frozen=True, repr=False)

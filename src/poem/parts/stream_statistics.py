@@ -164,10 +164,10 @@ class Significant(Statistics):
 class Components(Statistics):
     """Each image is normalised by a mixture of components to which its own statistics belong more or less.
 
-    The components start scattered about the source's statistics and follow the stream. No image depends on others of its
-    batch, so batches of one image and streams sorted by class are fine.
+    The components start scattered about the source's statistics and follow the stream. No image depends on others of
+    its batch, so batches of one image and streams sorted by class are fine.
 
-    Paper: Tomar et al., "Un-Mixing Test-Time Normalization Statistics: Combatting Label Temporal Correlation", ICLR 2024.
+    Paper: Tomar et al., "Un-Mixing Test-Time Normalization Statistics", ICLR 2024.
     Reference code: devavratTomar/unmixtns.
     Differs: the components start from a generator keyed by the layer's name.
     """

@@ -28,12 +28,13 @@ from poem.parts.objective import (
     SoftLikelihoodRatio,
 )
 from poem.parts.parameters import Everything, NormAffine, Nothing
-from poem.parts.readout import Laplacian, Prior, Readout, Recentre
+from poem.parts.readout import Laplacian, LocalPrior, Prior, Readout, Recentre
 from poem.parts.recovery import AverageWithSource, EachImage, EveryCalls, LossAverageBelow, StochasticRestore
 from poem.parts.score import OpinionEntropy
 from poem.parts.selection import Diverse, EntropyBelow, Everyone, NotRedundant, PLPDAbove, Select
 from poem.parts.statistics import Mixed, Robust, Source
 from poem.parts.step import SAM, SGD, Adam
+from poem.parts.stream_statistics import Blended
 from poem.parts.teacher import MeanTeacher, SlowTeacher
 from poem.parts.weighting import ByDiversityAndCertainty, ByEntropy, ByPLPD, FirstRound
 from poem.recipes.learning_rate import Rule
@@ -327,7 +328,26 @@ def poem_official_v2() -> Recipe:
     )
 
 
+def auto() -> Recipe:
+    """What was best on average on every network we measured: statistics and prior from the stream, ETA, and POEM.
+
+    On group and layer norm it is ETA with POEM's exploration and branch. On batch norm the statistics of the stream
+    are what counts: `Blended`, with ETA's update and without POEM's parts, which gained nothing there. Both answer with
+    a prior from the last images. `poem.adapt` guards it, and takes the constants that fit the number of classes.
+
+    Paper: none; ETA (Niu et al., ICML 2022) and POEM (Yi et al.) are its parts, and `docs/methods/auto.md` tells how
+    its constants were chosen and how far each part helps.
+    Reference code: none.
+    Differs: not a published method.
+    """
+    answered = LocalPrior()
+    plain = replace(eta(), statistics=Blended(), readout=Readout("first", answered))
+    learnt = with_poem(eta())
+    return replace(learnt, readout=Readout("last", answered), on_batch_norm=plain)
+
+
 METHODS: dict[str, Callable[[], Recipe]] = {
+    "auto": auto,
     "source": source,
     "bn": bn,
     "tent": tent,
@@ -430,8 +450,11 @@ def preset_values(method: Recipe, name: str, preset: Preset) -> Recipe:
     if name == "memo":
         return replace(method, lr=0.005, views=AugMix(views=32, pre="crop"))
     changed = replace(method, lr=0.001) if name == "sar" else replace(method, lr=0.001, step=Adam())
-    if name in ("eta", "eata", "rdumb"):
+    if name in ("eta", "eata", "rdumb", "auto"):
         changed = replace(changed, select=EntropyBelow(0.4) & NotRedundant(cosine))
+    if changed.on_batch_norm is not None:
+        other = preset_values(changed.on_batch_norm, name, preset)
+        changed = replace(changed, on_batch_norm=other)
     if name == "eata":
         changed = replace(changed, minimise=Entropy() + FisherAnchor(1.0))
     if name == "cotta":

@@ -47,6 +47,7 @@ class Recipe(Checked):
     explore: Exploration = field(default_factory=Once)
     branch: AdaptBranch | None = None
     readout: Readout = field(default_factory=Readout)
+    on_batch_norm: Recipe | None = None  # the recipe of networks with batch norm, where it is another
 
     def __post_init__(self) -> None:
         """Refuses recipes that contradict themselves."""
@@ -55,6 +56,12 @@ class Recipe(Checked):
             raise ValueError(f"{self.readout.correct!r} reads features, which a teacher's answer has not")
         if self.readout.which == "teacher" and self.teacher is None:
             raise ValueError("readout 'teacher' needs a teacher; add teacher=MeanTeacher() to the recipe")
+        if self.on_batch_norm is not None and self.on_batch_norm.on_batch_norm is not None:
+            raise ValueError("expected on_batch_norm without a recipe for batch norm of its own, got one that has it")
+
+    def fitted(self, *, batch_norm: bool) -> Recipe:
+        """The recipe for a network with batch norm, or without."""
+        return self.on_batch_norm if batch_norm and self.on_batch_norm is not None else self
 
     @cached_property
     def places(self) -> tuple[tuple[str, Part], ...]:
@@ -98,12 +105,16 @@ class Recipe(Checked):
     def changed(self, changes: Mapping[str, Any]) -> Recipe:
         """A copy with some fields replaced; `threshold rounds alpha depth readout` reach into their parts.
 
-        Whole fields are replaced first, so that the order in which changes are given does not matter.
+        Whole fields are replaced first, so that the order in which changes are given does not matter. A recipe for
+        batch norm is changed alike, but for settings of the branch and the number of updates.
 
         A threshold is one fraction of ln C for every round. A selection whose first round has a fraction of its own is
         not guessed at: it is an error that says what to pass.
         """
         recipe = self
+        if self.on_batch_norm is not None and "on_batch_norm" not in changes:
+            own = {name: value for name, value in changes.items() if name not in ("alpha", "depth", "rounds")}
+            recipe = replace(self, on_batch_norm=self.on_batch_norm.changed(own))
         for name, value in sorted(changes.items(), key=lambda change: change[0] in ALIASES or _is_which(*change)):
             if name == "threshold":
                 if recipe.select.margin is None:
@@ -135,8 +146,12 @@ class Recipe(Checked):
         always = ("parameters", "select", "lr") if self.learns else ("parameters",)
         for item in dataclasses.fields(self):
             value = getattr(self, item.name)
+            if item.name == "on_batch_norm":
+                continue
             if value is not None and (value != getattr(plain, item.name) or item.name in always):
                 lines.append(f"{item.name:>10}  {value if isinstance(value, Rule) else repr(value)}")
+        if self.on_batch_norm is not None:
+            lines += ["on batch norm:", str(self.on_batch_norm)]
         return "\n".join(lines)
 
 

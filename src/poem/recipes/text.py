@@ -19,7 +19,7 @@ from poem.parts.fields import Checked
 from poem.recipes.learning_rate import Rule
 from poem.recipes.recipe import FIELDS, Recipe, field_name
 
-_EXPORTED = {name: getattr(parts, name) for name in parts.__all__} | {"Rule": Rule}
+_EXPORTED = {name: getattr(parts, name) for name in parts.__all__} | {"Rule": Rule, "Recipe": Recipe}
 PARTS: dict[str, Any] = {
     name: part
     for name, part in _EXPORTED.items()
@@ -48,8 +48,9 @@ def parse(text: str) -> Any:
 
 
 def written(recipe: Recipe) -> dict[str, str]:
-    """Every field of a recipe as text."""
-    return {name: repr(getattr(recipe, name)) for name in FIELDS}
+    """Every field of a recipe as text; that for batch norm only where there is one."""
+    fields = [name for name in FIELDS if name != "on_batch_norm" or recipe.on_batch_norm is not None]
+    return {name: repr(getattr(recipe, name)) for name in fields}
 
 
 def read(fields: dict[str, str]) -> Recipe:
