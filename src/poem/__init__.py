@@ -13,7 +13,7 @@ from poem._version import __version__
 _HOMES = {
     "adapt": "poem.api",
     "Adapter": "poem.adapter",
-    "guard": "poem.guarded.guard",
+    "guard": "poem.guarded.guard:guard_adapter",
     "Guard": "poem.guarded.guard",
     "Recipe": "poem.recipes.recipe",
     "methods": "poem.recipes.methods",
@@ -23,13 +23,28 @@ _HOMES = {
     "corrupt": "poem.streams.corruptions",
     "parts": "poem.parts",
 }
-__all__ = ["Adapter", "Recipe", "__version__", "adapt", "check", "corrupt", "evaluate", "methods", "parts", "recipe"]
+__all__ = [
+    "Adapter",
+    "Guard",
+    "Recipe",
+    "__version__",
+    "adapt",
+    "check",
+    "corrupt",
+    "evaluate",
+    "guard",
+    "methods",
+    "parts",
+    "recipe",
+]
 
 if TYPE_CHECKING:
     from poem import parts
     from poem.adapter import Adapter
     from poem.api import adapt
     from poem.bench.evaluate import evaluate
+    from poem.guarded.guard import Guard
+    from poem.guarded.guard import guard_adapter as guard
     from poem.paired_check import check
     from poem.recipes.methods import methods, recipe
     from poem.recipes.recipe import Recipe
@@ -40,8 +55,9 @@ def __getattr__(name: str) -> Any:
     """Import the module behind a public name when it is first asked for."""
     if name not in _HOMES:
         raise AttributeError(f"module 'poem' has no attribute {name!r}; public names: {', '.join(__all__)}")
-    module = import_module(_HOMES[name])
-    value = module if name == "parts" else getattr(module, name)
+    home, _, other = _HOMES[name].partition(":")
+    module = import_module(home)
+    value = module if name == "parts" else getattr(module, other or name)
     globals()[name] = value
     return value
 

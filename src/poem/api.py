@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, get_args
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, get_args, overload
 
 import torch
 from torch import Tensor, nn
@@ -14,13 +14,25 @@ from poem._util.nearest import nearest_names
 from poem.accelerate.capture import Fast
 from poem.adapter import Adapter
 from poem.engine import input_checks as checks
+from poem.engine.anatomy import anatomy
 from poem.engine.precision import Precision
+from poem.guarded.guard import Guard, guard_adapter
 from poem.parts.base import Need
 from poem.parts.objective import FisherAnchor
 from poem.recipes.methods import Preset, recipe
 from poem.recipes.recipe import ALIASES, FIELDS, Recipe
 
 log = logging.getLogger("poem")
+
+
+@overload
+def adapt(model: nn.Module, method: str | Recipe = ..., *, guard: Literal[False] = ..., **settings: Any) -> Adapter: ...
+
+
+@overload
+def adapt(
+    model: nn.Module, method: str | Recipe = ..., *, guard: Literal[True] | Mapping[str, Any], **settings: Any
+) -> Guard: ...
 
 
 def adapt(
@@ -34,7 +46,8 @@ def adapt(
     std: Sequence[float] | None = None,
     source_data: Iterable[Any] | Tensor | None = None,
     split: str | None = None,
-    preset: Preset = "imagenet",
+    preset: Preset | None = None,
+    guard: bool | Mapping[str, Any] = False,
     seed: int = 0,
     fast: Fast = "auto",
     compile: bool = False,
@@ -42,7 +55,7 @@ def adapt(
     logits: Callable[[Any], Tensor] | None = None,
     example: Tensor | None = None,
     **changes: Any,
-) -> Adapter:
+) -> Adapter | Guard:
     """Turn a classifier into one that learns while it predicts.
 
     The model is borrowed, not copied: between calls it is as it came, and `adapter.unload()` gives it back.
@@ -57,7 +70,10 @@ def adapt(
         std: Channel deviations, divided by inside.
         source_data: Images, or a loader of them, for EATA's Fisher anchor.
         split: Name of the module whose input is the split point, where the structure does not show it.
-        preset: Published constants: `"imagenet"`, `"cifar"` (or `"cifar10"`), `"cifar100"`.
+        preset: Published constants: `"imagenet"`, `"cifar"` (or `"cifar10"`), `"cifar100"`; by default `"imagenet"`, and
+            for `"auto"` those that fit the number of classes.
+        guard: Put a guard around it (`poem.guard`): the source answers beside it, and harm is seen and undone. A
+            mapping gives the guard's settings, as in `guard={"budget": 0.02}`.
         seed: Seed of the adapter's own random generator; the global one is left alone.
         fast: On a GPU, `"auto"` records the loop as CUDA graphs for a shape of batch that keeps coming, `True` for
             every shape at once, `False` never. What cannot be recorded runs as it is; `adapter.last.notes` says why.
@@ -82,6 +98,10 @@ def adapt(
     for word in changes:
         _own_word(word)
     name = method if isinstance(method, str) else "custom"
+    if not isinstance(guard, bool | Mapping):
+        raise TypeError(f"expected guard True, False or the guard's settings, got {guard!r}")
+    if preset is None:
+        preset = fitting_preset(model, classes) if method == "auto" else "imagenet"
     chosen = recipe(method, preset) if isinstance(method, str) else method
     if not isinstance(chosen, Recipe):
         raise TypeError(f"expected a method's name or a Recipe, got {type(method).__name__}")
@@ -106,7 +126,24 @@ def adapt(
         if example is not None:
             with adapter.frozen():
                 adapter(example)
-    return adapter
+        if guard is False:
+            return adapter
+        return guard_adapter(adapter, **({} if guard is True else dict(guard)))
+
+
+def fitting_preset(model: nn.Module, classes: Sequence[int] | Tensor | None) -> Preset:
+    """The published constants for so many classes, read from the last linear layer or the mask.
+
+    Up to 20 classes those of CIFAR-10, up to 150 those of CIFAR-100, else ImageNet's; also where the number is unknown.
+    """
+    count = None if classes is None else len(classes)
+    if count is None and isinstance(model, nn.Module):
+        head = anatomy(model).head
+        layer = None if head is None else model.get_submodule(head)
+        count = layer.out_features if isinstance(layer, nn.Linear) else None
+    if count is None or count > 150:
+        return "imagenet"
+    return "cifar" if count <= 20 else "cifar100"
 
 
 def _own_word(word: str) -> None:

@@ -538,7 +538,7 @@ class Guard:
         return f"<Guard of {self.adapter!r}, answers with the {self.verdict}>"
 
 
-def guard(
+def guard_adapter(
     adapter: Adapter,
     *,
     source_data: Iterable[Any] | Tensor | None = None,
