@@ -10,7 +10,6 @@ a run that its budget ended goes on in the next one.
 from __future__ import annotations
 
 import argparse
-import base64
 import hashlib
 import json
 import logging
@@ -36,6 +35,7 @@ from torch import multiprocessing as mp
 import poem
 from auto import rows as methods
 from auto import streams
+from auto.cells import Key, key_of, read_cells, to_text
 from poem import zoo
 from poem.bench.metrics import predicted
 
@@ -49,8 +49,6 @@ LARGE_AT_ONCE = 4
 NET_COST = {"resnet50-keras": 20.0, "vit-tiny16": 6.0, "effnet-lite0": 8.0, "effnet-lite1": 11.0, "effnet-lite2": 14.0}
 GRACE = 30.0
 """Seconds after the deadline in which processes may end by themselves."""
-
-Key = tuple[str, str, str, int, int]
 
 
 class OutOfTimeError(Exception):
@@ -102,42 +100,6 @@ def tree_hash(root: Path | None = None) -> str:
     for path in sorted(root.rglob("*.py")):
         digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()[:12]
-
-
-def to_text(bits: NDArray[np.bool_]) -> str:
-    """Bits as text: eight to a byte, base64."""
-    return base64.b64encode(np.packbits(bits).tobytes()).decode()
-
-
-def from_text(text: str, n: int) -> NDArray[np.bool_]:
-    """The first n bits of what `to_text` wrote."""
-    return np.unpackbits(np.frombuffer(base64.b64decode(text), np.uint8), count=n).astype(bool)
-
-
-def read_cells(paths: Sequence[Path]) -> list[dict[str, Any]]:
-    """The cells of result files, without those that failed; a last line that was cut off is left out.
-
-    Raises:
-        ValueError: A line is no cell.
-    """
-    cells = []
-    for path in paths:
-        lines = path.read_text().splitlines()
-        for number, line in enumerate(lines, 1):
-            try:
-                cell = json.loads(line)
-            except json.JSONDecodeError as error:
-                if number == len(lines):
-                    continue
-                raise ValueError(f"expected a cell in line {number} of {path}, got {line[:60]!r}") from error
-            if "error" not in cell:
-                cells.append(cell)
-    return cells
-
-
-def key_of(cell: dict[str, Any]) -> Key:
-    """What tells a cell from every other."""
-    return cell["net"], cell["row"], cell["stream"], cell["seed"], cell["batch"]
 
 
 # One task -------------------------------------------------------------------------------------------------------------
