@@ -34,7 +34,7 @@ MARGIN = -0.5
 """Points below source that count as a loss."""
 KEPT, NOT_BELOW, NINE_GAIN = 0.9, 0.9, 14.0
 PAGES = {
-    "docs/methods/auto.md": ("criteria", "means", "best", "losses", "short", "accuracy-*"),
+    "docs/methods/auto.md": ("criteria", "coverage", "means", "best", "losses", "short", "accuracy-*"),
     "docs/guard.md": ("guard", "guard-losses", "guard-kept"),
 }
 """Tables of each page."""
@@ -92,9 +92,11 @@ class Results:
         runs = self.runs.get((place, row))
         return None if not runs else 100 * float(np.concatenate([run.bits for run in runs.values()]).mean())
 
-    def paired(self, place: Place, row: str, other: str = "source") -> Paired | None:
-        """A row against another on the seeds that both have; None where there is none."""
+    def paired(self, place: Place, row: str, other: str = "source", *, beside: str | None = None) -> Paired | None:
+        """A row against another on the seeds that both have, and `beside` has; None where there is none."""
         own, theirs = self.runs.get((place, row), {}), self.runs.get((place, other), {})
+        if beside is not None:
+            own = {seed: run for seed, run in own.items() if seed in self.runs.get((place, beside), {})}
         found = [
             Paired.of(own[seed].bits, theirs[seed].bits)
             for seed in sorted(own)
@@ -106,12 +108,13 @@ class Results:
         """A row against the best single method, which is chosen on other samples than it is compared on.
 
         With several seeds it is chosen on the next one, and compared on this one; with one seed it is chosen on every
-        second sample and compared on the others, both ways round. Comparisons are added up.
+        second sample and compared on the others, both ways round. Comparisons are added up. A seed on which some single
+        method was not measured is left out; None where that leaves none.
         """
-        own = self.runs.get((place, row), {})
-        rivals = {name: self.runs[place, name] for name in methods.SINGLE if (place, name) in self.runs}
+        own, expected = self.runs.get((place, row), {}), methods.names(place[0], place[1], place[2])
+        rivals = {name: self.runs.get((place, name), {}) for name in methods.SINGLE if name in expected}
         seeds = sorted(seed for seed in own if all(seed in runs for runs in rivals.values()))
-        if not seeds or not rivals:
+        if not seeds:
             return None
         chosen, found = [], []
         for at, seed in enumerate(seeds):
@@ -119,7 +122,7 @@ class Results:
                 choose_on = slice(None) if len(seeds) > 1 else slice(part, None, 2)
                 compare_on = slice(None) if len(seeds) > 1 else slice(1 - part, None, 2)
                 other = seeds[(at + 1) % len(seeds)]
-                name = max(rivals, key=lambda each: rivals[each][other].bits[choose_on].mean())  # noqa: B023
+                name = max(rivals, key=lambda each: rivals[each][other].bits[choose_on].mean())
                 chosen.append(name)
                 found.append(Paired.of(own[seed].bits[compare_on], rivals[name][seed].bits[compare_on]))
         total = _total(found)
@@ -188,10 +191,11 @@ def guard_figures(results: Results, method: str) -> dict[str, Any]:
     row = f"guarded {method}"
     found, kept = losses(results, row), {}
     for loss in found:
-        unguarded = results.paired(loss.place, method)
-        share = None if unguarded is None else gain_kept(loss.paired, unguarded)
-        if share is not None and unguarded is not None:
-            kept[loss.place] = (share, loss.paired.difference, unguarded.difference)
+        guarded = results.paired(loss.place, row, beside=method)
+        unguarded = results.paired(loss.place, method, beside=row)
+        share = None if guarded is None or unguarded is None else gain_kept(guarded, unguarded)
+        if share is not None and guarded is not None and unguarded is not None:
+            kept[loss.place] = (share, guarded.difference, unguarded.difference)
     gained = sum(each[2] for each in kept.values())
     return {
         "cells": len(found),
@@ -271,6 +275,7 @@ def tables(results: Results) -> dict[str, str]:
     """Every table by its name, as Markdown that ends with a line's end."""
     found = {
         "criteria": _criteria(results),
+        "coverage": _coverage(results),
         "means": _means(results),
         "best": _best(results),
         "losses": _losses(results, ["auto"]),
@@ -335,6 +340,30 @@ def _criteria(results: Results) -> str:
             words = "guarded methods keep 90 % of a gain of 1 point or more: each cell"
             lines.append((words, f"{enough} of {gains} cells", enough == gains))
     return _table(["criterion", "measured", "met"], [[*line[:2], "yes" if line[2] else "**no**"] for line in lines])
+
+
+def planned(net: str) -> dict[tuple[str, int, str], int]:
+    """The cells of a network in the whole comparison: stream, batch size and row, and the number of seeds."""
+    return {
+        (stream, batch, row): len(methods.seeds(net))
+        for batch in (64, 8, 1)
+        for stream in streams.names(net, batch)
+        for row in methods.names(net, stream, batch)
+    }
+
+
+def _coverage(results: Results) -> str:
+    lines = []
+    for net in methods.NETS:
+        wanted = planned(net)
+        seen = {
+            (stream, batch, row): len(results.runs.get(((net, stream, batch), row), {}))
+            for stream, batch, row in wanted
+        }
+        absent = [row for row in methods.ROWS if any(each[2] == row and seen[each] < wanted[each] for each in wanted)]
+        done = sum(min(seen[each], wanted[each]) for each in wanted)
+        lines.append([net, f"{done} of {sum(wanted.values())}", ", ".join(absent) or "-"])
+    return _table(["network", "cells measured", "rows with cells left out"], lines)
 
 
 def _means(results: Results) -> str:

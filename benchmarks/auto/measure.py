@@ -165,8 +165,13 @@ class Bench:
 
     def _model(self, net: str) -> nn.Module:
         if net not in self.models:
-            self.models[net] = zoo.load(net, self.weights)[0].to(self.device)
+            self.models[net] = zoo.load(net, weights_of(net, self.weights))[0].to(self.device)
         return self.models[net]
+
+
+def weights_of(net: str, weights: str | None) -> str | None:
+    """Where a network's weights are: those of the small ones are part of the package."""
+    return weights if weights == "random" or net in methods.LARGE else None
 
 
 def work(number: int, queues: list[Any], out: Any, deadline: float, settings: dict[str, Any]) -> None:
@@ -228,7 +233,7 @@ def usable(nets: Sequence[str], root: Path | None, weights: str | None) -> list[
         try:
             zoo.require_builder(zoo.base(net))
             if weights != "random":
-                zoo.find_weights(zoo.base(net), weights)
+                zoo.find_weights(zoo.base(net), weights_of(net, weights))
             streams.read(streams.set_of(net), root)
         except (ImportError, FileNotFoundError, ValueError) as error:
             print(f"left out: {net}: {str(error).splitlines()[0][:300]}", flush=True)
@@ -259,9 +264,11 @@ def measure(args: argparse.Namespace, store: streams.Store) -> Writer:
     """Prepare, start the processes, write what they find, stop in time."""
     began = time.time()
     deadline = began + args.budget
-    for row in [row for row in (args.rows or methods.ROWS) if (why := methods.missing(row))]:
-        print(f"left out: {row}: {methods.missing(row)[:200]}", flush=True)
-        args.rows = [each for each in (args.rows or methods.ROWS) if each != row]
+    reasons = {row: methods.missing(row) for row in args.rows or methods.ROWS}
+    for row, why in reasons.items():
+        if why:
+            print(f"left out: {row}: {why[:200]}", flush=True)
+    args.rows = [row for row, why in reasons.items() if not why]
     args.nets = usable(args.nets, args.data, args.weights)
     found = prepared(args, tasks(args), store)
     large = [task for task in found if task.net in methods.LARGE]
@@ -320,7 +327,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     cuda = torch.cuda.is_available()
     parser.add_argument("--out", type=Path, default=Path("results/auto/cells.jsonl"), help="file to append cells to")
     parser.add_argument("--data", type=Path, default=None, help="folder of the data sets; default $POEM_DATA")
-    parser.add_argument("--weights", default=None, help="folder of weights; default the package and $POEM_DATA")
+    parser.add_argument("--weights", default=None, help="folder of the large networks' weights; default $POEM_DATA")
     parser.add_argument("--nets", type=_names(methods.NETS), default=list(methods.NETS))
     parser.add_argument("--rows", type=_names(methods.ROWS), default=None)
     every = [stream for net in methods.NETS for stream in streams.names(net)]
@@ -341,6 +348,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     args.fast = "auto" if args.fast else False
     if args.data is None and os.environ.get("POEM_DATA"):
         args.data = Path(os.environ["POEM_DATA"]).expanduser()
+    if args.data is not None:
+        os.environ["POEM_DATA"] = str(args.data)  # the zoo looks for weights there, in every process
     if not set(args.batches) <= set(BATCHES):
         parser.error(f"expected --batches out of {', '.join(map(str, BATCHES))}, got {args.batches}")
     return args
@@ -371,7 +380,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(streams.pack(data, args.data, args.pack))
         return 0
     if args.list:
-        for net, count in Counter({net: 0 for net in args.nets}).items():
+        for net in args.nets:
             count = sum(len(task.rows) for task in tasks(args) if task.net == net)
             print(f"{net}: {count} cells")
         return 0
