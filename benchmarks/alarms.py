@@ -32,7 +32,6 @@ ALPHAS = (0.01, 0.05, 0.1)
 SOURCE, CHECKED = 1000, 2
 KINDS: dict[str, Callable[[np.random.Generator, int], Numbers]] = {
     "continuous": lambda rng, count: rng.gamma(1.0, 0.5, count),
-    "one decimal": lambda rng, count: rng.gamma(1.0, 0.5, count).round(1),
     "mostly zero": lambda rng, count: np.where(rng.random(count) < 0.7, 0.0, rng.random(count)),
     "three values": lambda rng, count: rng.integers(0, 3, count).astype(float),
 }
