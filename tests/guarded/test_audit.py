@@ -13,7 +13,6 @@ import pytest
 import torch
 from learners import batch, learner
 
-from poem.guarded import audit as audit_module
 from poem.guarded.audit import AUDIT_SCHEMA, Audit, Event, read_audit, tensor_hash
 from poem.guarded.guard import guard
 
@@ -157,7 +156,7 @@ def test_no_room_for_the_header_is_an_error(path: Path, monkeypatch: pytest.Monk
         return opened[-1]
 
     with monkeypatch.context() as patch:
-        patch.setattr(audit_module.os, "open", full)
+        patch.setattr("poem.guarded.audit.os.open", full)
         with pytest.raises(OSError, match=r"expected a place for the audit, got .*No space left.*; name another"):
             Audit(path, {})
     with pytest.raises(OSError, match="Bad file descriptor"):
