@@ -9,14 +9,16 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-import numpy as np
 import torch
 
 MOST_WEALTH = 1e200
+WORD = 2**64 - 1
 BET_RATE = 1 / (8 * math.sqrt(3))
 LARGEST_BET = 1.8
+ROUNDING = 1e-5
+"""How far outside [0, 1] a number may be that was computed in single precision."""
 
 
 @dataclass
@@ -55,23 +57,29 @@ class Jumper:
 
     Paper: Vovk et al., "Retrain or not retrain: conformal test martingales for change-point detection", COPA 2021.
     Reference code: scikit-learn-contrib/MAPIE (BSD-3).
-    Differs: a p-value that is not finite is left out.
+    Differs: a p-value that is not finite is left out. A `reserve` is wealth that is not bet yet: after n p-values
+    `1 / log2(n + 2)` of it is left, the rest was shared out. Without shift the gamblers lose a third of a percent a
+    p-value, so that after a long while only what they got lately counts; the total is a martingale as before.
     """
 
     jump: float = 0.01
     wealths: tuple[float, float, float] = (1 / 3, 1 / 3, 1 / 3)
+    reserve: float = 0.0
+    seen: int = 0
 
     @property
     def wealth(self) -> float:
-        """All three together."""
-        return sum(self.wealths)
+        """All three together, and the reserve."""
+        return sum(self.wealths) + self.reserve
 
     def update(self, p: float) -> None:
         """The wealths after one more p-value."""
         if not math.isfinite(p):
             return
-        total = self.wealth
-        shared = [(1 - self.jump) * wealth + self.jump / 3 * total for wealth in self.wealths]
+        left = self.reserve * math.log(self.seen + 2) / math.log(self.seen + 3)
+        share = self.jump / 3 * sum(self.wealths) + (self.reserve - left) / 3
+        self.reserve, self.seen = left, self.seen + 1
+        shared = [(1 - self.jump) * wealth + share for wealth in self.wealths]
         low, none, high = (wealth * (1 + side * (p - 0.5)) for wealth, side in zip(shared, (-1, 0, 1), strict=True))
         self.wealths = (min(low, MOST_WEALTH), min(none, MOST_WEALTH), min(high, MOST_WEALTH))
 
@@ -81,7 +89,9 @@ class Ranks:
     """p-values of numbers by their rank among all earlier ones; ties are broken at random.
 
     While the numbers are exchangeable with the earlier ones, the p-values are independent and uniform. A number that is
-    not finite has none. Past `limit` numbers the ranks are among the first `limit`, and hold approximately.
+    not finite has none. Past `limit` numbers each new one is compared with those that are kept, and then one of them
+    all, the new one included, is forgotten at random: which one is kept tells nothing of the rank, so the p-values stay
+    independent and uniform. All draws are functions of `seed` and `drawn`.
     """
 
     seed: int = 0
@@ -98,12 +108,16 @@ class Ranks:
         if not math.isfinite(value):
             return math.nan
         low, high = bisect.bisect_left(self.values, value), bisect.bisect_right(self.values, value)
-        chance = float(np.random.default_rng((self.seed, self.drawn)).random())
+        p = (low + _uniform(self.seed, 2 * self.drawn) * (high - low + 1)) / (len(self.values) + 1)
+        self.values.insert(high, value)
+        if len(self.values) > self.limit:
+            del self.values[int(_uniform(self.seed, 2 * self.drawn + 1) * len(self.values))]
         self.drawn += 1
-        p = (low + chance * (high - low + 1)) / (len(self.values) + 1)
-        if len(self.values) < self.limit:
-            self.values.insert(high, value)
         return p
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Ranks:
+        """A copy with a list of its own; numbers need no copies of theirs."""
+        return replace(self, values=list(self.values))
 
 
 @dataclass
@@ -121,7 +135,7 @@ class ShiftAlarm:
     rang_at: int | None = None  # after how many numbers
     seen: int = 0
     bet: Bet = field(default_factory=Bet)
-    jumper: Jumper = field(default_factory=Jumper)
+    jumper: Jumper = field(default_factory=lambda: Jumper(wealths=(1 / 6, 1 / 6, 1 / 6), reserve=0.5))
     ranks: Ranks = field(default_factory=Ranks)
 
     def __post_init__(self) -> None:
@@ -180,11 +194,21 @@ class MeanBound:
     total: float = 0.0
     variation: float = 0.0
 
+    def __post_init__(self) -> None:
+        """Refuses levels that are none."""
+        if not 0 < self.alpha < 1:
+            raise ValueError(f"expected alpha, the rate of wrong bounds, between 0 and 1, got {self.alpha!r}")
+        if not 0 < self.tuned_for < math.inf:
+            raise ValueError(f"expected tuned_for, a sum of squared deviations, above 0, got {self.tuned_for!r}")
+
     def update(self, values: Iterable[float]) -> None:
-        """Take in more numbers; one that is not finite is left out."""
-        for value in values:
-            if not math.isfinite(value):
-                continue
+        """Take in more numbers; one that is not finite is left out, one outside [0, 1] is refused."""
+        finite = [value for value in values if math.isfinite(value)]
+        outside = [value for value in finite if not -ROUNDING <= value <= 1 + ROUNDING]
+        if outside:
+            raise ValueError(f"expected numbers in [0, 1], for which the bound holds, got {outside[0]!r}; rescale them")
+        for value in finite:
+            value = min(max(value, 0.0), 1.0)
             expected = self.total / self.count if self.count else 0.5
             self.variation += (value - expected) ** 2
             self.total += value
@@ -216,8 +240,8 @@ class MeanBound:
 def mixture_boundary(variation: float, alpha: float, tuned_for: float) -> float:
     """How large a sum of centred numbers may be whose squared deviations sum to `variation`, by bisection."""
     target = math.log(1 / alpha)
-    level = 2 * math.log(1 / (2 * alpha)) if alpha < 0.5 else 1e-9
-    rho = tuned_for / (level + math.log(1 + level)) if level > 0 else tuned_for
+    level = 2 * math.log(1 / (2 * min(alpha, 0.45)))  # any rho is valid; the formula for the best one needs alpha < 1/2
+    rho = tuned_for / (level + math.log(1 + level))
     low, high = 0.0, 1.0
     while _log_mixture(high, variation, rho) < target:
         high *= 2
@@ -230,12 +254,20 @@ def mixture_boundary(variation: float, alpha: float, tuned_for: float) -> float:
 def _log_mixture(total: float, variation: float, rho: float) -> float:
     """The logarithm of the mixture martingale at a sum and a variation."""
     shape, place = variation + rho, total + variation + rho
-    constant = rho * math.log(rho) - math.lgamma(rho) - _log_gamma_share(rho, rho)
-    moving = math.lgamma(shape) + _log_gamma_share(shape, place)
-    return constant + moving - shape * math.log(place) + total + variation
+    own, moving = (
+        torch.special.gammainc(*torch.tensor([[rho, shape], [rho, place]], dtype=torch.float64)).log().tolist()
+    )
+    constant = rho * math.log(rho) - math.lgamma(rho) - own
+    return float(constant + math.lgamma(shape) + moving - shape * math.log(place) + total + variation)
 
 
-def _log_gamma_share(shape: float, place: float) -> float:
-    """The logarithm of the regularised lower incomplete gamma function."""
-    pair = torch.tensor([shape, place], dtype=torch.float64)
-    return math.log(max(float(torch.special.gammainc(pair[0], pair[1])), 1e-300))
+def _uniform(seed: int, place: int) -> float:
+    """A number in [0, 1) for each seed and place: the splitmix64 generator, whose state is a function of both."""
+    return (_mixed(_mixed(seed & WORD) + (place + 1) * 0x9E3779B97F4A7C15 & WORD) >> 11) * 2.0**-53
+
+
+def _mixed(word: int) -> int:
+    """The output function of splitmix64 (Steele, Lea, Flood, 2014): every bit depends on all."""
+    word = (word ^ word >> 30) * 0xBF58476D1CE4E5B9 & WORD
+    word = (word ^ word >> 27) * 0x94D049BB133111EB & WORD
+    return word ^ word >> 31

@@ -7,6 +7,7 @@ import json
 import logging
 import math
 import os
+import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -48,16 +49,24 @@ class Audit:
             )
         handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self._file = os.fdopen(handle, "ab", buffering=0)
-        failed = self.write({"kind": "header", "schema": AUDIT_SCHEMA, **header})
-        if failed is not None:
-            raise OSError(f"the audit {self.path} cannot be written: {failed}")
+        try:
+            if hasattr(os, "fchmod") and stat.S_ISREG(os.fstat(handle).st_mode):
+                os.fchmod(handle, 0o600)  # an empty file that was there may have another mode
+            failed = self.write({"kind": "header", "schema": AUDIT_SCHEMA, **header})
+            if failed is not None:
+                raise OSError(f"expected a place for the audit, got {self.path}: {failed}; name another")
+        except BaseException:
+            self._file.close()
+            raise
 
     def write(self, line: dict[str, Any]) -> str | None:
         """Append a line; returns why it could not, the first time."""
         if self.lost:
             return None
+        left = memoryview((json.dumps(_plain(line), separators=(",", ":")) + "\n").encode())
         try:
-            self._file.write((json.dumps(_plain(line), separators=(",", ":")) + "\n").encode())
+            while left:  # where the disk is nearly full, the first write takes a part and only the second one fails
+                left = left[self._file.write(left) :]
         except OSError as error:
             self.lost = True
             return str(error)
@@ -70,14 +79,16 @@ class Audit:
 
 def read_audit(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Header and lines of an audit; a last line that was cut by a kill is left out."""
-    lines: list[dict[str, Any]] = []
-    for number, text in enumerate(Path(path).read_text().splitlines(), 1):
+    texts, lines = Path(path).read_bytes().splitlines(), list[dict[str, Any]]()
+    for number, text in enumerate(texts, 1):
         try:
             lines.append(json.loads(text))
         except ValueError as error:
-            if number > 1 and number == len(Path(path).read_text().splitlines()):
+            if number > 1 and number == len(texts):
                 break
             raise ValueError(f"expected an audit written by a guard, got {path}, line {number}: {error}") from error
+        if not isinstance(lines[-1], dict):
+            raise ValueError(f"expected an audit written by a guard, got {path}, whose line {number} is no object")
     if not lines or lines[0].get("kind") != "header":
         raise ValueError(f"expected an audit written by a guard, got {path}, which has no header")
     if lines[0].get("schema") != AUDIT_SCHEMA:

@@ -6,7 +6,10 @@ needs no labels and no assumption.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
+from fractions import Fraction
+from numbers import Real
 
 import torch
 from torch import Tensor
@@ -14,7 +17,10 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class AnswerBudget:
-    """Of the first n samples, at most `share * n` get another answer than the source's, for every n."""
+    """Of the first n samples, at most `share * n` get another answer than the source's, for every n.
+
+    The product is exact, with the share as it is written: 0.1 is a tenth.
+    """
 
     share: float
     seen: int = 0
@@ -22,16 +28,22 @@ class AnswerBudget:
 
     def __post_init__(self) -> None:
         """Refuses what is no share."""
-        if not 0 < self.share <= 1:
-            raise ValueError(
+        number = isinstance(self.share, Real) and not isinstance(self.share, bool)
+        if not number or not 0 < self.share <= 1:
+            raise (ValueError if number else TypeError)(
                 f"expected a budget above 0 and at most 1, the share of answers that may differ, got {self.share!r}; "
                 "for none use the method 'source', for no limit leave budget= out"
             )
 
     def grant(self, differs: Tensor, gain: Tensor) -> tuple[Tensor, AnswerBudget]:
-        """Which of the samples that differ (B,) keep their own answer: those with the largest gain that fit."""
-        wanted, gains = differs.tolist(), gain.tolist()
-        room = [int(self.share * (self.seen + place + 1) + 1e-9) - self.spent for place in range(len(wanted))]
+        """Which of the samples that differ (B,) keep their own answer: those with the largest gain that fit.
+
+        Of equal gains the earlier sample goes first; one that is NaN comes last.
+        """
+        wanted = differs.tolist()
+        gains = [-math.inf if math.isnan(each) else each for each in gain.tolist()]
+        share = Fraction(str(float(self.share)))
+        room = [math.floor(share * (self.seen + place + 1)) - self.spent for place in range(len(wanted))]
         # room[i] is how many of the samples up to i may differ; it must stay so for all later ones too.
         granted = [False] * len(wanted)
         for place in sorted((i for i, each in enumerate(wanted) if each), key=lambda i: -gains[i]):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import zlib
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Annotated
 
 import torch
@@ -34,7 +33,8 @@ class Blended(Statistics):
     average over the stream: 1 is the batch itself, 0.05 some 20 batches. A smaller batch moves it less. Only what
     differs from the source's statistics by more than `doubt` standard errors is used, and only by the excess, so a
     stream that is like the source gets the source's statistics. The errors are those of batch after batch as they come,
-    so they are large where classes come in runs.
+    so they are large where each batch has classes of its own; where the same classes stay for many batches, the batches
+    differ little and the errors are too small. A first batch of one image, whose error is unknown, is not used.
 
     A copy counts by how well it tells the images apart: `exp(trust * information)`, where information is the entropy of
     its mean prediction less the mean entropy of its predictions, in nats, over the last `horizon` images. A network
@@ -67,9 +67,11 @@ class Blended(Statistics):
         if layer.source_mean is None or layer.source_var is None:
             return {}
         rows = (self.copies, 1)
-        mean, var = layer.source_mean.repeat(rows), layer.source_var.repeat(rows)
+        mean, var = _precise(layer.source_mean).repeat(rows), _precise(layer.source_var).repeat(rows)
         none = torch.zeros_like(mean)
         held = {"mean": mean, "var": var, "last_mean": mean, "last_var": var, "mean_moves": none, "var_moves": none}
+        # Settings are held with the rest so that they are on the layer's device, where a CUDA graph can read them.
+        held |= {"weights": mean.new_tensor(self.weights)[:, None], "rates": mean.new_tensor(self.rates)[:, None]}
         return {f"{key}.{name}": tensor for name, tensor in held.items()} | {f"{key}.batches": none[0, 0]}
 
     def __call__(self, layer: BatchLayer, x: Tensor, mask: Tensor | None, memory: Memory, key: str) -> Tensor:
@@ -77,12 +79,14 @@ class Blended(Statistics):
         new = self.remember_layer(layer, x, mask, memory, key)
         if not new or layer.source_mean is None or layer.source_var is None:
             return FromBatch()(layer, x, mask, memory, key)
-        mean, var = layer.source_mean, layer.source_var
-        rate = self._rates(x)
+        mean, var = _precise(layer.source_mean), _precise(layer.source_var)
+        count = _count(x, mask, self.copies)
+        rate = _moved(memory[f"{key}.rates"], count)
         averaged = rate / (2 - rate)  # the variance of an average, as a share of that of a batch
         seen = mean + _beyond(new[f"{key}.mean"] - mean, self.doubt * (new[f"{key}.mean_moves"] * averaged).sqrt())
         spread = var + _beyond(new[f"{key}.var"] - var, self.doubt * (new[f"{key}.var_moves"] * averaged).sqrt())
-        weight = _column(self.weights, mean.dtype, x.device)
+        unknown = (memory[f"{key}.batches"] == 0) & (count < 2) & (self.doubt > 0)
+        weight = torch.where(unknown, 0, memory[f"{key}.weights"])
         return layer.with_moments(x, *mixture(mean, var, seen, spread, weight))
 
     def remember_layer(self, layer: BatchLayer, x: Tensor, mask: Tensor | None, memory: Memory, key: str) -> Memory:
@@ -91,23 +95,22 @@ class Blended(Statistics):
             return {}
         held = {name: memory[f"{key}.{name}"] for name in ("mean", "var", "last_mean", "last_var", "batches")}
         mean, var, mean_error, var_error = _described(x.detach(), mask, self.copies)
-        moved = mixture(held["mean"], held["var"], mean, var, self._rates(x))
+        count = _count(x, mask, self.copies)
+        moved = mixture(held["mean"], held["var"], mean, var, _moved(memory[f"{key}.rates"], count))
         new = dict(zip(("mean", "var"), moved, strict=True))
         for name, now, error in (("mean", mean, mean_error), ("var", var, var_error)):
             first = held["batches"] == 0
             between = torch.where(first, error, memory[f"{key}.{name}_moves"])
             floor = torch.maximum(between, error)
-            jump = torch.minimum((now - held[f"last_{name}"]).square() / 2, LARGEST_JUMP * floor)
-            between = torch.where(first, between, between + FORGET * (jump - between))
+            jump = (now - held[f"last_{name}"]).square() / 2
+            # Images that come one by one have no spread: the first jump is then all that is known.
+            known = between + FORGET * (torch.minimum(jump, LARGEST_JUMP * floor) - between)
+            between = torch.where(first, between, torch.where(floor > 0, known, jump))
             new |= {f"last_{name}": now, f"{name}_moves": torch.maximum(between, error)}
         new["batches"] = held["batches"] + 1
+        if mask is not None:  # that keeps none
+            new = {name: torch.where(count > 0, tensor, memory[f"{key}.{name}"]) for name, tensor in new.items()}
         return {f"{key}.{name}": tensor for name, tensor in new.items()}
-
-    def _rates(self, x: Tensor) -> Tensor:
-        """How far this batch moves each copy's average (copies, 1)."""
-        rows = x.shape[0] // self.copies
-        rates = tuple(min(1.0, rate * rows / 64) for rate in self.rates)
-        return _column(rates, torch.float32, x.device)
 
     def start(self, outputs: Outputs) -> Memory:
         """No predictions seen."""
@@ -151,8 +154,7 @@ class Significant(Statistics):
         if layer.source_mean is None or layer.source_var is None:
             return FromBatch()(layer, x, mask, memory, key)
         mean, var, mean_error, var_error = (each[0] for each in _described(x.detach(), mask, 1))
-        count = len(x) if mask is None else mask.sum()
-        alone = torch.as_tensor(count, device=x.device) < 2
+        alone = _count(x, mask, 1) < 2
         seen = layer.source_mean + _beyond(mean - layer.source_mean, self.doubt * mean_error.sqrt())
         spread = layer.source_var + _beyond(var - layer.source_var, self.doubt * var_error.sqrt())
         return layer.with_moments(
@@ -178,9 +180,9 @@ class Components(Statistics):
 
     def start_layer(self, key: str, layer: BatchLayer) -> Memory:
         """Components about the source's statistics: together they have its mean and variance, nearly."""
-        mean, var = layer.source_mean, layer.source_var
-        if mean is None or var is None:
+        if layer.source_mean is None or layer.source_var is None:
             return {}
+        mean, var = _precise(layer.source_mean), _precise(layer.source_var)
         rng = torch.Generator().manual_seed(zlib.crc32(key.removeprefix("branch.").encode()))
         draws = torch.randn(self.count, len(mean), generator=rng).to(mean)
         apart = math.sqrt(0.5 * self.count / (self.count - 1)) * var.sqrt() * draws
@@ -194,24 +196,25 @@ class Components(Statistics):
         means = torch.lerp(memory[f"{key}.mean"][None], mean[:, None], share[:, :, None])  # (B, components, C)
         spreads = torch.lerp(memory[f"{key}.var"][None], var[:, None], share[:, :, None])
         middle = means.mean(1)
-        return layer.with_moments(x, middle, spreads.mean(1) + means.square().mean(1) - middle.square())
+        return layer.with_moments(x, middle, spreads.mean(1) + (means - middle[:, None]).square().mean(1))
 
     def remember_layer(self, layer: BatchLayer, x: Tensor, mask: Tensor | None, memory: Memory, key: str) -> Memory:
-        """The components moved towards the images that belong to them."""
+        """The components moved towards the images that belong to them; a variance that overflows moves nothing."""
         if f"{key}.mean" not in memory:
             return {}
         mean, var, share = self._images(x.detach(), memory, key)
-        rate = 1 - (1 - self.momentum) ** (len(x) / 64)
+        rate = 1 - (1 - self.momentum) ** (_count(x, mask, 1) / 64)
         new = {}
         for name, now in (("mean", mean), ("var", var)):
             old = memory[f"{key}.{name}"]
             moves = share[:, :, None] * (now[:, None] - old)
+            moves = torch.where(moves.isfinite(), moves, 0)  # an answer can be finite after a division by infinity
             new[f"{key}.{name}"] = old + rate * (moves.mean(0) if mask is None else masked_mean(moves, mask))
         return new
 
     def _images(self, x: Tensor, memory: Memory, key: str) -> tuple[Tensor, Tensor, Tensor]:
         """Mean and variance of each image (B, C), and how much it belongs to each component (B, components)."""
-        values = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+        values = _precise(x)
         flat = values.flatten(2) if x.dim() > 2 else values[:, :, None]
         mean, var = flat.mean(2), flat.var(2, correction=0)
         cosine = F.cosine_similarity(mean[:, None], memory[f"{key}.mean"][None], dim=2)
@@ -232,10 +235,20 @@ def _beyond(difference: Tensor, error: Tensor) -> Tensor:
     return difference.sign() * (difference.abs() - error).clamp(min=0)
 
 
-@lru_cache(maxsize=256)
-def _column(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Constants (copies, 1) on a device, taken there once."""
-    return torch.tensor(values, dtype=dtype, device=device)[:, None]
+def _precise(x: Tensor) -> Tensor:
+    """In single precision at least."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def _count(x: Tensor, mask: Tensor | None, copies: int) -> Tensor:
+    """How many images the statistics are of; on the device, so that a masked pass need not wait for the number."""
+    kind = torch.promote_types(x.dtype, torch.float32)
+    return x.new_full((), x.shape[0] // copies, dtype=kind) if mask is None else mask.sum(dtype=kind)
+
+
+def _moved(rates: Tensor, count: Tensor) -> Tensor:
+    """How far so many images move each copy's average (copies, 1)."""
+    return (rates * count / 64).clamp(max=1)
 
 
 def _described(x: Tensor, mask: Tensor | None, copies: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -243,7 +256,7 @@ def _described(x: Tensor, mask: Tensor | None, copies: int) -> tuple[Tensor, Ten
 
     One image has no spread: its errors are 0.
     """
-    values = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    values = _precise(x)
     flat = values.unflatten(0, (copies, -1)).flatten(3) if x.dim() > 2 else values.unflatten(0, (copies, -1))[..., None]
     means, squares = flat.mean(3), flat.square().mean(3)  # (copies, B, C), of each image
 
@@ -255,7 +268,6 @@ def _described(x: Tensor, mask: Tensor | None, copies: int) -> tuple[Tensor, Ten
     mean = over(means)
     spreads = (squares - 2 * mean[:, None] * means + mean[:, None].square()).clamp(min=0)  # about the batch's mean
     var = over(spreads)
-    count = x.shape[0] // copies if mask is None else mask.sum()
-    below = max(count - 1, 1) if isinstance(count, int) else (count - 1).clamp(min=1)
+    below = (_count(x, mask, copies) - 1).clamp(min=1)
     mean_error = over((means - mean[:, None]).square()) / below
     return mean, var, mean_error, over((spreads - var[:, None]).square()) / below
