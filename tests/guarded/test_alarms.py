@@ -359,5 +359,5 @@ def test_numbers_outside_the_range_are_refused_and_leave_no_trace() -> None:
         with pytest.raises(ValueError, match=r"expected numbers in \[0, 1\], for which the bound holds, got"):
             bound.update([0.5, value])
     assert bound == MeanBound()
-    bound.update([1 + 1e-7, -1e-7])  # rounding
-    assert (bound.total, bound.count) == (1, 2)
+    bound.update([1 + 1e-7, 1 + 1e-7, -1e-7])  # rounding
+    assert (bound.total, bound.count) == (2, 3)

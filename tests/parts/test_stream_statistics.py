@@ -222,6 +222,14 @@ def test_smaller_batches_move_the_average_less() -> None:
     assert moved[256] == pytest.approx([1.0] * 3)
 
 
+def test_an_average_over_the_stream_has_a_smaller_error_than_a_batch() -> None:
+    """Of a rate r the variance is r / (2 - r) of a batch's; at the first batch of 64 the mean has moved by r."""
+    statistics, on = Blended((1.0,), (0.5,), doubt=1.0), Layer(torch.zeros(1).double(), torch.ones(1).double())
+    memory = statistics.start_layer(KEY, on)
+    called(statistics, on, torch.tensor([[2.0], [4.0]]).double().repeat(32, 1), memory)
+    assert float(on.given[-1][0]) == pytest.approx(0.5 * 3 - math.sqrt(1 / 63 * 0.5 / 1.5))
+
+
 def test_significance_by_hand() -> None:
     """Two images of one pixel, one channel: mean 3, its squared error 1; the source has mean 0 and variance 1."""
     statistics = Blended((1.0,), (1.0,), doubt=2.0)
@@ -453,9 +461,12 @@ def test_components_far_from_0_have_a_variance_of_at_least_0() -> None:
     statistics = Components(4)
     on = Layer(torch.full((2,), 3e4), torch.full((2,), 1e-4))
     memory = statistics.start_layer(KEY, on)
-    x = torch.full((3, 2, 2, 2), 3e4)
+    x = 3e4 + torch.linspace(0, 1, 300).view(50, 2, 3, 1)
     called(statistics, on, x, memory)
-    assert (on.given[-1][1] >= 0).all()
+    mean, var = memory[f"{KEY}.mean"], on.given[-1][1]
+    assert (var >= 0).all()
+    assert (var < 1).all()
+    assert mean.isfinite().all()
 
 
 # Copies in the engine -------------------------------------------------------------------------------------------------
