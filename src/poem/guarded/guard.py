@@ -33,12 +33,17 @@ from poem.guarded.budget import AnswerBudget
 from poem.guarded.guard_state import from_plain, to_plain
 from poem.guarded.signals import Averages, Signals, as_sure_as, shifted
 from poem.parts.fields import Checked, Count, NotNegative, Positive, Range
+from poem.parts.runs import RUNS
 from poem.recipes.recipe import Recipe
 from poem.recipes.text import written
 
 log = logging.getLogger("poem")
 Verdict = Literal["source", "mean", "adapted"]
 STOPPED = "stopped by hand"
+ONE_ANSWER, POOR = 0.95, 0.7
+"""A class's share of the source's answers from which on it gives one answer, and a poor network's steadiness."""
+MOST_GAINED = 0.3
+"""Nats of balance gained that count for the adapted answers, at most."""
 SPIKE = 10.0
 """A gradient so many times the median of the last ones is an event."""
 
@@ -52,10 +57,9 @@ class GuardSettings(Checked):
     view: Literal["shift", "none"] = "shift"
     adapt: Literal["always", "when shifted"] = "always"
     when_worse: Literal["roll back", "reset", "freeze", "answer"] = "roll back"
-    margin: NotNegative = 0.02
-    early: NotNegative = 0.2
-    steadiness: NotNegative = 2.0
-    balance: NotNegative = 0.1
+    margin: NotNegative = 0.013
+    early: NotNegative = 0.033
+    balance: NotNegative = 0.33
     collapse: NotNegative = 0.02
     horizon: Count = 1024
     ring: Annotated[int, Range(at_least=1, at_most=1024)] = 4
@@ -244,25 +248,30 @@ class Guard:
         return answer, held
 
     def _verdict(self, averages: Averages, *, with_view: bool) -> tuple[Verdict, Signals]:
-        """Which answer is given, and steadiness, balance and evidence that it is made of.
+        """Which answer is given, and the steadiness, balance and evidence that it is made of.
 
-        Evidence is the difference in steadiness, weighted, plus that in balance, which counts for the adapted answers
-        up to a limit: in a stream sorted by class wrong answers are the more balanced ones. Its margin is wider early.
+        Evidence is the adapted answers' steadiness less the source's; its margin is wider early. Where classes do not
+        come in runs a higher balance counts for the adapted answers too, because the source's are collapsing, and a
+        source that gives one answer all along is steady without knowing anything. Where they do, wrong answers are the
+        more balanced ones. A lower balance than the source's is a collapse.
         """
         settings = self.settings
-        values = torch.cat([averages.steady, averages.balances, averages.seen[None]]).tolist()
-        *steady, source_balance, adapted_balance, seen = values
-        balance = adapted_balance - source_balance
-        known = min(1.0, seen / settings.horizon * 2)
-        unsure = settings.early * math.sqrt(64 / max(1.0, min(seen, settings.horizon)))
-        evidence = known * min(balance, settings.balance)
-        evidence += settings.steadiness * (steady[1] - steady[0]) if with_view else 0.0
+        rest = torch.stack([averages.runs, averages.classes[0].max(), averages.seen])
+        values = torch.cat([averages.steady, averages.balances, rest]).tolist()
+        own, other, source_balance, adapted_balance, runs, most, seen = values
+        early = math.sqrt(64 / max(1.0, min(seen, settings.horizon)))
+        constant = most > ONE_ANSWER and runs < RUNS and seen >= settings.horizon / 4
+        evidence = other - (min(own, POOR) if constant else own) if with_view else 0.0
+        gained = adapted_balance - source_balance
+        if gained > 0 and runs < RUNS:
+            evidence += settings.balance * min(gained, MOST_GAINED)
         measured = replace(
-            _no_signals(), source_steadiness=steady[0], adapted_steadiness=steady[1], source_balance=source_balance,
-            adapted_balance=adapted_balance, evidence=evidence,
+            _no_signals(), source_steadiness=own, adapted_steadiness=other, source_balance=source_balance,
+            adapted_balance=adapted_balance, runs=runs, evidence=evidence,
         )  # fmt: skip
-        margin = settings.margin + unsure
-        if not math.isfinite(evidence) or balance < -(settings.collapse + unsure / 2) or evidence < -margin:
+        margin = settings.margin + settings.early * early
+        collapsed = gained < -settings.collapse - 0.05 * early
+        if not math.isfinite(evidence) or collapsed or evidence < -margin:
             return "source", measured
         return "adapted" if evidence > margin else "mean", measured
 
@@ -341,9 +350,8 @@ class Guard:
             self.adapter.rollback(None)
             events.append(Event(batch, "reset", f"{why}; back to the source", known))
         averages = held.averages
-        if averages is not None:  # what came back is judged anew, from where the source stands
-            classes, steady = averages.classes[:1].repeat(2, 1), averages.steady[:1].repeat(2)
-            averages = replace(averages, classes=classes, steady=steady)
+        if averages is not None:  # what came back is judged anew, and soon
+            averages = replace(averages, seen=averages.seen.clamp(max=float(settings.horizon // 8)))
         return replace(held, averages=averages, rollbacks=held.rollbacks + 1, wait=settings.snapshot_every)
 
     def _frozen_answer(self, images: Tensor) -> Tensor:
@@ -604,7 +612,7 @@ def _timed(held: GuardState, learning: bool, milliseconds: float) -> GuardState:
 
 def _no_signals() -> Signals:
     """Before the source has answered any batch."""
-    return Signals(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    return Signals(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 def _shift_text(shift: ShiftAlarm) -> str:

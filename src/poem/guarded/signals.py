@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from poem.parts.base import entropy
+from poem.parts.runs import moved_runs, start_runs
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,8 @@ class Signals:
     """Entropy of the classes that the source answers, in nats."""
     adapted_balance: float
     """The same of the adapted answers; it falls where a network collapses to few classes."""
+    runs: float
+    """How much likelier neighbours in the stream get the same answer from the source than images further apart."""
     evidence: float
     """For the adapted answers where positive, for the source's where negative; what the verdict is made of."""
     disagreement: float
@@ -46,12 +49,17 @@ class Averages:
     classes: Tensor  # (2, C) shares of the classes answered, by source and adapted
     steady: Tensor  # (2,) shares of images answered as their shifted copies, by source and adapted
     seen: Tensor  # () images
+    runs: Tensor  # () of classes, in the source's answers
+    recent: Tensor  # (C,) and what they are made of
+    before: Tensor  # (C,)
+    near: Tensor  # ()
+    far: Tensor  # ()
 
     @classmethod
     def start(cls, classes: int, device: torch.device) -> Averages:
         """Before the first batch."""
         zeros = torch.zeros(2, classes, device=device)
-        return cls(zeros, zeros[:, 0], zeros[0, 0])
+        return cls(zeros, zeros[:, 0], zeros[0, 0], zeros[0, 0], **start_runs(zeros))
 
     def moved(self, source: Tensor, adapted: Tensor, steady: Tensor | None, horizon: float) -> Averages:
         """With the log-probabilities (B, C) of one more batch in it; rows that are not finite are left out."""
@@ -61,7 +69,9 @@ class Averages:
         both = [F.one_hot(each.argmax(1), each.shape[1]) * sound for each in (source, adapted)]
         classes = torch.stack([each.sum(0) for each in both]) / count.clamp(min=1)
         moved = self.steady if steady is None else self.steady + share * (steady - self.steady)
-        return Averages(self.classes + share * (classes - self.classes), moved, self.seen + count)
+        held = {name: getattr(self, name) for name in ("recent", "before", "near", "far")}
+        runs, held = moved_runs(held, both[0].float(), self.seen)
+        return Averages(self.classes + share * (classes - self.classes), moved, self.seen + count, runs, **held)
 
     @property
     def balances(self) -> Tensor:

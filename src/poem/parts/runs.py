@@ -1,0 +1,42 @@
+"""Do classes come in runs? Seen in predictions: do neighbours in the stream agree more than samples further apart?
+
+A stream sorted by class, or one that stays with a few classes for a while, gives a number well above 1; a stream in
+mixed order gives 1, whatever the network predicts: one that always answers the same class agrees with itself near and
+far alike.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from poem.parts.base import Memory
+
+NEAR, FAR, SMOOTH = 64, 512, 256
+"""Images that are a sample's neighbours, that are further apart, and over which their agreement is averaged."""
+RUNS, UNKNOWN_RUNS = 1.3, 1.5
+"""From here on classes are taken to come in runs; and what is assumed before there is anything to compare with."""
+
+
+def start_runs(probs: Tensor) -> Memory:
+    """Before the first batch: no predictions, no agreement."""
+    zeros = torch.zeros_like(probs[0])
+    return {"recent": zeros, "before": zeros, "near": zeros[0], "far": zeros[0]}
+
+
+def moved_runs(held: Memory, probs: Tensor, seen: Tensor) -> tuple[Tensor, Memory]:
+    """How much likelier neighbours agree than samples apart, with the batch (B, C) in it; and what to hold now.
+
+    `seen` images came before. A short batch borrows the last images as neighbours.
+    """
+    count, recent, before = len(probs), held["recent"], held["before"]
+    borrowed = max(0, NEAR - count) * (seen > 0)
+    others = (probs.sum(0) - probs + borrowed * recent) / (count - 1 + borrowed).clamp(min=1)
+    near, far = (probs * others).sum(1).mean(), (probs * before).sum(1).mean()
+    step = torch.where(held["far"] > 0, min(1.0, count / SMOOTH), 1.0) * (seen > 0)
+    new = {name: held[name] + step * (now - held[name]) for name, now in (("near", near), ("far", far))}
+    runs = torch.where(new["far"] > 0, new["near"] / new["far"].clamp(min=1e-9), UNKNOWN_RUNS)
+    for name, old, horizon in (("recent", recent, NEAR), ("before", before, FAR)):
+        share = (count / (seen + count)).clamp(min=min(1.0, count / horizon))
+        new[name] = old + share * (probs.mean(0) - old)
+    return runs, new
