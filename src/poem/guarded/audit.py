@@ -7,6 +7,7 @@ import json
 import logging
 import math
 import os
+import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from torch import Tensor
 
 log = logging.getLogger("poem")
 AUDIT_SCHEMA = 1
+MACHINE = ("torch", "device", "threads", "deterministic", "compile", "poem")
+"""Fields of a header that say where a run was made; a run that goes on elsewhere may have others."""
 
 
 @dataclass(frozen=True)
@@ -38,26 +41,47 @@ class Audit:
 
     Every line is on its way to the disk before the batch's answer is returned. Where the disk is full the run goes on:
     `write` returns the error once, and nothing more is written.
+
+    Args:
+        path: A new or empty file.
+        header: What a replay must find the same.
+        append: Go on with the file of a run that was stopped; a line that a kill has cut is dropped.
+
+    Raises:
+        FileExistsError: The file has content, and `append` is not set.
+        ValueError: With `append`: the file is no audit, or that of another run.
+        OSError: The header cannot be written.
     """
 
-    def __init__(self, path: Path, header: dict[str, Any]) -> None:
+    def __init__(self, path: Path, header: dict[str, Any], *, append: bool = False) -> None:
         self.path, self.lost = Path(path), False
-        if self.path.exists() and self.path.stat().st_size:
+        whole = _whole_lines(self.path, header) if append else 0
+        if not append and self.path.exists() and self.path.stat().st_size:
             raise FileExistsError(
                 f"expected a new file for the audit, got {self.path}, which has content; name another"
             )
         handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self._file = os.fdopen(handle, "ab", buffering=0)
-        failed = self.write({"kind": "header", "schema": AUDIT_SCHEMA, **header})
-        if failed is not None:
-            raise OSError(f"the audit {self.path} cannot be written: {failed}")
+        try:
+            if hasattr(os, "fchmod") and stat.S_ISREG(os.fstat(handle).st_mode):
+                os.fchmod(handle, 0o600)  # an empty file that was there may have another mode
+            if append and stat.S_ISREG(os.fstat(handle).st_mode):
+                os.truncate(handle, whole)
+            failed = None if whole else self.write({"kind": "header", "schema": AUDIT_SCHEMA, **header})
+            if failed is not None:
+                raise OSError(f"expected a place for the audit, got {self.path}: {failed}; name another")
+        except BaseException:
+            self._file.close()
+            raise
 
     def write(self, line: dict[str, Any]) -> str | None:
         """Append a line; returns why it could not, the first time."""
         if self.lost:
             return None
+        left = memoryview((json.dumps(_plain(line), separators=(",", ":")) + "\n").encode())
         try:
-            self._file.write((json.dumps(_plain(line), separators=(",", ":")) + "\n").encode())
+            while left:  # where the disk is nearly full, the first write takes a part and only the second one fails
+                left = left[self._file.write(left) :]
         except OSError as error:
             self.lost = True
             return str(error)
@@ -68,16 +92,49 @@ class Audit:
         self._file.close()
 
 
+class AuditLines:
+    """The lines of an audit in memory, as a file would have them; what `replay` compares."""
+
+    def __init__(self) -> None:
+        self.lines: list[dict[str, Any]] = []
+
+    def write(self, line: dict[str, Any]) -> str | None:
+        """Append a line."""
+        self.lines.append(json_values(line))
+        return None
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def _whole_lines(path: Path, header: dict[str, Any]) -> int:
+    """Bytes of an audit's complete lines, if it is one of a run with this header; 0 where nothing was written yet."""
+    whole = path.read_bytes().rfind(b"\n") + 1 if path.exists() else 0
+    if not whole:
+        return 0
+    stated, mine = read_audit(path)[0], json_values(header)
+    names = [name for name in {**mine, **stated} if name not in ("kind", "schema", *MACHINE)]
+    differ = [name for name in names if stated.get(name) != mine.get(name)]
+    if differ:
+        raise ValueError(
+            f"expected the audit of the run that goes on, got {path}, of a run with other {', '.join(differ)}; name "
+            "another file"
+        )
+    return whole
+
+
 def read_audit(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Header and lines of an audit; a last line that was cut by a kill is left out."""
-    lines: list[dict[str, Any]] = []
-    for number, text in enumerate(Path(path).read_text().splitlines(), 1):
+    texts, lines = Path(path).read_bytes().splitlines(), list[dict[str, Any]]()
+    for number, text in enumerate(texts, 1):
         try:
             lines.append(json.loads(text))
         except ValueError as error:
-            if number > 1 and number == len(Path(path).read_text().splitlines()):
+            if number > 1 and number == len(texts):
                 break
             raise ValueError(f"expected an audit written by a guard, got {path}, line {number}: {error}") from error
+        if not isinstance(lines[-1], dict):
+            raise ValueError(f"expected an audit written by a guard, got {path}, whose line {number} is no object")
     if not lines or lines[0].get("kind") != "header":
         raise ValueError(f"expected an audit written by a guard, got {path}, which has no header")
     if lines[0].get("schema") != AUDIT_SCHEMA:
@@ -91,6 +148,12 @@ def tensor_hash(tensor: Tensor) -> str:
     digest = hashlib.sha256(f"{held.dtype} {tuple(held.shape)}".encode())
     digest.update(held.flatten().view(torch.uint8).numpy().tobytes() if held.numel() else b"")
     return digest.hexdigest()[:16]
+
+
+def json_values(line: dict[str, Any]) -> dict[str, Any]:
+    """A line as it is read back from a file."""
+    found: dict[str, Any] = json.loads(json.dumps(_plain(line)))
+    return found
 
 
 def _plain(value: Any) -> Any:
