@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import nn
+
     from poem.streams.loading.prepare import Prepare
     from poem.zoo import Triple
 

@@ -9,8 +9,9 @@ taken from the audit, because it may have depended on time; everything else is c
 images, signals, verdicts, events and answers. Prints that all batches are identical, or the first that differs and in
 what, with exit status 1.
 
-DATA is the folder that poem predict was run on; order, size and crop come from the audit. Or a .npy or .safetensors file
-of images (N, C, H, W) in the order of the run, as the adapter got them (or uint8, divided by 255), for runs from Python.
+The data is the folder that poem predict was run on; order, size and crop come from the audit. Or it is a .npy or
+.safetensors file of images (N, C, H, W) in the order of the run, for runs from Python: as the adapter got them, or as
+uint8, which is divided by 255.
 
 On a CPU the number of threads is set to that of the run, because sums depend on it in the last bits. On CUDA both runs
 need torch.use_deterministic_algorithms(True). Other versions of torch and other machines may differ in the last bits;
@@ -77,7 +78,8 @@ def run(args: argparse.Namespace) -> int:
         counts = [step.get("count") for step in recorded_steps(lines) if step["kind"] == "batch"]
         batches = _file_batches(_open_images(args.images), counts, device)
     _same_torch_settings(header, device)
-    stated = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)} if ":" in name else {}  # no hint: the header has them
+    # The header's mean and std are used; these keep `open_model` from asking for some.
+    stated: dict[str, Any] = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)} if ":" in name else {}
     model, _, _ = open_model(name, weights, device=device, **stated)
     guard = _guard(model, header, args.audit)
     _log(f"{name}, {header.get('method')}, guarded; torch {torch.__version__} on {device}")
@@ -157,8 +159,8 @@ def _folder_batches(folder: Path, about: dict[str, Any], audit: Path, device: st
         size, shuffle, prepare = int(about["batch_size"]), about["shuffle"], Prepare(**about["prepare"])
     except (KeyError, TypeError) as error:
         raise ValueError(
-            f"expected an audit of poem predict for a folder, got {audit}, which does not say how images were read; hand "
-            f"in the images of the run as one file that ends in {' or '.join(TENSORS)}"
+            f"expected an audit of poem predict for a folder, got {audit}, which does not say how images were read; "
+            f"hand in the images of the run as one file that ends in {' or '.join(TENSORS)}"
         ) from error
     if size < 1:
         raise ValueError(f"expected an audit written by poem predict, got {audit}, with batches of {size} images")

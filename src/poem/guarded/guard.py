@@ -436,7 +436,7 @@ class Guard:
             return {**state, "guard": plain, "tensors": {**state["tensors"], **tensors}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where a guarded state left off, and write so to the audit; a state without a guard's part is refused."""
+        """Go on where a guarded state left off, and note it in the audit; one without a guard's part is refused."""
         if not isinstance(state, dict) or "guard" not in state:
             raise ValueError("expected the state of a guarded adapter, got one without a guard; load it unguarded")
         with self._lock:
