@@ -353,6 +353,11 @@ class Adapter:
         return list(self._state.named())
 
     @property
+    def settings(self) -> dict[str, Any]:
+        """The arguments beside model and recipe, as they were given."""
+        return dict(self._settings)
+
+    @property
     def is_frozen(self) -> bool:
         """Whether calls of this thread or task are inside `frozen()`."""
         return id(self) in _FROZEN.get()

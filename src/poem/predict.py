@@ -22,8 +22,10 @@ from poem._util.files import printable, read_bytes
 from poem._util.nearest import nearest_names
 from poem.adapter import Adapter
 from poem.api import adapt
+from poem.engine.accounting import BatchRecord
 from poem.engine.anatomy import anatomy
 from poem.engine.network import two_columns
+from poem.guarded.guard import Guard, GuardState
 from poem.parts.base import entropy as entropy_of
 from poem.streams import corrupt
 from poem.streams.datasets.archives import MAX_FILE_BYTES
@@ -38,7 +40,7 @@ MIN_IMAGES, MIN_AGREEMENT = 20, 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """The prediction for one image; the fields are the columns of `predictions.csv`."""
+    """The prediction for one image; the fields are the columns of `predictions.csv`, `verdict` of guarded runs only."""
 
     file: str
     label: int | None = None
@@ -54,7 +56,7 @@ class Answer:
     entropy: float | None = None
     """Entropy of the prediction, in nats."""
     first_entropy: float | None = None
-    """Entropy at the first forward pass, before any update on the batch."""
+    """Entropy at the first forward pass, before any update on the batch; None where a guard let nothing be learnt."""
     source_label: int | None = None
     """The class that the model predicts unadapted, numbered as `label`."""
     source_name: str = ""
@@ -64,6 +66,8 @@ class Answer:
     """Whether the image was selected for an update."""
     newly_reliable: bool | None = None
     """Whether it was selected only after an update, not at the first forward pass."""
+    verdict: str = ""
+    """Whose answer a guard gave: "source", "adapted", or "mean" of both; "" without a guard."""
     error: str = ""
     """Why there is no prediction, such as a file that does not decode."""
 
@@ -81,7 +85,7 @@ class Checkpoint(Protocol):
         """The adapter's state after those images, where a run is resumed."""
         ...
 
-    def add(self, batch: Sequence[Answer], images: int, adapter: Adapter) -> None:
+    def add(self, batch: Sequence[Answer], images: int, adapter: Adapter | Guard) -> None:
         """Store the answers of a batch, after which `images` are done."""
         ...
 
@@ -132,6 +136,7 @@ def answers(
     classes: Sequence[int] | None = None,
     corruption: tuple[str, int] | None = None,
     on_batch: Callable[[Tensor, list[Path], Any], None] | None = None,
+    on_end: Callable[[Adapter | Guard], None] | None = None,
     checkpoint: Checkpoint | None = None,
     **settings: Any,
 ) -> Iterator[list[Answer]]:
@@ -149,10 +154,11 @@ def answers(
         classes: Indices of the logits to keep; labels are then positions in this list.
         corruption: A corruption to apply to the images, such as `("fog", 3)`.
         on_batch: Called after each batch with images, their files and `adapter.last`.
+        on_end: Called with the adapter after the last batch, before it is unloaded.
         checkpoint: Stores every batch, and holds the state of a stopped run; its answers are not yielded again.
-        settings: Passed on to `poem.adapt`.
+        settings: Passed on to `poem.adapt`; with `guard=` answers come from a guarded adapter.
     """
-    adapter = adapt(model, method, classes=classes, batch_size=batch_size, **settings)
+    adapter: Adapter | Guard = adapt(model, method, classes=classes, batch_size=batch_size, **settings)
     shared = {key: settings[key] for key in ("mean", "std", "logits", "precision") if key in settings}
     source = adapt(model, "source", classes=classes, **shared)
     device = next(model.parameters()).device
@@ -168,14 +174,19 @@ def answers(
                     ids = [start + batch.index(path) for path in good]
                     pixels = corrupt(pixels, *corruption, ids=ids)
                 images = pixels.to(device).float() / 255
+                before = adapter.last
                 logits, source_logits = two_columns(adapter(images)), two_columns(source(images))
                 if on_batch is not None:
                     on_batch(images, good, adapter.last)
-                found += _make_answers(logits, source_logits, adapter.last, good, folder, class_names)
+                learnt = None if adapter.last is before else adapter.last
+                verdicts: Sequence[str] = adapter.verdicts if isinstance(adapter, Guard) else [""] * len(good)
+                found += _make_answers(logits, source_logits, learnt, verdicts, good, folder, class_names)
                 found.sort(key=_by_file)
             if checkpoint is not None:
                 checkpoint.add(found, start + len(batch), adapter)
             yield found
+        if on_end is not None:
+            on_end(adapter)
     finally:
         adapter.unload()
         source.unload()
@@ -223,22 +234,38 @@ def _read_batch(
     return (torch.stack(images) if images else None), good, bad
 
 
+def read_batches(files: Sequence[Path], prepare: Prepare, folder: Path, batch_size: int) -> Iterator[Tensor]:
+    """The images of each batch (B, 3, H, W) from 0 to 1, as `answers` hands them to the adapter.
+
+    Files that do not decode are left out, and a batch without any that does.
+    """
+    for start in range(0, len(files), batch_size):
+        pixels, _, _ = _read_batch(files[start : start + batch_size], prepare, folder)
+        if pixels is not None:
+            yield pixels.float() / 255
+
+
 def _make_answers(
-    logits: Tensor, source_logits: Tensor, last: Any, good: Sequence[Path], folder: Path, names: _ClassNames
-) -> list[Answer]:
-    """One answer per image, from both adapters' logits and `adapter.last`."""
+    logits: Tensor, source_logits: Tensor, last: BatchRecord | None, verdicts: Sequence[str], good: Sequence[Path],
+    folder: Path, names: _ClassNames,
+) -> list[Answer]:  # fmt: skip
+    """One answer per image, from both adapters' logits and `adapter.last`, which is None where nothing was learnt."""
+    nothing = [False] * len(good)
     columns = zip(
         good, logits.argmax(1).tolist(), logits.softmax(1).max(1).values.tolist(), _entropy(logits).tolist(),
-        last.first_entropy.tolist(), source_logits.argmax(1).tolist(), _entropy(source_logits).tolist(),
-        (last.selected | last.newly_reliable).tolist(), last.newly_reliable.tolist(), strict=True,
+        [None] * len(good) if last is None else [round(each, 6) for each in last.first_entropy.tolist()],
+        source_logits.argmax(1).tolist(), _entropy(source_logits).tolist(),
+        nothing if last is None else (last.selected | last.newly_reliable).tolist(),
+        nothing if last is None else last.newly_reliable.tolist(), verdicts, strict=True,
     )  # fmt: skip
     return [
         Answer(
             file=str(path.relative_to(folder)), confidence=round(confidence, 6), entropy=round(entropy, 6),
-            first_entropy=round(first, 6), source_label=source, source_name=names.name(source),
-            source_entropy=round(source_entropy, 6), taught=taught, newly_reliable=newly, **names.columns(label),
+            first_entropy=first, source_label=source, source_name=names.name(source),
+            source_entropy=round(source_entropy, 6), taught=taught, newly_reliable=newly, verdict=verdict,
+            **names.columns(label),
         )
-        for path, label, confidence, entropy, first, source, source_entropy, taught, newly in columns
+        for path, label, confidence, entropy, first, source, source_entropy, taught, newly, verdict in columns
     ]  # fmt: skip
 
 
@@ -246,14 +273,18 @@ def _entropy(logits: Tensor) -> Tensor:
     return entropy_of(logits.log_softmax(1))
 
 
-def summary(found: Iterable[Answer], *, labelled: bool = False) -> str:
-    """A few lines about the answers, first a warning if few agree with the model unadapted, unless `labelled`."""
+def summary(found: Iterable[Answer], *, labelled: bool = False, guard: GuardState | None = None) -> str:
+    """A few lines about the answers, first a warning if few agree with the model unadapted, unless `labelled`.
+
+    With what a guard remembers, a line says how often the source answered, and which alarms and rollbacks there were.
+    """
     rows = list(found)
     read = [each for each in rows if not each.error]
     if not read:
         return f"none of {len(rows)} images could be read"
     agree = sum(each.label == each.source_label for each in read)
-    first = sum(each.first_entropy or 0.0 for each in read) / len(read)
+    firsts = [each.first_entropy for each in read if each.first_entropy is not None]
+    first = sum(firsts) / max(len(firsts), 1)
     last = sum(each.entropy or 0.0 for each in read) / len(read)
     source = sum(each.source_entropy or 0.0 for each in read) / len(read)
     newly = sum(bool(each.newly_reliable) for each in read)
@@ -265,6 +296,7 @@ def summary(found: Iterable[Answer], *, labelled: bool = False) -> str:
         f"entropy {first:.2f} before the updates, {last:.2f} in the answer; the model unadapted: {source:.2f} (nats)",
         f"{agree} answers ({100 * agree / len(read):.1f} %) agree with the model unadapted",
         f"{selected} images selected; {newly} of them were too uncertain at first and reliable after an update",
+        *([] if guard is None else [_guard_line(read, guard)]),
     ]
     if not selected and agree < len(read):
         lines.append("No image was selected: the differences come from the batch's statistics alone")
@@ -274,6 +306,19 @@ def summary(found: Iterable[Answer], *, labelled: bool = False) -> str:
             "and compare. With batch norm, batches of few classes or few images spoil the statistics"
         )
     return "\n".join(lines)
+
+
+def _guard_line(read: Sequence[Answer], guard: GuardState) -> str:
+    """How often the source answered, alarms, rollbacks, and what was spent of a budget."""
+    counts = {kind: sum(each.verdict == kind for each in read) for kind in ("source", "mean", "adapted")}
+    alarm = "no shift alarm" if guard.shift.rang_at is None else f"shift alarm after {guard.shift.rang_at} images"
+    line = (
+        f"guard: the source answered {counts['source']} images ({100 * counts['source'] / len(read):.1f} %), the mean "
+        f"of both {counts['mean']}, the adapted model {counts['adapted']}; {alarm}; {guard.rollbacks} rollbacks"
+    )
+    if guard.budget is not None:
+        line += f"; {guard.budget.spent} answers differ from the source's, the budget is {guard.budget.share:.6g}"
+    return line
 
 
 def _low_agreement_warning(agree: int, count: int) -> str:

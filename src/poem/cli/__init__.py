@@ -11,6 +11,7 @@ COMMANDS: dict[str, str] = {
     "list": "names of methods, parts, corruptions, bases, data, scenarios, suites",
     "show": "one method: its recipe, paper, and differences to the paper's code",
     "predict": "predictions for a folder of images without labels, as a CSV file",
+    "replay": "repeat a guarded run from its audit, and compare it bit for bit",
     "corrupt": "corrupt a folder of images into the ImageNet-C layout",
     "verify": "measure a base's source accuracy and say what is wrong",
     "train-source": "train the small source networks: digits, cifar10",

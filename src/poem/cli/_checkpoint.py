@@ -24,7 +24,8 @@ from typing import Any
 
 from poem._util import files, state_file
 from poem.adapter import Adapter
-from poem.cli._predictions_csv import from_csv, to_csv
+from poem.cli._predictions_csv import COLUMNS, GUARDED_COLUMNS, from_csv, to_csv
+from poem.guarded.guard import Guard
 from poem.predict import Answer
 
 try:
@@ -46,6 +47,12 @@ def hash_file_list(paths: Sequence[Path], folder: Path) -> str:
     return digest.hexdigest()[:16]
 
 
+def checkpoint_files(out: Path) -> tuple[Path, Path]:
+    """The files of rows and of the state, beside a result."""
+    rows = out.with_name(f"{out.stem}.partial{out.suffix}")
+    return rows, out.with_name(f"{rows.name}.state")
+
+
 class FileCheckpoint:
     """The checkpoint of one run, locked against a second process.
 
@@ -55,16 +62,18 @@ class FileCheckpoint:
         out: Path of the result; the checkpoint's files are beside it.
         settings: Everything that the answers depend on, as JSON takes it. A checkpoint of other settings is an error.
         restart: Start from the first image, and drop a checkpoint that is there.
+        columns: The columns of the rows.
 
     Raises:
         ValueError: There is a checkpoint of other settings, or one that was changed since.
         BlockingIOError: Another process writes it.
     """
 
-    def __init__(self, out: Path, settings: Mapping[str, Any], *, restart: bool = False) -> None:
-        self.rows = out.with_name(f"{out.stem}.partial{out.suffix}")
-        self.saved = out.with_name(f"{self.rows.name}.state")
-        self.settings = dict(settings)
+    def __init__(
+        self, out: Path, settings: Mapping[str, Any], *, restart: bool = False, columns: Sequence[str] = COLUMNS
+    ) -> None:
+        self.rows, self.saved = checkpoint_files(out)
+        self.settings, self.columns = dict(settings), columns
         self.done = 0
         """Number of images answered."""
         self.answers: list[Answer] = []
@@ -83,14 +92,14 @@ class FileCheckpoint:
             if not self._resumed:
                 self._file.truncate(0)
                 self.saved.unlink(missing_ok=True)
-                self._append(to_csv([]))
+                self._append(to_csv([], columns=columns))
         except BaseException:
             self._file.close()
             raise
 
-    def add(self, batch: Sequence[Answer], images: int, adapter: Adapter) -> None:
+    def add(self, batch: Sequence[Answer], images: int, adapter: Adapter | Guard) -> None:
         """Write the answers of a batch, after which `images` are done."""
-        self._append(to_csv(batch, header=False))
+        self._append(to_csv(batch, header=False, columns=self.columns))
         self.answers += batch
         self.done = images
         self._last = adapter.state_dict()  # a copy: a signal may come during the update on the next batch
@@ -162,9 +171,9 @@ class FileCheckpoint:
         """Read rows, state and number of images from the files; where there is no state there is nothing to resume."""
         remedy = "; give another -o, or begin anew with --restart"
         if not os.path.lexists(self.saved):
-            header = to_csv([]).encode()
+            headers = [to_csv([], columns=names).encode() for names in (COLUMNS, GUARDED_COLUMNS)]
             present = self._file.readall()
-            if present and not present.startswith(header) and not header.startswith(present):
+            if present and not any(present.startswith(each) or each.startswith(present) for each in headers):
                 raise ValueError(f"{self.rows} is there, and not written by poem predict{remedy}")
             return
         try:

@@ -12,7 +12,9 @@ from typing import Any
 from poem._util.files import write_atomic
 from poem.predict import Answer
 
-COLUMNS = tuple(item.name for item in dataclasses.fields(Answer))
+GUARDED_COLUMNS = tuple(item.name for item in dataclasses.fields(Answer))
+"""The columns of a guarded run."""
+COLUMNS = tuple(name for name in GUARDED_COLUMNS if name != "verdict")
 _PARSERS: dict[str, Any] = {
     **dict.fromkeys(("label", "class_index", "source_label"), int),
     **dict.fromkeys(("confidence", "entropy", "first_entropy", "source_entropy"), float),
@@ -21,10 +23,10 @@ _PARSERS: dict[str, Any] = {
 """Parsers of the columns that are not text; an empty field is None."""
 
 
-def to_csv(answers: Iterable[Answer], *, header: bool = True) -> str:
+def to_csv(answers: Iterable[Answer], *, header: bool = True, columns: Sequence[str] = COLUMNS) -> str:
     """Answers as CSV text, with a line of column names unless `header` is false."""
-    rows = [COLUMNS] if header else []
-    return "".join(map(_line, [*rows, *([getattr(each, name) for name in COLUMNS] for each in answers)]))
+    rows = [columns] if header else []
+    return "".join(map(_line, [*rows, *([getattr(each, name) for name in columns] for each in answers)]))
 
 
 def _line(values: Sequence[Any]) -> str:
@@ -49,7 +51,7 @@ def _parse(row: Mapping[str, str]) -> Answer:
 def is_predictions(start: bytes) -> bool:
     """Whether a file that starts with these bytes is empty, or has a header of `to_csv` of this or an older version."""
     names = start.decode("utf-8", "replace").partition("\n")[0].split(",")
-    return not start or (names[0] == "file" and {"first_entropy", "source_entropy"} <= {*names} <= {*COLUMNS})
+    return not start or (names[0] == "file" and {"first_entropy", "source_entropy"} <= {*names} <= {*GUARDED_COLUMNS})
 
 
 def check_own_file(path: Path) -> None:
@@ -64,6 +66,6 @@ def check_own_file(path: Path) -> None:
             )
 
 
-def write_csv(answers: Iterable[Answer], path: Path) -> None:
+def write_csv(answers: Iterable[Answer], path: Path, *, columns: Sequence[str] = COLUMNS) -> None:
     """Write a CSV file so that it appears with all of its rows or not at all."""
-    write_atomic(path, to_csv(answers))
+    write_atomic(path, to_csv(answers, columns=columns))

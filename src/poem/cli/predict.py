@@ -4,6 +4,12 @@ poem predict frames/ --model digits-bn --method tent --batch-size 32
 poem predict photos/ --model mypackage.nets:build --mean 0.5 --std 0.5 --crop 224
 poem predict photos/ --model torchvision.models:resnet18 --weights resnet18.pth --crop 224 --mean ... --std ...
 poem predict val/ --classes folders --shuffle 0
+poem predict photos/ --method auto --guard --audit audit.jsonl
+poem predict photos/ --method tent --budget 0.02
+
+With --guard the model unadapted answers beside the adapted one; harm is seen and undone (`poem.guard`). --budget SHARE
+proves more: at most that share of answers differs from the model's own. --audit FILE records every batch and decision;
+poem replay FILE photos/ repeats the run.
 
 Answers are kept in predictions.partial.csv while it runs. Run the same command again to resume after a stop: images
 that are answered are not read again, the adapter's state is loaded, and the result is that of a run without a stop.
@@ -20,6 +26,7 @@ source_label, source_name, source_entropy
                  the prediction of the model unadapted
 taught           whether the image was selected for an update
 newly_reliable   whether it was selected only after an update, not at the first forward pass
+verdict          with --guard: whose answer it is, source, adapted, or mean of both
 error            why there is no prediction
 """  # noqa: D205, D415 - an epilog of the command's help
 
@@ -38,6 +45,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from poem.streams.loading.prepare import Prepare
     from poem.zoo import Triple
 
 
@@ -61,8 +69,20 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch-size", type=int, default=64, help="default: 64")
     parser.add_argument("--lr", type=float, help="learning rate; default: the method's rule")
     parser.add_argument(
-        "--preset", default="imagenet", help="constants: imagenet, cifar (or cifar10), cifar100; default: imagenet"
+        "--preset",
+        help="constants: imagenet, cifar (or cifar10), cifar100; default: imagenet, for auto by the number of classes",
     )
+    parser.add_argument(
+        "--guard", action="store_true", help="the model unadapted answers beside the adapted one, and harm is undone"
+    )
+    parser.add_argument(
+        "--budget", type=float, metavar="SHARE",
+        help="at most this share of answers differs from the model's own, such as 0.02; with it, --guard is on",
+    )  # fmt: skip
+    parser.add_argument(
+        "--audit", type=path_argument, metavar="FILE",
+        help="a new file for a JSON line of every batch and event, for poem replay; with it, --guard is on",
+    )  # fmt: skip
     parser.add_argument(
         "--mean", type=rgb_argument, help="of a model of your own, as 0.485,0.456,0.406; default: the base's, or none"
     )
@@ -95,7 +115,8 @@ def run(args: argparse.Namespace) -> int:
     from poem._util.progress import track
     from poem._util.signals import StopSignal, raise_stop_signals
     from poem.cli._checkpoint import FileCheckpoint
-    from poem.cli._predictions_csv import check_own_file, write_csv
+    from poem.cli._predictions_csv import COLUMNS, GUARDED_COLUMNS, check_own_file, write_csv
+    from poem.guarded.guard import GuardState
     from poem.predict import answers, find_images, summary
     from poem.recipes.methods import recipe
     from poem.streams.loading.prepare import MAX_SIDE
@@ -110,7 +131,10 @@ def run(args: argparse.Namespace) -> int:
     if args.out.exists() and any(args.out.samefile(path) for path in files if path.name == args.out.name):
         raise ValueError(f"{args.out} is one of the images; give another file with -o")
     check_own_file(args.out)
-    recipe(args.method, args.preset)  # raises for an unknown name before a model is loaded
+    recipe(args.method, args.preset or "imagenet")  # raises for an unknown name before a model is loaded
+    guarded = args.guard or args.budget is not None or args.audit is not None
+    append = _check_guard(args) if guarded else False
+    columns = GUARDED_COLUMNS if guarded else COLUMNS
     if args.shuffle is None and len({path.parent for path in files}) > 1:
         _log("files come folder by folder; if folders are classes, --shuffle 0 mixes them")
     classes, by_wnid = _parse_classes(args.classes, files, args.folder)
@@ -126,7 +150,15 @@ def run(args: argparse.Namespace) -> int:
     if args.shuffle is not None:
         random.Random(args.shuffle).shuffle(files)
     stated = _checkpoint_settings(args, settings, files)
-    with raise_stop_signals(), FileCheckpoint(args.out, stated, restart=args.restart) as checkpoint:
+    states: list[GuardState] = []
+    if guarded:
+        stated["guard"] = {"budget": args.budget, "audit": None if args.audit is None else str(args.audit)}
+        settings["guard"] = _guard_settings(args, settings["prepare"], len(files), append=append)
+        settings["on_end"] = lambda guard: states.append(guard.state)
+    with (
+        raise_stop_signals(),
+        FileCheckpoint(args.out, stated, restart=args.restart, columns=columns) as checkpoint,
+    ):
         if checkpoint.done:
             _log(f"resuming after {checkpoint.done} of {len(files)} images; --restart begins anew")
         batches = answers(
@@ -141,18 +173,58 @@ def run(args: argparse.Namespace) -> int:
                  f"{checkpoint.rows}; the same command goes on")  # fmt: skip
             return stop.code if isinstance(stop, StopSignal) else 130
         found = sorted(checkpoint.answers, key=lambda each: each.file)
-        write_csv(found, args.out)
+        write_csv(found, args.out, columns=columns)
         checkpoint.remove()
     if args.json:
-        print("\n".join(json.dumps(dataclasses.asdict(each)) for each in found))
+        rows = ({name: row[name] for name in columns} for row in map(dataclasses.asdict, found))
+        print("\n".join(map(json.dumps, rows)))
     else:
         for each in [each for each in found if each.error][:5]:
             print(f"unreadable: {each.error}")
-        print(f"{summary(found)}\nwritten to {args.out}")
+        print(f"{summary(found, guard=states[0] if states else None)}\nwritten to {args.out}")
+        if args.audit is not None:
+            print(f"audit in {args.audit}; poem replay {args.audit} {args.folder} repeats the run")
     lost = sum(each.confidence is not None and not math.isfinite(each.confidence) for each in found)
     if lost:
         _log(f"{lost} answers were not finite (NaN or Inf): their labels mean nothing, and nan stands in {args.out}")
     return 1 if lost or any(each.error for each in found) else 0
+
+
+def _check_guard(args: argparse.Namespace) -> bool:
+    """Check the options of a guarded run before a model is loaded; returns whether its audit goes on."""
+    from poem._util.files import check_file_writable
+    from poem.cli._checkpoint import checkpoint_files
+    from poem.guarded.guard import GuardSettings
+
+    checks.check_finite(args, "budget")
+    GuardSettings(budget=args.budget)
+    if args.method == "source":
+        raise ValueError("expected a method that adapts with --guard, --budget or --audit, got source; see poem list")
+    rows, saved = checkpoint_files(args.out)
+    going_on = rows.exists() and not args.restart
+    if args.audit is None:
+        return False
+    if args.audit.resolve() in [path.resolve() for path in (args.out, rows, saved)]:
+        raise ValueError(f"expected a file of its own for --audit, got {args.audit}, which holds the predictions")
+    check_file_writable(args.audit)
+    if not going_on and args.audit.exists() and args.audit.stat().st_size:
+        raise FileExistsError(f"expected a new file for --audit, got {args.audit}, which has content; name another")
+    args.audit.parent.mkdir(parents=True, exist_ok=True)
+    return going_on
+
+
+def _guard_settings(args: argparse.Namespace, prepare: Prepare, files: int, *, append: bool) -> dict[str, Any]:
+    """The argument `guard` of `poem.adapt`; the audit's header gets what `poem replay` needs to find the images."""
+    import dataclasses
+
+    from poem import __version__
+
+    about = {
+        "model": args.model, "weights": args.weights, "method": args.method, "preset": args.preset, "lr": args.lr,
+        "batch_size": args.batch_size, "prepare": dataclasses.asdict(prepare), "shuffle": args.shuffle,
+        "files": files, "device": args.device, "poem": __version__,
+    }  # fmt: skip
+    return {"budget": args.budget, "audit": args.audit, "append": append, "about": about}
 
 
 def _checkpoint_settings(args: argparse.Namespace, settings: dict[str, Any], files: Sequence[Path]) -> dict[str, Any]:
@@ -162,8 +234,8 @@ def _checkpoint_settings(args: argparse.Namespace, settings: dict[str, Any], fil
 
     stated = {
         "images": hash_file_list(files, args.folder), "model": args.model, "weights": args.weights,
-        "method": args.method, "preset": args.preset, "lr": args.lr, "batch_size": args.batch_size,
-        "device": args.device, "poem": __version__,
+        "method": args.method, "preset": args.preset or ("auto" if args.method == "auto" else "imagenet"),
+        "lr": args.lr, "batch_size": args.batch_size, "device": args.device, "poem": __version__,
     }  # fmt: skip
     used = {name: settings.get(name) for name in ("mean", "std", "classes")}
     plain = {name: list(value) if value is not None else None for name, value in used.items()}

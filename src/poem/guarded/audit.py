@@ -17,6 +17,8 @@ from torch import Tensor
 
 log = logging.getLogger("poem")
 AUDIT_SCHEMA = 1
+MACHINE = ("torch", "device", "threads", "deterministic", "compile", "poem")
+"""Fields of a header that say where a run was made; a run that goes on elsewhere may have others."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +41,22 @@ class Audit:
 
     Every line is on its way to the disk before the batch's answer is returned. Where the disk is full the run goes on:
     `write` returns the error once, and nothing more is written.
+
+    Args:
+        path: A new or empty file.
+        header: What a replay must find the same.
+        append: Go on with the file of a run that was stopped; a line that a kill has cut is dropped.
+
+    Raises:
+        FileExistsError: The file has content, and `append` is not set.
+        ValueError: With `append`: the file is no audit, or that of another run.
+        OSError: The header cannot be written.
     """
 
-    def __init__(self, path: Path, header: dict[str, Any]) -> None:
+    def __init__(self, path: Path, header: dict[str, Any], *, append: bool = False) -> None:
         self.path, self.lost = Path(path), False
-        if self.path.exists() and self.path.stat().st_size:
+        whole = _whole_lines(self.path, header) if append else 0
+        if not append and self.path.exists() and self.path.stat().st_size:
             raise FileExistsError(
                 f"expected a new file for the audit, got {self.path}, which has content; name another"
             )
@@ -52,7 +65,9 @@ class Audit:
         try:
             if hasattr(os, "fchmod") and stat.S_ISREG(os.fstat(handle).st_mode):
                 os.fchmod(handle, 0o600)  # an empty file that was there may have another mode
-            failed = self.write({"kind": "header", "schema": AUDIT_SCHEMA, **header})
+            if append and stat.S_ISREG(os.fstat(handle).st_mode):
+                os.truncate(handle, whole)
+            failed = None if whole else self.write({"kind": "header", "schema": AUDIT_SCHEMA, **header})
             if failed is not None:
                 raise OSError(f"expected a place for the audit, got {self.path}: {failed}; name another")
         except BaseException:
@@ -75,6 +90,37 @@ class Audit:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+class AuditLines:
+    """The lines of an audit in memory, as a file would have them; what `replay` compares."""
+
+    def __init__(self) -> None:
+        self.lines: list[dict[str, Any]] = []
+
+    def write(self, line: dict[str, Any]) -> str | None:
+        """Append a line."""
+        self.lines.append(json_values(line))
+        return None
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def _whole_lines(path: Path, header: dict[str, Any]) -> int:
+    """Bytes of an audit's complete lines, if it is one of a run with this header; 0 where nothing was written yet."""
+    whole = path.read_bytes().rfind(b"\n") + 1 if path.exists() else 0
+    if not whole:
+        return 0
+    stated, mine = read_audit(path)[0], json_values(header)
+    names = [name for name in {**mine, **stated} if name not in ("kind", "schema", *MACHINE)]
+    differ = [name for name in names if stated.get(name) != mine.get(name)]
+    if differ:
+        raise ValueError(
+            f"expected the audit of the run that goes on, got {path}, of a run with other {', '.join(differ)}; name "
+            "another file"
+        )
+    return whole
 
 
 def read_audit(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -102,6 +148,12 @@ def tensor_hash(tensor: Tensor) -> str:
     digest = hashlib.sha256(f"{held.dtype} {tuple(held.shape)}".encode())
     digest.update(held.flatten().view(torch.uint8).numpy().tobytes() if held.numel() else b"")
     return digest.hexdigest()[:16]
+
+
+def json_values(line: dict[str, Any]) -> dict[str, Any]:
+    """A line as it is read back from a file."""
+    found: dict[str, Any] = json.loads(json.dumps(_plain(line)))
+    return found
 
 
 def _plain(value: Any) -> Any:

@@ -13,7 +13,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -28,7 +28,7 @@ from poem.engine.accounting import BatchRecord, Totals
 from poem.engine.network import two_columns
 from poem.engine.state import Snapshot
 from poem.guarded.alarms import MeanBound, ShiftAlarm
-from poem.guarded.audit import Audit, Event, tensor_hash
+from poem.guarded.audit import MACHINE, Audit, AuditLines, Event, tensor_hash
 from poem.guarded.budget import AnswerBudget
 from poem.guarded.guard_state import from_plain, to_plain
 from poem.guarded.signals import Averages, Signals, as_sure_as, shifted
@@ -114,6 +114,8 @@ class Guard:
         source_data: Iterable[Any] | Tensor | None = None,
         on_event: Callable[[Event], object] | None = None,
         audit: str | Path | None = None,
+        append: bool = False,
+        about: Mapping[str, Any] | None = None,
     ) -> None:
         if isinstance(adapter, Guard):
             raise TypeError("expected an adapter, got one that is guarded already; change its settings instead")
@@ -131,19 +133,43 @@ class Guard:
         self.signals: Signals | None = None
         """What was seen at the last batch that was learnt from."""
         self._on_event, self._lock = on_event, threading.RLock()
+        self._answered: tuple[Verdict, Tensor] | None = None  # of the last batch: whose answer, and the source's rows
         shift = ShiftAlarm(alpha=settings.alpha, reference=settings.reference, seed=settings.seed)
         if source_data is not None:
             shift.compare_with(self._source_entropies(source_data))
         budget = None if settings.budget is None else AnswerBudget(settings.budget)
         self._first = GuardState(shift=shift, worse=MeanBound(alpha=settings.alpha), budget=budget)
         self._held = copy.deepcopy(self._first)
-        self._audit = None if audit is None else Audit(Path(audit), self._header())
+        self._about = dict(about or {})
+        self._reference = tensor_hash(torch.tensor(shift.ranks.values)) if source_data is not None else None
+        self._audit: Audit | AuditLines | None = None
+        if audit is not None:
+            self._audit = Audit(Path(audit), self.header(), append=append)
 
     # Calls ------------------------------------------------------------------------------------------------------------
 
     def __call__(self, images: Tensor) -> Tensor:
         """Predict, learn if allowed, and answer with the source, the adapted model, or the mean of both."""
         return self._call(images, learn=None)
+
+    def repeat(self, images: Tensor, *, learn: bool) -> dict[str, Any]:
+        """One batch of a recorded run: learns if `learn` says so, and returns the line that an audit gets of it.
+
+        Whether a batch is learnt from may have depended on time; everything else is computed as in a call.
+
+        Raises:
+            RuntimeError: This thread is inside `frozen()`, where nothing is remembered.
+        """
+        if self.adapter.is_frozen:
+            raise RuntimeError("expected a guard that may learn, got one inside frozen(); repeat a run outside of it")
+        with self._lock:
+            own, lines = self._audit, AuditLines()
+            self._audit = lines
+            try:
+                self._call(images, learn)
+            finally:
+                self._audit = own
+        return lines.lines[0]
 
     def _call(self, images: Tensor, learn: bool | None) -> Tensor:
         """One batch; `learn` repeats a recorded decision instead of making one."""
@@ -153,18 +179,18 @@ class Guard:
             before, events = self.adapter.checkpoint(), list[Event]()
             held = copy.copy(self._held)
             try:
-                answer, held, signals = self._batch(images, held, events, learn)
+                answer, held, signals, answered = self._batch(images, held, events, learn)
             except BaseException:
                 self.adapter.rollback(before, counts=True)
                 raise
-            self._held, self.signals = held, signals
+            self._held, self.signals, self._answered = held, signals, answered
             for event in events:
                 self._tell(event)
         return answer
 
     def _batch(
         self, images: Tensor, held: GuardState, events: list[Event], learn: bool | None
-    ) -> tuple[Tensor, GuardState, Signals]:
+    ) -> tuple[Tensor, GuardState, Signals, tuple[Verdict, Tensor]]:
         """Both answers, what they show, what follows from it."""
         settings = self.settings
         shift, worse = copy.deepcopy(held.shift), copy.copy(held.worse)
@@ -175,7 +201,7 @@ class Guard:
             events.append(Event(held.batches, "alarm", _shift_text(shift)))
         allowed, why = self._may_learn(held, shift)
         learning = allowed if learn is None else learn
-        if not learning and why and learn is None:
+        if not learning and why:
             events.append(Event(held.batches, "skip", why))
         raw, milliseconds = self._adapted(images, learning)
         record = self.adapter.last
@@ -183,6 +209,7 @@ class Guard:
         if source is None:
             signals = self.signals or _no_signals()
             answer, verdict, adapted = raw, held.verdict, _log_probs(raw)
+            given: tuple[Verdict, Tensor] = ("adapted", torch.zeros(len(raw), dtype=torch.bool))
         else:
             adapted, steady = _log_probs(raw), None
             answered = adapted
@@ -198,7 +225,9 @@ class Guard:
             verdict, measured = self._verdict(averages, with_view=moved is not None)
             if held.stopped == STOPPED:
                 verdict = "source"
-            answer, held = self._answer(source, answered, verdict, worse, replace(held, averages=averages))
+            held = replace(held, averages=averages)
+            answer, held, by_source = self._answer(source, answered, verdict, worse, held)
+            given = (verdict, by_source)
             differs = float((source.argmax(1) != answer.argmax(1)).float().mean())
             some = learning and len(record.selected) > 0
             selected = float(record.selected.float().mean()) if some else 0.0
@@ -211,12 +240,13 @@ class Guard:
         if learning:
             held = self._act(held, verdict, signals, record, adapted, events)
         line = {
-            "kind": "batch", "batch": held.batches, "images": tensor_hash(images) if self._audit else "",
-            "learn": learning, "verdict": verdict, "signals": signals.as_dict(),
+            "kind": "batch", "batch": held.batches, "count": len(images),
+            "images": tensor_hash(images) if self._audit else "", "learn": learning, "verdict": verdict,
+            "events": [event.kind for event in events], "signals": signals.as_dict(),
             "answer": tensor_hash(answer) if self._audit else "",
         }  # fmt: skip
         self._write(line, events)
-        return answer, replace(held, batches=held.batches + 1), signals
+        return answer, replace(held, batches=held.batches + 1), signals, given
 
     def _views(self, images: Tensor) -> bool:
         """Whether images are looked at shifted too: pictures of some size."""
@@ -231,8 +261,11 @@ class Guard:
 
     def _answer(
         self, source: Tensor, adapted: Tensor, verdict: Verdict, worse: MeanBound, held: GuardState
-    ) -> tuple[Tensor, GuardState]:
-        """The verdict's answer, the source's where the adapted one is not finite or the budget is spent."""
+    ) -> tuple[Tensor, GuardState, Tensor]:
+        """The verdict's answer, the source's where the adapted one is not finite or the budget is spent.
+
+        Also returned: what is remembered, and which rows (B,) the source answered.
+        """
         sound = adapted.amax(1).isfinite()
         both = _mean(source, as_sure_as(adapted, source))
         answer = {"source": source, "adapted": adapted, "mean": both}[verdict]
@@ -241,11 +274,12 @@ class Guard:
         chances = torch.where(sound[:, None], both, source).exp()
         judged = chances[rows, torch.where(sound, adapted.argmax(1), own)] - chances[rows, own]
         worse.update(((1 - judged) / 2).tolist())
+        by_source = ~sound | (verdict == "source")
         if held.budget is not None:
             kept, budget = held.budget.grant(own != other, chances[rows, other] - chances[rows, own])
             answer = torch.where((kept | (own == other))[:, None], answer, source)
-            held = replace(held, budget=budget)
-        return answer, held
+            held, by_source = replace(held, budget=budget), by_source | ~(kept | (own == other))
+        return answer, held, by_source
 
     def _verdict(self, averages: Averages, *, with_view: bool) -> tuple[Verdict, Signals]:
         """Which answer is given, and the steadiness, balance and evidence that it is made of.
@@ -363,7 +397,7 @@ class Guard:
         adapted = _log_probs(self.adapter(images))
         if self._views(images):
             adapted = _mean(adapted, _log_probs(self.adapter(shifted(images))))
-        answer, _ = self._answer(source, adapted, verdict, copy.copy(held.worse), replace(held, budget=None))
+        answer, _, _ = self._answer(source, adapted, verdict, copy.copy(held.worse), replace(held, budget=None))
         return self.adapter.in_model_shape(answer)
 
     # The same as an adapter's -----------------------------------------------------------------------------------------
@@ -398,7 +432,7 @@ class Guard:
         """Bit for bit a fresh guarded adapter; the audit goes on."""
         with self._lock:
             self.adapter.reset()
-            self._held, self.signals = copy.deepcopy(self._first), None
+            self._held, self.signals, self._answered = copy.deepcopy(self._first), None, None
             self._tell(Event(0, "reset", "by hand"))
 
     def state_dict(self) -> dict[str, Any]:
@@ -406,18 +440,23 @@ class Guard:
         with self._lock:
             state = self.adapter.state_dict()
             plain, tensors = to_plain(self._held)
+            plain["signals"] = None if self.signals is None else self.signals.as_dict()
             return {**state, "guard": plain, "tensors": {**state["tensors"], **tensors}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where a guarded state left off; a state without a guard's part is refused."""
+        """Go on where a guarded state left off, and note it in the audit; one without a guard's part is refused."""
         if not isinstance(state, dict) or "guard" not in state:
             raise ValueError("expected the state of a guarded adapter, got one without a guard; load it unguarded")
         with self._lock:
             own = {key: tensor for key, tensor in state["tensors"].items() if not key.startswith("guard/")}
             held = from_plain(state["guard"], state["tensors"], self._first, self.adapter.checkpoint().state)
             rest = {key: value for key, value in state.items() if key not in ("guard", "tensors")}
+            signals = _signals(state["guard"].get("signals"))
             self.adapter.load_state_dict({**rest, "tensors": own})
-            self._held = held
+            self._held, self.signals, self._answered = held, signals, None
+            header = self.header()
+            here = {name: header[name] for name in MACHINE if name in header}
+            self._write({"kind": "resumed", "batch": held.batches, **here}, None)
 
     def save(self, path: str | Path) -> None:
         """Write the state to a file, whole or not at all."""
@@ -449,6 +488,18 @@ class Guard:
     def verdict(self) -> Verdict:
         """Which answer is given now: "source", "mean" or "adapted"."""
         return self._held.verdict
+
+    @property
+    def verdicts(self) -> list[Verdict]:
+        """Which answer each image of the last batch got; before the first one there is none.
+
+        The source answers in the verdict's place where the adapted answer is not finite or the budget is spent; the
+        adapted model does where the source was not asked.
+        """
+        if self._answered is None:
+            return []
+        verdict, by_source = self._answered
+        return ["source" if each else verdict for each in by_source.tolist()]
 
     @property
     def state(self) -> GuardState:
@@ -513,13 +564,17 @@ class Guard:
             else:
                 events.append(event)
 
-    def _header(self) -> dict[str, Any]:
-        """What a replay must find the same."""
-        state = self.adapter.state_dict()
+    def header(self) -> dict[str, Any]:
+        """The first line of an audit: what a replay must find the same, and where the run is made."""
+        state, given = self.adapter.state_dict(), self.adapter.settings
         return {
             "method": self.name, "recipe": written(self.recipe), "weights": state["source"], "mean": state["mean"],
-            "std": state["std"], "mask": state["mask"], "guard": _stated(self.settings), "torch": torch.__version__,
-            "device": str(next(self.model.parameters()).device.type),
+            "std": state["std"], "mask": state["mask"], "prepared": state["prepared"], "reference": self._reference,
+            **{name: given[name] for name in ("batch_size", "seed", "precision", "split")},
+            "guard": _stated(self.settings), "torch": torch.__version__,
+            "device": next(self.model.parameters()).device.type, "threads": torch.get_num_threads(),
+            "deterministic": torch.are_deterministic_algorithms_enabled(), "compile": given["compile"],
+            **({"run": self._about} if self._about else {}),
         }  # fmt: skip
 
     def _source_entropies(self, source_data: Iterable[Any] | Tensor) -> list[float]:
@@ -552,6 +607,8 @@ def guard_adapter(
     source_data: Iterable[Any] | Tensor | None = None,
     on_event: Callable[[Event], object] | None = None,
     audit: str | Path | None = None,
+    append: bool = False,
+    about: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> Guard:
     """Put a guard around an adapter: the source answers beside it, and adapting that does harm is seen and undone.
@@ -562,6 +619,8 @@ def guard_adapter(
             Without any it compares with the stream's first `reference` images, and a shift from the start is invisible.
         on_event: Called with every `Event`.
         audit: A new file that gets a JSON line for every batch and event; `poem replay` repeats the run from it.
+        append: Go on with the audit of a run that was stopped; `load` the run's state next.
+        about: More for the audit's header, as JSON takes it: where images come from, and how they are prepared.
         settings: Fields of `GuardSettings`: `budget` (proof: at most this share of answers differs from the source's),
             `every` (the source answers every k-th batch only), `view` ("shift": look at images moved by a few pixels
             too, and average their answers in; "none": do not), `adapt`
@@ -578,7 +637,10 @@ def guard_adapter(
     strange = [name for name in settings if name not in known]
     if strange:
         raise TypeError(f"a guard has no setting {strange[0]!r}; it has {', '.join(known)}")
-    return Guard(adapter, GuardSettings(**settings), source_data=source_data, on_event=on_event, audit=audit)
+    return Guard(
+        adapter, GuardSettings(**settings), source_data=source_data, on_event=on_event, audit=audit, append=append,
+        about=about,
+    )  # fmt: skip
 
 
 def _source_statistics() -> Any:
@@ -613,6 +675,14 @@ def _timed(held: GuardState, learning: bool, milliseconds: float) -> GuardState:
 def _no_signals() -> Signals:
     """Before the source has answered any batch."""
     return Signals(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+
+
+def _signals(values: Any) -> Signals | None:
+    """The signals of a saved state; None where it has none."""
+    try:
+        return None if values is None else Signals(**values)
+    except TypeError as error:
+        raise ValueError(f"expected the state of a guarded adapter, got one with other signals: {error}") from error
 
 
 def _shift_text(shift: ShiftAlarm) -> str:
