@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Annotated
 
 import torch
@@ -78,11 +78,11 @@ class Blended(Statistics):
         if not new or layer.source_mean is None or layer.source_var is None:
             return FromBatch()(layer, x, mask, memory, key)
         mean, var = layer.source_mean, layer.source_var
-        rate = self._rates(x)
+        rate = self._rates(x, mean)
         averaged = rate / (2 - rate)  # the variance of an average, as a share of that of a batch
         seen = mean + _beyond(new[f"{key}.mean"] - mean, self.doubt * (new[f"{key}.mean_moves"] * averaged).sqrt())
         spread = var + _beyond(new[f"{key}.var"] - var, self.doubt * (new[f"{key}.var_moves"] * averaged).sqrt())
-        weight = _column(self.weights, mean.dtype, x.device)
+        weight = _column(self.weights, mean)
         return layer.with_moments(x, *mixture(mean, var, seen, spread, weight))
 
     def remember_layer(self, layer: BatchLayer, x: Tensor, mask: Tensor | None, memory: Memory, key: str) -> Memory:
@@ -91,7 +91,7 @@ class Blended(Statistics):
             return {}
         held = {name: memory[f"{key}.{name}"] for name in ("mean", "var", "last_mean", "last_var", "batches")}
         mean, var, mean_error, var_error = _described(x.detach(), mask, self.copies)
-        moved = mixture(held["mean"], held["var"], mean, var, self._rates(x))
+        moved = mixture(held["mean"], held["var"], mean, var, self._rates(x, held["mean"]))
         new = dict(zip(("mean", "var"), moved, strict=True))
         for name, now, error in (("mean", mean, mean_error), ("var", var, var_error)):
             first = held["batches"] == 0
@@ -103,11 +103,10 @@ class Blended(Statistics):
         new["batches"] = held["batches"] + 1
         return {f"{key}.{name}": tensor for name, tensor in new.items()}
 
-    def _rates(self, x: Tensor) -> Tensor:
+    def _rates(self, x: Tensor, like: Tensor) -> Tensor:
         """How far this batch moves each copy's average (copies, 1)."""
         rows = x.shape[0] // self.copies
-        rates = tuple(min(1.0, rate * rows / 64) for rate in self.rates)
-        return _column(rates, torch.float32, x.device)
+        return _column([min(1.0, rate * rows / 64) for rate in self.rates], like)
 
     def start(self, outputs: Outputs) -> Memory:
         """No predictions seen."""
@@ -232,10 +231,12 @@ def _beyond(difference: Tensor, error: Tensor) -> Tensor:
     return difference.sign() * (difference.abs() - error).clamp(min=0)
 
 
-@lru_cache(maxsize=256)
-def _column(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Constants (copies, 1) on a device, taken there once."""
-    return torch.tensor(values, dtype=dtype, device=device)[:, None]
+def _column(values: Sequence[float], like: Tensor) -> Tensor:
+    """Constants (copies, 1) where another tensor is.
+
+    Each is filled in on the device: `torch.tensor` would copy them there, and the host would wait for the copy.
+    """
+    return torch.cat([like.new_full((1, 1), value) for value in values])
 
 
 def _described(x: Tensor, mask: Tensor | None, copies: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
