@@ -70,8 +70,8 @@ def adapt(
         std: Channel deviations, divided by inside.
         source_data: Images, or a loader of them, for EATA's Fisher anchor.
         split: Name of the module whose input is the split point, where the structure does not show it.
-        preset: Published constants: `"imagenet"`, `"cifar"` (or `"cifar10"`), `"cifar100"`; by default `"imagenet"`, and
-            for `"auto"` those that fit the number of classes.
+        preset: Published constants: `"imagenet"`, `"cifar"` (or `"cifar10"`), `"cifar100"`; by default `"imagenet"`,
+            and for `"auto"` those that fit the number of classes.
         guard: Put a guard around it (`poem.guard`): the source answers beside it, and harm is seen and undone. A
             mapping gives the guard's settings, as in `guard={"budget": 0.02}`.
         seed: Seed of the adapter's own random generator; the global one is left alone.

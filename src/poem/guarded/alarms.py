@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -139,6 +139,11 @@ class ShiftAlarm:
     def rang(self) -> bool:
         """Whether it has rung."""
         return self.rang_at is not None
+
+    def copied(self) -> ShiftAlarm:
+        """An alarm of its own with the same memory."""
+        ranks = replace(self.ranks, values=list(self.ranks.values))
+        return replace(self, bet=replace(self.bet), jumper=replace(self.jumper), ranks=ranks)
 
     def compare_with(self, values: Sequence[float]) -> None:
         """Use these numbers, from source data, as the reference."""

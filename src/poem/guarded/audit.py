@@ -54,10 +54,12 @@ class Audit:
 
     def write(self, line: dict[str, Any]) -> str | None:
         """Append a line; returns why it could not, the first time."""
-        if self.lost:
+        if self.lost or self._file.closed:
             return None
+        left = (json.dumps(_plain(line), separators=(",", ":")) + "\n").encode()
         try:
-            self._file.write((json.dumps(_plain(line), separators=(",", ":")) + "\n").encode())
+            while left:  # a disk that is nearly full takes a part
+                left = left[self._file.write(left) :]
         except OSError as error:
             self.lost = True
             return str(error)
