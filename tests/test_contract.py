@@ -21,6 +21,7 @@ import toys
 from adapters import adapt, on_device
 from compare import assert_same_answers, assert_same_state, differing
 from nets import make_net
+from oracles import outcomes
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
@@ -154,6 +155,11 @@ def corrected_pair(net: nn.Module, x: Tensor) -> Tensor:
     return prior_corrected(logits - logits.mean(1, keepdim=True))
 
 
+def stream_logits(net: nn.Module, batches: list[Tensor]) -> list[Tensor]:
+    """auto at rest: statistics and prior follow the stream, the weights are the source's."""
+    return [outcome.answer for outcome in outcomes("auto", net, batches, lr=0.0)]
+
+
 def neighbourly_logits(net: nn.Module, x: Tensor) -> Tensor:
     """LAME: the fixed point of `y = softmax(log p + K y)`, K a Gaussian of the distance between features."""
     twin, seen = copy.deepcopy(net).eval(), list[Tensor]()
@@ -200,8 +206,10 @@ class Row:
     singles: int = 3  # images for the batches of one
     learns: bool = True
     forgets: bool = False  # updates last as long as the call
-    branch: bool = False
+    branch: bool | Each = False
+    calibrated: bool = False  # batch norm comes with the statistics of darker images, not with random ones
     rest: Callable[[nn.Module, Tensor], Tensor] = batch_logits  # its logits when nothing has moved
+    rest_of_stream: Callable[[nn.Module, list[Tensor]], list[Tensor]] | None = None  # where batches before matter
     resting: Mapping[str, Any]  # further settings under which `rest` holds
     nobody: Mapping[str, Any]  # settings under which no sample is selected
     reliable: Select | None = None  # its selection with every filter open but the entropy's; None: it has none
@@ -217,6 +225,16 @@ class Row:
         """The settings for one net."""
         own = {key: getattr(value, kind) if isinstance(value, Each) else value for key, value in self.settings.items()}
         return {"lr": self.rate * getattr(LR, kind), **own}
+
+    def has_branch(self, kind: str) -> bool:
+        """Whether it has a branch on one net."""
+        return bool(getattr(self.branch, kind)) if isinstance(self.branch, Each) else self.branch
+
+    def at_rest(self, net: nn.Module, batches: list[Tensor]) -> list[Tensor]:
+        """What it answers to batch after batch when nothing has moved."""
+        if self.rest_of_stream is not None:
+            return self.rest_of_stream(net, batches)
+        return [self.rest(net, batch) for batch in batches]
 
 
 NO_THRESHOLD = {"select": Nobody()}
@@ -242,6 +260,12 @@ VIEWS = AugMix(views=4, width=1, pre="crop")
 TOY_ANCHOR = {"minimise": Entropy() + FisherAnchor(1.0), "source_data": toys.Clean()}
 
 SETTINGS: dict[str, Row] = {
+    # On batch norm without POEM's parts. At rest it answers with the stream's statistics and its prior, which depend on
+    # the batches before: the reference says what they make of the source's weights.
+    "auto": replace(
+        ETA, branch=Each(False, True, True), calibrated=True, rest_of_stream=stream_logits,
+        toy={**ETA.toy, "lr": 0.001},  # its step is Adam's
+    ),
     "source": replace(PLAIN, learns=False, rest=source_logits, gains=NO_LOSS),
     "eta": ETA,
     "eata": replace(ETA, settings={**ETA.settings, **ANCHOR}, toy={**ETA.toy, **TOY_ANCHOR}),
@@ -318,7 +342,8 @@ def row_of(method: str) -> Row:
     suffix = next((ending for ending in SUFFIXES if method.endswith(ending)), "")
     host = method.removesuffix(suffix) if suffix else method
     row = SETTINGS.get(host) or plain_row(host)
-    return replace(row, branch=row.branch or suffix in BRANCHED, **DIFFERENT.get(method, {}))
+    branch = suffix in BRANCHED or row.branch
+    return replace(row, branch=branch, **DIFFERENT.get(method, {}))
 
 
 METHODS = tuple(poem.methods())
@@ -337,7 +362,12 @@ class Case(NamedTuple):
 
     def net(self) -> nn.Module:
         """A fresh copy of the made-up net."""
-        return on_device(make_net(self.kind, sharpness=getattr(SHARPNESS, self.kind)))
+        return self.made_net(10, SHARPNESS)
+
+    def made_net(self, classes: int, sharpness: Each) -> nn.Module:
+        """A made-up net of so many classes, so sharp, as the row wants it."""
+        net = make_net(self.kind, classes=classes, sharpness=getattr(sharpness, self.kind))
+        return on_device(toys.calibrated(net) if self.row.calibrated else net)
 
     def adapter(self, net: nn.Module | None = None, **changes: Any) -> poem.Adapter:
         """A fresh adapter with the row's settings, on its own copy of the net unless one is given."""
@@ -476,9 +506,8 @@ def test_04_unload_gives_back_the_very_model(case: Case) -> None:
 def test_05_learning_rate_zero_answers_as_the_source(case: Case) -> None:
     net = case.net()
     adapter = case.adapter(net, lr=0.0, **case.row.resting)
-    for batch in case.batches():
-        expected = case.row.rest(net, batch).softmax(1)
-        torch.testing.assert_close(adapter(batch).softmax(1), expected, atol=2e-5, rtol=0)
+    for batch, expected in zip(case.batches(), case.row.at_rest(net, case.batches()), strict=True):
+        torch.testing.assert_close(adapter(batch).softmax(1), expected.softmax(1), atol=2e-5, rtol=0)
     assert (adapter.totals.taught > 0) == case.row.learns
 
 
@@ -541,7 +570,7 @@ def test_09_a_saved_state_goes_on_elsewhere(case: Case, tmp_path: Path) -> None:
 @each_case
 def test_10_the_threshold_follows_the_number_of_classes(case: Case) -> None:
     for classes, sharpness in case.row.spread.items():
-        net = on_device(make_net(case.kind, classes=classes, sharpness=getattr(sharpness, case.kind)))
+        net = case.made_net(classes, sharpness)
         settings = {**case.row.on(case.kind), "source_data": None}
         if case.row.reliable is None:  # no entropy threshold: it says so, and works at any number of classes
             with pytest.raises(ValueError, match="needs an EntropyBelow"):
@@ -563,17 +592,18 @@ def test_11_the_branch_starts_as_the_main_head(case: Case) -> None:
     net, (first, _) = case.net(), case.batches()
     adapter = case.adapter(net, **case.row.resting)
     own = {name for name in adapter.adapted if name.startswith("branch.")}
-    assert bool(own) == case.row.branch
+    assert bool(own) == case.row.has_branch(case.kind)
     assert own.isdisjoint(f"branch.{name}" for name in adapter.adapted)  # what the branch has, the main group has not
     with adapter.frozen():
-        torch.testing.assert_close(adapter(first).softmax(1), case.row.rest(net, first).softmax(1), atol=2e-5, rtol=0)
+        (expected,) = case.row.at_rest(net, [first])
+        torch.testing.assert_close(adapter(first).softmax(1), expected.softmax(1), atol=2e-5, rtol=0)
     adapter(first)
     assert not any("runs as a second pass" in note for note in adapter.last.notes), "one pass serves both heads"
     # It is there to move away from the main head, and does.
     run = case.fresh()
     assert (run.totals.taught > 0) == case.row.learns
     left = own & set(differing(moved_own(case, run.state), source_of(net, list(moved_own(case, run.state)))))
-    assert bool(left) == (case.row.branch and not case.row.forgets)
+    assert bool(left) == (case.row.has_branch(case.kind) and not case.row.forgets)
 
 
 @cache

@@ -161,7 +161,9 @@ def choices(recipe: poem.Recipe) -> set[Any]:
     found = {plain.readout.correct, recipe.readout.correct} - {plain.readout.correct}
     for item in fields(recipe):
         value = getattr(recipe, item.name)
-        if item.name not in PLAIN_FIELDS and value is not None and type(value) is not SGD:
+        if isinstance(value, poem.Recipe):  # for networks with batch norm
+            found |= choices(value)
+        elif item.name not in PLAIN_FIELDS and value is not None and type(value) is not SGD:
             found |= leaves(value) - leaves(getattr(plain, item.name))
     return found
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from oracles.auto import auto
 from oracles.come import COMEHost, PlainCOMEHost, come
 from oracles.common import (
     Augment,
@@ -75,6 +76,7 @@ def extended(host: type[Host], explore: Explore, *, branch: bool) -> Reference:
 
 
 REFERENCES: dict[str, Reference] = {
+    "auto": auto,
     "source": source,
     "bn": bn,
     "tent": tent,

@@ -10,6 +10,7 @@ from adapters import adapt, on_device
 from nets import make_net
 from oracles import METHODS, adam, outcomes, sar_coasting, sgd
 from torch import Generator, Tensor
+from toys import calibrated
 
 import poem
 from poem.parts import (
@@ -27,6 +28,7 @@ from poem.parts import (
     MemoryBank,
     NotRedundant,
     PLPDAbove,
+    Readout,
     Robust,
     SlowTeacher,
     SoftLikelihoodRatio,
@@ -77,7 +79,9 @@ def settings(method: str, kind: str) -> tuple[dict[str, Any], dict[str, Any]]:
     base = method.removesuffix("*").split("+")[0]
     theirs: dict[str, Any] = {}
     ours: dict[str, Any] = {}
-    if base in ("eta", "eata", "rdumb"):
+    if base == "auto":
+        ours["preset"] = "imagenet"  # SGD, as in the reference; `poem.adapt` would choose by the number of classes
+    if base in ("auto", "eta", "eata", "rdumb"):
         theirs["redundancy"] = REDUNDANCY[kind]
         ours["select"] = EntropyBelow(0.4) & NotRedundant(REDUNDANCY[kind])
     if base == "sar":
@@ -116,6 +120,7 @@ def settings(method: str, kind: str) -> tuple[dict[str, Any], dict[str, Any]]:
 @pytest.mark.parametrize("method", METHODS)
 def test_every_batch_agrees_with_the_reference(method: str, kind: str) -> None:
     net = make_net(kind, sharpness=SHARPNESS[kind]).double()
+    net = calibrated(net) if method == "auto" else net
     batches, source = list(images(72, seed=1).split(12)), list(images(24, seed=2).split(12))
     lr = LR[kind] / 10 if method.startswith("roid") else LR[kind]
     theirs, ours = settings(method, kind)
@@ -151,6 +156,27 @@ def test_the_settings_exercise_what_they_should() -> None:
             assert adapter.totals.updates > adapter.totals.batches - adapter.totals.skips, (kind, method)
             assert adapter.totals.newly_reliable + adapter.totals.no_longer_reliable > 0, (kind, method)
     assert AdaptBranch() == poem.recipe("poem").branch
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 80])
+@pytest.mark.parametrize("kind", NETS)
+def test_auto_agrees_with_the_reference_as_it_comes_for_ten_classes_at_any_batch_size(kind: str, size: int) -> None:
+    """Adam at 0.001; images that are alike for a while; batches smaller and larger than the 64 that rates are for."""
+    net = calibrated(make_net(kind, sharpness=SHARPNESS[kind])).double()
+    batches = [dim * images(size, seed=4 + index) for index, dim in enumerate((1, 1, 0.5, 0.5, 0.5, 1))]
+    short = [*batches, batches[0][: max(1, size // 2)]]
+    expected = outcomes("auto", net, short, lr=0.001, redundancy=0.4, optimizer=adam)
+    adapter, answers = adapt(on_device(net), "auto"), []
+    assert adapter.lr == 0.001
+    for index, (batch, outcome) in enumerate(zip(short, expected, strict=True)):
+        answers.append(adapter(on_device(batch)).cpu())
+        far = float((answers[-1] - outcome.answer).abs().max())
+        assert far < 1e-7, f"batch {index} differs by {far:.3g}"
+        assert torch.equal(adapter.last.selected.cpu(), outcome.selected)
+    assert adapter.totals.updates == sum(len(outcome.updates) for outcome in expected) > 0
+    plain = adapt(on_device(net), "auto", lr=0.0, readout=Readout())
+    apart = [float((plain(on_device(b)).cpu() - a).abs().max()) for a, b in zip(answers, short, strict=True)]
+    assert max(apart[1:]) > 1e-3, "prior and updates change nothing"
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 6, 7])

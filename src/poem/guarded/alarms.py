@@ -154,6 +154,11 @@ class ShiftAlarm:
         """Whether it has rung."""
         return self.rang_at is not None
 
+    def copied(self) -> ShiftAlarm:
+        """An alarm of its own with the same memory."""
+        ranks = replace(self.ranks, values=list(self.ranks.values))
+        return replace(self, bet=replace(self.bet), jumper=replace(self.jumper), ranks=ranks)
+
     def compare_with(self, values: Sequence[float]) -> None:
         """Use these numbers, from source data, as the reference."""
         self.ranks.add(values)

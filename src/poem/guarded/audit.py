@@ -76,7 +76,7 @@ class Audit:
 
     def write(self, line: dict[str, Any]) -> str | None:
         """Append a line; returns why it could not, the first time."""
-        if self.lost:
+        if self.lost or self._file.closed:
             return None
         left = memoryview((json.dumps(_plain(line), separators=(",", ":")) + "\n").encode())
         try:

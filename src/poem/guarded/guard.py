@@ -33,7 +33,9 @@ from poem.guarded.budget import AnswerBudget
 from poem.guarded.guard_state import from_plain, to_plain
 from poem.guarded.signals import Averages, Signals, as_sure_as, shifted
 from poem.parts.fields import Checked, Count, NotNegative, Positive, Range
+from poem.parts.readout import Uncorrected
 from poem.parts.runs import RUNS
+from poem.parts.statistics import Source
 from poem.recipes.recipe import Recipe
 from poem.recipes.text import written
 
@@ -99,7 +101,8 @@ class GuardState:
     rollbacks: int = 0
     wait: int = 0  # batches until a snapshot may be taken or a rollback made again
     stopped: str = ""  # why nothing is learnt any more; "" while it is
-    learn_ms: float = 0.0  # running mean of a call that learns
+    skipped: str = ""  # why the last batch was not learnt from; "" where it was
+    learn_ms: float = 0.0  # running mean of a call that learns; with max_ms alone
     plain_ms: float = 0.0  # and of one that does not
 
 
@@ -123,7 +126,7 @@ class Guard:
             raise TypeError(f"expected an adapter, as poem.adapt makes it, got {type(adapter).__name__}")
         if on_event is not None and not callable(on_event):
             raise TypeError(f"expected on_event to be a function of an Event, got {type(on_event).__name__}")
-        if not adapter.recipe.learns and adapter.recipe.statistics == _source_statistics():
+        if _answers_as_source(adapter.recipe):
             raise ValueError(
                 f"{adapter.name} answers as the source does, so there is nothing to guard; guard a method that adapts"
             )
@@ -131,9 +134,11 @@ class Guard:
         self.events: deque[Event] = deque(maxlen=1000)
         """The last thousand events."""
         self.signals: Signals | None = None
-        """What was seen at the last batch that was learnt from."""
+        """What was seen at the last batch; None before the first."""
         self._on_event, self._lock = on_event, threading.RLock()
         self._answered: tuple[Verdict, Tensor] | None = None  # of the last batch: whose answer, and the source's rows
+        norms = [each for each in adapter.model.modules() if isinstance(each, nn.modules.batchnorm._BatchNorm)]
+        self._rows_alone = all(norm.running_mean is not None for norm in norms)  # of a pass of the source
         shift = ShiftAlarm(alpha=settings.alpha, reference=settings.reference, seed=settings.seed)
         if source_data is not None:
             shift.compare_with(self._source_entropies(source_data))
@@ -174,8 +179,10 @@ class Guard:
     def _call(self, images: Tensor, learn: bool | None) -> Tensor:
         """One batch; `learn` repeats a recorded decision instead of making one."""
         if self.adapter.is_frozen:
-            return self._frozen_answer(images)
-        with self._lock:
+            with torch.inference_mode(False), torch.no_grad():
+                return self._frozen_answer(images)
+        # Outside inference mode: what is remembered must be of use outside it too.
+        with self._lock, torch.inference_mode(False), torch.no_grad():
             before, events = self.adapter.checkpoint(), list[Event]()
             held = copy.copy(self._held)
             try:
@@ -186,14 +193,14 @@ class Guard:
             self._held, self.signals, self._answered = held, signals, answered
             for event in events:
                 self._tell(event)
-        return answer
+            return answer
 
     def _batch(
         self, images: Tensor, held: GuardState, events: list[Event], learn: bool | None
     ) -> tuple[Tensor, GuardState, Signals, tuple[Verdict, Tensor]]:
         """Both answers, what they show, what follows from it."""
         settings = self.settings
-        shift, worse = copy.deepcopy(held.shift), copy.copy(held.worse)
+        shift, worse = held.shift.copied(), copy.copy(held.worse)
         with_source = held.batches % settings.every == 0 or held.verdict == "source"
         moved = shifted(images) if with_source and self._views(images) else None
         source, source_moved = self._source(images, moved) if with_source else (None, None)
@@ -201,18 +208,22 @@ class Guard:
             events.append(Event(held.batches, "alarm", _shift_text(shift)))
         allowed, why = self._may_learn(held, shift)
         learning = allowed if learn is None else learn
-        if not learning and why:
+        if why not in ("", held.skipped) and learn is None:  # once, however many batches it holds for
             events.append(Event(held.batches, "skip", why))
         raw, milliseconds = self._adapted(images, learning)
-        record = self.adapter.last
-        held = _timed(held, learning, milliseconds)
+        record, adapted = self.adapter.last, _log_probs(raw)
+        held = replace(held, skipped=why)
+        if settings.max_ms is not None:
+            held = _timed(held, learning, milliseconds)
         if source is None:
-            signals = self.signals or _no_signals()
-            answer, verdict, adapted = raw, held.verdict, _log_probs(raw)
+            measured, differs = self.signals or _no_signals(), math.nan
+            answer, verdict, sound = raw, held.verdict, adapted.amax(1).isfinite()
             given: tuple[Verdict, Tensor] = ("adapted", torch.zeros(len(raw), dtype=torch.bool))
+            if not bool(sound.all()):
+                source = _log_probs(self.adapter.source(images))
+                answer = self.adapter.in_model_shape(torch.where(sound[:, None], adapted, source))
         else:
-            adapted, steady = _log_probs(raw), None
-            answered = adapted
+            answered, steady = adapted, None
             if moved is not None and source_moved is not None:
                 with self.adapter.frozen():
                     adapted_moved = _log_probs(self.adapter(moved))
@@ -229,13 +240,13 @@ class Guard:
             answer, held, by_source = self._answer(source, answered, verdict, worse, held)
             given = (verdict, by_source)
             differs = float((source.argmax(1) != answer.argmax(1)).float().mean())
-            some = learning and len(record.selected) > 0
-            selected = float(record.selected.float().mean()) if some else 0.0
-            gradient = record.gradient if learning else 0.0
-            signals = replace(
-                measured, disagreement=differs, selected=selected, gradient=gradient, drift=self.adapter.drift
-            )
             answer = self.adapter.in_model_shape(answer)
+        some = learning and len(record.selected) > 0
+        selected = float(record.selected.float().mean()) if some else 0.0
+        gradient = record.gradient if learning else 0.0
+        signals = replace(
+            measured, disagreement=differs, selected=selected, gradient=gradient, drift=self.adapter.drift
+        )
         held = replace(held, shift=shift, worse=worse, verdict=verdict)
         if learning:
             held = self._act(held, verdict, signals, record, adapted, events)
@@ -245,17 +256,22 @@ class Guard:
             "events": [event.kind for event in events], "signals": signals.as_dict(),
             "answer": tensor_hash(answer) if self._audit else "",
         }  # fmt: skip
-        self._write(line, events)
+        lost = self._write(line)
+        if lost is not None:
+            events.append(lost)
         return answer, replace(held, batches=held.batches + 1), signals, given
 
     def _views(self, images: Tensor) -> bool:
-        """Whether images are looked at shifted too: pictures of some size."""
-        return self.settings.view == "shift" and images.dim() == 4 and min(images.shape[2:]) >= 8
+        """Whether images are looked at shifted too: pictures of some size. What is no batch the source refuses."""
+        if self.settings.view != "shift" or not isinstance(images, Tensor) or not images.is_floating_point():
+            return False
+        return images.dim() == 4 and min(images.shape[2:]) >= 8 and min(images.shape) > 0
 
     def _source(self, images: Tensor, moved: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """The source's log-probabilities for the images, and for the shifted ones; in one pass."""
-        if moved is None:
-            return _log_probs(self.adapter.source(images)), None
+        """The source's log-probabilities for the images, and for the shifted ones; in one pass where rows are alone."""
+        if moved is None or not self._rows_alone:
+            own = _log_probs(self.adapter.source(images))
+            return own, None if moved is None else _log_probs(self.adapter.source(moved))
         both = _log_probs(self.adapter.source(torch.cat([images, moved])))
         return both[: len(images)], both[len(images) :]
 
@@ -315,18 +331,19 @@ class Guard:
         """Whether this batch is learnt from, and why not."""
         settings, drift = self.settings, self.adapter.drift
         if held.stopped:
-            return False, held.stopped if held.batches == 0 else ""
+            return False, held.stopped
         if settings.max_updates is not None and held.updates >= settings.max_updates:
             return False, f"the budget of {settings.max_updates} updates is spent"
         if settings.max_distance is not None and drift > settings.max_distance:
             return False, f"{drift:.3g} from the source, more than max_distance={settings.max_distance:g}"
         if settings.adapt == "when shifted" and not shift.rang:
-            return False, "" if held.batches else "no shift has been seen yet"
+            return False, "no shift has been seen yet"
         if settings.max_ms is not None and held.learn_ms > settings.max_ms:
             spare = settings.max_ms - held.plain_ms
             extra = max(held.learn_ms - held.plain_ms, 0.0)
             turn = math.ceil(extra / spare) if spare > 0 else 100
-            return held.batches % max(turn, 1) == 0, ""
+            learns = held.batches % max(turn, 1) == 0
+            return learns, "" if learns else f"a batch takes more than max_ms={settings.max_ms:g}"
         return True, ""
 
     def _adapted(self, images: Tensor, learning: bool) -> tuple[Tensor, float]:
@@ -445,8 +462,10 @@ class Guard:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where a guarded state left off, and note it in the audit; one without a guard's part is refused."""
-        if not isinstance(state, dict) or "guard" not in state:
+        if not isinstance(state, dict) or not isinstance(state.get("guard"), dict):
             raise ValueError("expected the state of a guarded adapter, got one without a guard; load it unguarded")
+        if not isinstance(state.get("tensors"), dict):
+            raise ValueError("expected tensors by name in the state, got something else")
         with self._lock:
             own = {key: tensor for key, tensor in state["tensors"].items() if not key.startswith("guard/")}
             held = from_plain(state["guard"], state["tensors"], self._first, self.adapter.checkpoint().state)
@@ -456,7 +475,7 @@ class Guard:
             self._held, self.signals, self._answered = held, signals, None
             header = self.header()
             here = {name: header[name] for name in MACHINE if name in header}
-            self._write({"kind": "resumed", "batch": held.batches, **here}, None)
+            self._write({"kind": "resumed", "batch": held.batches, **here})
 
     def save(self, path: str | Path) -> None:
         """Write the state to a file, whole or not at all."""
@@ -544,25 +563,26 @@ class Guard:
     # Events -----------------------------------------------------------------------------------------------------------
 
     def _tell(self, event: Event) -> None:
-        """An event to the list, the log, the audit and the user's function."""
+        """An event to the list, the log, the audit and the user's function, whose errors are logged."""
         self.events.append(event)
         log.info("guard of %s: %s", self.name, event)
-        if self._audit is not None:
-            line = {"kind": "event", "batch": event.batch, "event": event.kind, "why": event.why}
-            self._write({**line, "signals": event.signals}, None)
+        line = {"kind": "event", "batch": event.batch, "event": event.kind, "why": event.why}
+        lost = self._write({**line, "signals": event.signals})
         if self._on_event is not None:
-            self._on_event(event)
+            try:
+                self._on_event(event)
+            except Exception:
+                log.exception("guard of %s: on_event failed at %s", self.name, event)
+        if lost is not None:
+            self._tell(lost)
 
-    def _write(self, line: dict[str, Any], events: list[Event] | None) -> None:
+    def _write(self, line: dict[str, Any]) -> Event | None:
         """A line to the audit; where the disk is full that is an event, and the run goes on."""
         failed = None if self._audit is None else self._audit.write(line)
-        if failed is not None:
-            event = Event(self._held.batches, "audit lost", f"{failed}; the run goes on without it")
-            log.warning("guard of %s: %s", self.name, event)
-            if events is None:
-                self.events.append(event)
-            else:
-                events.append(event)
+        if failed is None:
+            return None
+        log.warning("guard of %s: the audit is lost: %s; the run goes on without it", self.name, failed)
+        return Event(self._held.batches, "audit lost", f"{failed}; the run goes on without it")
 
     def header(self) -> dict[str, Any]:
         """The first line of an audit: what a replay must find the same, and where the run is made."""
@@ -589,9 +609,11 @@ class Guard:
         return found
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Guard:
-        twin = Guard(copy.deepcopy(self.adapter, memo), self.settings)
-        twin._first, twin._held = copy.deepcopy(self._first), copy.deepcopy(self._held)
-        twin.signals = self.signals
+        """A guard of its own around a copy of the adapter; it has no audit and tells its events to no function."""
+        with self._lock:
+            twin = Guard(copy.deepcopy(self.adapter, memo), self.settings)
+            twin._first, twin._held = copy.deepcopy(self._first), copy.deepcopy(self._held)
+            twin.signals = self.signals
         return twin
 
     def __reduce__(self) -> NoReturn:
@@ -643,15 +665,15 @@ def guard_adapter(
     )  # fmt: skip
 
 
-def _source_statistics() -> Any:
-    from poem.parts.statistics import Source
-
-    return Source()
+def _answers_as_source(recipe: Recipe) -> bool:
+    """Whether a method neither adapts nor corrects anything."""
+    return not recipe.learns and recipe.statistics == Source() and recipe.readout.correct == Uncorrected()
 
 
 def _log_probs(logits: Tensor) -> Tensor:
-    """Log-probabilities (B, C) without a gradient; one logit is two classes."""
-    return two_columns(logits.detach().float()).log_softmax(1)
+    """Log-probabilities (B, C) without a gradient, in single precision at least; one logit is two classes."""
+    kind = torch.promote_types(logits.dtype, torch.float32)
+    return two_columns(logits.detach().to(kind)).log_softmax(1)
 
 
 def _mean(one: Tensor, two: Tensor) -> Tensor:

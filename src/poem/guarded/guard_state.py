@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from poem.guarded.guard import GuardState
 
 GROUPS = ("moving", "teacher", "memory")
-PLAIN = ("batches", "verdict", "gradients", "updates", "rollbacks", "wait", "stopped", "learn_ms", "plain_ms")
+PLAIN = (
+    "batches", "verdict", "gradients", "updates", "rollbacks", "wait", "stopped", "skipped", "learn_ms", "plain_ms",
+)  # fmt: skip
+VERDICTS = ("source", "mean", "adapted")
 
 
 def to_plain(held: GuardState) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -58,6 +61,13 @@ def from_plain(plain: dict[str, Any], tensors: dict[str, Tensor], fresh: GuardSt
         worse = MeanBound(**plain["worse"])
     except (KeyError, TypeError) as error:
         raise ValueError(f"expected the state of a guarded adapter, got one that lacks {error}") from error
+    if held["verdict"] not in VERDICTS:
+        raise ValueError(f"expected the verdict {', '.join(VERDICTS)} in the state, got {held['verdict']!r}")
+    for batch, snapshot in ring:
+        for name, tensor in now.values["moving"].items():
+            other = snapshot.values["moving"].get(name)
+            if other is None or other.shape != tensor.shape or not bool(other.isfinite().all()):
+                raise ValueError(f"expected {name} of the same shape and finite in the snapshot of batch {batch}")
     if (budget and budget.share) != (fresh.budget and fresh.budget.share):
         raise ValueError(
             f"expected a state with the budget {fresh.budget and fresh.budget.share}, got one with "

@@ -333,7 +333,8 @@ def auto() -> Recipe:
 
     On group and layer norm it is ETA with POEM's exploration and branch. On batch norm the statistics of the stream
     are what counts: `Blended`, with ETA's update and without POEM's parts, which gained nothing there. Both answer with
-    a prior from the last images. `poem.adapt` guards it, and takes the constants that fit the number of classes.
+    a prior from the last images. `poem.adapt` takes the constants that fit the number of classes; with `guard=True` the
+    source answers beside it.
 
     Paper: none; ETA (Niu et al., ICML 2022) and POEM (Yi et al.) are its parts, and `docs/methods/auto.md` tells how
     its constants were chosen and how far each part helps.

@@ -1,0 +1,236 @@
+"""auto: ETA behind statistics of the stream on batch norm, ETA with POEM elsewhere, and a prior from the last images.
+
+Written from `docs/methods/auto.md`. The network runs once for each choice of statistics, one pass after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from oracles.common import Outcome, all_norms, averaged, copied, entropy, sgd, step
+from oracles.eata import ETAHost, reliable_and_new, weighted_entropy
+from oracles.host import Forward
+from oracles.plus_poem import reselect, run
+
+Optimizer = Callable[..., torch.optim.Optimizer]
+
+
+@dataclass
+class Moments:
+    """A channel's mean and variance over a stream, those of the last batch, and how much batches vary."""
+
+    mean: Tensor
+    var: Tensor
+    last_mean: Tensor
+    last_var: Tensor
+    mean_variation: Tensor | None = None
+    var_variation: Tensor | None = None
+
+
+def together(mean: Tensor, var: Tensor, mean2: Tensor, var2: Tensor, share: float) -> tuple[Tensor, Tensor]:
+    """Mean and variance of two populations in one, the second with this share."""
+    both = (1 - share) * mean + share * mean2
+    square = (1 - share) * (var + mean**2) + share * (var2 + mean2**2)
+    return both, square - both**2
+
+
+def variation(before: Tensor | None, now: Tensor, last: Tensor, error: Tensor) -> Tensor:
+    """How much batches vary, as a squared error; at least that of the images in the batch."""
+    if before is None:
+        return error
+    jump = torch.minimum((now - last) ** 2 / 2, 9 * torch.maximum(before, error))
+    return torch.maximum(0.9 * before + 0.1 * jump, error)
+
+
+def excess(value: Tensor, origin: Tensor, error: Tensor) -> Tensor:
+    """The origin, moved towards the value by what is beyond the error."""
+    up, down = (value - origin - error).clamp(min=0), (origin - value - error).clamp(min=0)
+    return origin + up - down
+
+
+class StreamNorm(nn.Module):
+    """A batch-norm layer with the source's statistics and the stream's, mixed; `use` chooses weight and rate."""
+
+    def __init__(self, norm: nn.BatchNorm2d, copies: int, doubt: float) -> None:
+        super().__init__()
+        assert norm.running_mean is not None
+        assert norm.running_var is not None
+        self.weight, self.bias, self.eps, self.doubt = norm.weight, norm.bias, norm.eps, doubt
+        self.mean, self.var = norm.running_mean.clone(), norm.running_var.clone()
+        self.held = [Moments(self.mean, self.var, self.mean, self.var) for _ in range(copies)]
+        self.seen = list(self.held)
+        self.use = (0, 0.0, 0.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        copy, weight, rate = self.use
+        rate = min(1.0, rate * len(x) / 64)
+        seen = self.moved(self.held[copy], x.detach(), rate)
+        self.seen[copy] = seen
+        assert seen.mean_variation is not None
+        assert seen.var_variation is not None
+        share = rate / (2 - rate)
+        mean = excess(seen.mean, self.mean, self.doubt * (share * seen.mean_variation).sqrt())
+        var = excess(seen.var, self.var, self.doubt * (share * seen.var_variation).sqrt())
+        mean, var = together(self.mean, self.var, mean, var, weight)
+        normal = (x - mean[:, None, None]) / (var[:, None, None] + self.eps).sqrt()
+        return normal * self.weight[:, None, None] + self.bias[:, None, None]
+
+    def moved(self, held: Moments, x: Tensor, rate: float) -> Moments:
+        """The stream's moments with one more batch."""
+        each = x.mean((2, 3))
+        mean = each.mean(0)
+        spread = ((x - mean[:, None, None]) ** 2).mean((2, 3))
+        var = spread.mean(0)
+        below = max(len(x) - 1, 1)
+        mean_error, var_error = ((each - mean) ** 2).mean(0) / below, ((spread - var) ** 2).mean(0) / below
+        new_mean, new_var = together(held.mean, held.var, mean, var, rate)
+        return Moments(
+            new_mean, new_var, mean, var, variation(held.mean_variation, mean, held.last_mean, mean_error),
+            variation(held.var_variation, var, held.last_var, var_error),
+        )  # fmt: skip
+
+    def keep(self) -> None:
+        """The batch is over."""
+        self.held = list(self.seen)
+
+
+def with_stream_statistics(net: nn.Module, copies: int, doubt: float) -> list[StreamNorm]:
+    """Puts a layer of ours in the place of every batch norm."""
+    found = []
+    for parent in list(net.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, nn.BatchNorm2d):
+                found.append(StreamNorm(child, copies, doubt))
+                setattr(parent, name, found[-1])
+    return found
+
+
+class Recent:
+    """A mean over about the last so many images, exact until there were so many."""
+
+    def __init__(self, horizon: int) -> None:
+        self.horizon, self.seen, self.mean = horizon, 0, torch.zeros(())
+
+    def moved(self, values: Tensor) -> Tensor:
+        """With the mean over a batch's rows in it."""
+        share = max(len(values) / (self.seen + len(values)), min(1.0, len(values) / self.horizon))
+        return (1 - share) * self.mean.to(values) + share * values.mean(0)
+
+    def keep(self, values: Tensor) -> None:
+        """Moves the mean."""
+        self.mean, self.seen = self.moved(values), self.seen + len(values)
+
+
+class Blend:
+    """The copies' probabilities averaged, those that tell the images apart with most weight."""
+
+    def __init__(self, copies: int, trust: float, horizon: int) -> None:
+        self.trust = trust
+        self.predictions, self.entropies = ([Recent(horizon) for _ in range(copies)] for _ in range(2))
+
+    def __call__(self, each: list[Tensor]) -> Tensor:
+        informed = []
+        for logits, predictions, entropies in zip(each, self.predictions, self.entropies, strict=True):
+            mean = predictions.moved(logits.softmax(1).detach())
+            informed.append(-(mean * mean.log()).sum() - entropies.moved(entropy(logits).detach()))
+        weights = (self.trust * torch.stack(informed)).softmax(0)
+        chances = torch.stack([weight * logits.softmax(1) for weight, logits in zip(weights, each, strict=True)])
+        return chances.sum(0).log()
+
+    def keep(self, each: list[Tensor]) -> None:
+        """The batch is over."""
+        for logits, predictions, entropies in zip(each, self.predictions, self.entropies, strict=True):
+            predictions.keep(logits.softmax(1).detach())
+            entropies.keep(entropy(logits).detach())
+
+
+class LastImages:
+    """Which classes the last images say to expect, beyond their share in the stream."""
+
+    def __init__(self, power: float, horizon: int) -> None:
+        self.power, self.near, self.far = power, Recent(64), Recent(horizon)
+
+    def __call__(self, scores: Tensor) -> Tensor:
+        log_p = scores.log_softmax(1)
+        if self.far.seen == 0:
+            return log_p
+        count = max(len(scores), 64)
+        near, far = self.smooth(self.near.moved(log_p.exp()), count), self.smooth(self.far.mean, count)
+        return log_p + self.power * (near.log() - far.log())
+
+    @staticmethod
+    def smooth(mean: Tensor, count: int) -> Tensor:
+        """ROID's smoothing."""
+        extra = max(1 / count, 1 / len(mean)) / mean.max()
+        return (mean + extra) / (1 + extra * len(mean))
+
+    def keep(self, scores: Tensor) -> None:
+        """The batch is over."""
+        for recent in (self.near, self.far):
+            recent.keep(scores.softmax(1))
+
+
+def on_batch_norm(
+    net: nn.Module,
+    batches: list[Tensor],
+    *,
+    lr: float,
+    redundancy: float = 0.05,
+    weights: tuple[float, ...] = (0.0, 0.2, 1.0, 1.0),
+    rates: tuple[float, ...] = (1.0, 0.3, 1.0, 0.05),
+    doubt: float = 3.0,
+    optimizer: Optimizer = sgd,
+) -> Iterator[Outcome]:
+    """ETA on the mean of several passes, each with statistics of its own."""
+    student = copied(net)
+    theta = all_norms(student)
+    layers = with_stream_statistics(student, len(weights), doubt)
+    blend, prior = Blend(len(weights), 3.0, 256), LastImages(2.0, 1024)
+    steps, average = optimizer(theta, lr), None
+    for x in batches:
+        each: list[Tensor] = []
+        for copy, (weight, rate) in enumerate(zip(weights, rates, strict=True)):
+            for layer in layers:
+                layer.use = copy, weight, rate
+            each.append(student(x))
+        scores = blend(each)
+        chosen = reliable_and_new(scores, average, redundancy)
+        outcome = Outcome(prior(scores.detach()), chosen)
+        if chosen.any():
+            step(steps, torch.autograd.grad(weighted_entropy(scores, chosen), theta))
+            average = averaged(average, scores.softmax(1)[chosen].mean(0).detach())
+            outcome.updates.append(chosen)
+        blend.keep(each)
+        prior.keep(scores.detach())
+        for layer in layers:
+            layer.keep()
+        yield outcome
+
+
+class AutoHost(ETAHost):
+    """ETA with POEM's exploration and branch, answered with the prior."""
+
+    def __init__(self, *given: Any, optimizer: Optimizer = sgd, **more: Any) -> None:
+        self.optimizer, self.prior = optimizer, LastImages(2.0, 1024)
+        super().__init__(*given, **more)
+
+    def start_optimizers(self) -> None:
+        self.theta_sgd, self.zeta_sgd = self.optimizer(self.theta, self.lr), self.optimizer(self.zeta, self.lr)
+
+    def answer(self, now: Forward) -> Tensor:
+        scores = now.scores.detach()
+        answer = self.prior(scores)
+        self.prior.keep(scores)
+        return answer
+
+
+def auto(net: nn.Module, batches: list[Tensor], **settings: Any) -> Iterator[Outcome]:
+    """Which of the two depends on the network's norm layers."""
+    if any(isinstance(module, nn.BatchNorm2d) for module in net.modules()):
+        return on_batch_norm(net, batches, **settings)
+    return run(AutoHost(net, branch=True, **settings), reselect, batches)
