@@ -43,8 +43,9 @@ def variation(before: Tensor | None, now: Tensor, last: Tensor, error: Tensor) -
     """How much batches vary, as a squared error; at least that of the images in the batch."""
     if before is None:
         return error
-    jump = torch.minimum((now - last) ** 2 / 2, 9 * torch.maximum(before, error))
-    return torch.maximum(0.9 * before + 0.1 * jump, error)
+    known, jump = torch.maximum(before, error), (now - last) ** 2 / 2
+    slow = 0.9 * before + 0.1 * torch.minimum(jump, 9 * known)
+    return torch.maximum(torch.where(known > 0, slow, jump), error)  # single images: the first jump is all that is known
 
 
 def excess(value: Tensor, origin: Tensor, error: Tensor) -> Tensor:
@@ -68,6 +69,8 @@ class StreamNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         copy, weight, rate = self.use
+        if len(x) == 1 and self.held[copy].mean_variation is None:
+            weight = 0.0  # how far one image is from the truth is unknown
         rate = min(1.0, rate * len(x) / 64)
         seen = self.moved(self.held[copy], x.detach(), rate)
         self.seen[copy] = seen
@@ -126,11 +129,40 @@ class Recent:
         self.mean, self.seen = self.moved(values), self.seen + len(values)
 
 
-class Blend:
-    """The copies' probabilities averaged, those that tell the images apart with most weight."""
+class Runs:
+    """How much likelier neighbours in the stream agree than images further apart."""
 
-    def __init__(self, copies: int, trust: float, horizon: int) -> None:
-        self.trust = trust
+    def __init__(self) -> None:
+        self.recent, self.before = Recent(64), Recent(512)
+        self.near = self.far = 0.0
+
+    def now(self, chances: Tensor) -> tuple[float, float, float]:
+        """The ratio with a batch in it, and the two averages."""
+        if self.before.seen == 0:
+            return 1.5, 0.0, 0.0
+        count, wanted = len(chances), max(0, 64 - len(chances))
+        near = far = 0.0
+        for row in range(count):
+            others = [chances[other] for other in range(count) if other != row]
+            beside = torch.stack([*others, torch.zeros_like(chances[0])]).sum(0) + wanted * self.recent.mean
+            near += float((chances[row] * beside).sum()) / max(1, count - 1 + wanted) / count
+            far += float((chances[row] * self.before.mean).sum()) / count
+        step = min(1.0, count / 256) if self.far > 0 else 1.0
+        near, far = self.near + step * (near - self.near), self.far + step * (far - self.far)
+        return (near / far if far > 0 else 1.5), near, far
+
+    def keep(self, chances: Tensor) -> None:
+        """The batch is over."""
+        _, self.near, self.far = self.now(chances)
+        self.recent.keep(chances)
+        self.before.keep(chances)
+
+
+class Blend:
+    """The copies' probabilities averaged, those that tell the images apart with most weight, few quick ones in runs."""
+
+    def __init__(self, copies: int, trust: float, horizon: int, caution: float = 5.0) -> None:
+        self.trust, self.caution, self.runs = trust, caution, Runs()
         self.predictions, self.entropies = ([Recent(horizon) for _ in range(copies)] for _ in range(2))
 
     def __call__(self, each: list[Tensor]) -> Tensor:
@@ -138,7 +170,12 @@ class Blend:
         for logits, predictions, entropies in zip(each, self.predictions, self.entropies, strict=True):
             mean = predictions.moved(logits.softmax(1).detach())
             informed.append(-(mean * mean.log()).sum() - entropies.moved(entropy(logits).detach()))
-        weights = (self.trust * torch.stack(informed)).softmax(0)
+        scores = [self.trust * each for each in informed]  # source, a little of the stream, the batch, the slow average
+        scores[2] = torch.stack(scores).max()
+        runs, _, _ = self.runs.now(each[3].softmax(1).detach())
+        for quick in (1, 2):
+            scores[quick] = scores[quick] - self.caution * max(0.0, runs - 1.3)
+        weights = torch.stack(scores).softmax(0)
         chances = torch.stack([weight * logits.softmax(1) for weight, logits in zip(weights, each, strict=True)])
         return chances.sum(0).log()
 
@@ -147,6 +184,7 @@ class Blend:
         for logits, predictions, entropies in zip(each, self.predictions, self.entropies, strict=True):
             predictions.keep(logits.softmax(1).detach())
             entropies.keep(entropy(logits).detach())
+        self.runs.keep(each[3].softmax(1).detach())
 
 
 class LastImages:

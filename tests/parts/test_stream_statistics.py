@@ -129,7 +129,7 @@ def test_a_copy_of_weight_1_and_rate_1_without_doubt_has_the_statistics_of_the_b
 
 
 def test_copies_answer_with_the_weighted_mean_of_their_probabilities() -> None:
-    settings: dict[str, Any] = {"doubt": 0.0, "trust": 2.0}
+    settings: dict[str, Any] = {"doubt": 0.0, "trust": 2.0, "caution": 0.0}
     pairs = ((0.0, 1.0), (0.3, 1.0), (1.0, 0.5))
     model = make_net("bn", sharpness=300.0).double()
     weights, rates = ((*each,) for each in zip(*pairs, strict=True))

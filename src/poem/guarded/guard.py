@@ -400,10 +400,7 @@ class Guard:
         else:
             self.adapter.rollback(None)
             events.append(Event(batch, "reset", f"{why}; back to the source", known))
-        averages = held.averages
-        if averages is not None:  # what came back is judged anew, and soon
-            averages = replace(averages, seen=averages.seen.clamp(max=float(settings.horizon // 8)))
-        return replace(held, averages=averages, rollbacks=held.rollbacks + 1, wait=settings.snapshot_every)
+        return replace(held, rollbacks=held.rollbacks + 1, wait=settings.snapshot_every)
 
     def _frozen_answer(self, images: Tensor) -> Tensor:
         """The answer as things stand; nothing is learnt, and nothing is remembered."""
