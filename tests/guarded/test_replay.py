@@ -35,10 +35,11 @@ def fresh(net: nn.Module | None = None, lr: float = 0.3, **settings: Any) -> Gua
 
 
 def stream(count: int, seed: int = 0) -> list[Tensor]:
-    """Batches of four digits."""
+    """Batches of four digits, the second half of them so bright that the source is lost."""
     images = digits().test.images
     rows = torch.randint(len(images), (count, 4), generator=torch.Generator().manual_seed(seed))
-    return [images[each].float() / 255 for each in rows]
+    found = [images[each].float() / 255 for each in rows]
+    return [(each + 0.5 * (at >= count // 2)).clamp(max=1) for at, each in enumerate(found)]
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ def edited(audit: Path, place: Path, edit: Callable[[list[dict[str, Any]]], None
 def test_500_batches_with_rollbacks_and_resets_are_repeated_bit_for_bit(run: Recorded) -> None:
     assert run.events["roll back"] > 20
     assert run.events["reset"] > 0
-    assert run.events["gradient spike"] > 0
+    assert run.events["alarm"] == 1
     assert set(run.verdicts) == {"source", "mean", "adapted"}
     found = replay(run.audit, fresh(), run.batches)
     assert found == Replay(500)
