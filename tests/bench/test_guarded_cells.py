@@ -100,7 +100,7 @@ def test_a_guarded_cell_is_measured_with_a_guard() -> None:
 
 
 def test_the_online_protocol_may_be_guarded() -> None:
-    fields = {"base": "digits-bn", "batch_size": 8, "lr": 0.01, "guard": True, "eta": 1.0, "ratio": 2.0}
+    fields: dict[str, Any] = {"base": "digits-bn", "batch_size": 8, "lr": 0.01, "guard": True, "eta": 1.0, "ratio": 2.0}
     found = measure(cell("tent", **fields))
     assert found.probes["online"]
 

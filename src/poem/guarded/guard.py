@@ -529,6 +529,11 @@ class Guard:
         return self.adapter.totals
 
     @property
+    def preparation(self) -> dict[str, int]:
+        """Source images that the adapter's parts were prepared on before the stream."""
+        return self.adapter.preparation
+
+    @property
     def lr(self) -> float:
         """The learning rate in force."""
         return self.adapter.lr
@@ -583,7 +588,8 @@ class Guard:
     def __deepcopy__(self, memo: dict[int, Any]) -> Guard:
         twin = Guard(copy.deepcopy(self.adapter, memo), self.settings)
         twin._first, twin._held = copy.deepcopy(self._first), copy.deepcopy(self._held)
-        twin.signals = self.signals
+        twin.signals, twin._answered, twin._reference = self.signals, self._answered, self._reference
+        twin._about = dict(self._about)
         return twin
 
     def __reduce__(self) -> NoReturn:
