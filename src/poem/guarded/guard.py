@@ -137,7 +137,6 @@ class Guard:
         self._first = GuardState(shift=shift, worse=MeanBound(alpha=settings.alpha), budget=budget)
         self._held = copy.deepcopy(self._first)
         self._about = dict(about or {})
-        self._reference = tensor_hash(torch.tensor(shift.ranks.values)) if source_data is not None else None
         self._audit: Audit | AuditLines | None = None
         if audit is not None:
             self._audit = Audit(Path(audit), self.header(), append=append)
@@ -563,10 +562,11 @@ class Guard:
 
     def header(self) -> dict[str, Any]:
         """The first line of an audit: what a replay must find the same, and where the run is made."""
-        state, given = self.adapter.state_dict(), self.adapter.settings
+        state, given, shift = self.adapter.state_dict(), self.adapter.settings, self._first.shift
+        reference = tensor_hash(torch.tensor(shift.ranks.values)) if shift.given else None
         return {
             "method": self.name, "recipe": written(self.recipe), "weights": state["source"], "mean": state["mean"],
-            "std": state["std"], "mask": state["mask"], "prepared": state["prepared"], "reference": self._reference,
+            "std": state["std"], "mask": state["mask"], "prepared": state["prepared"], "reference": reference,
             **{name: given[name] for name in ("batch_size", "seed", "precision", "split")},
             "guard": _stated(self.settings), "torch": torch.__version__,
             "device": next(self.model.parameters()).device.type, "threads": torch.get_num_threads(),
@@ -588,8 +588,7 @@ class Guard:
     def __deepcopy__(self, memo: dict[int, Any]) -> Guard:
         twin = Guard(copy.deepcopy(self.adapter, memo), self.settings)
         twin._first, twin._held = copy.deepcopy(self._first), copy.deepcopy(self._held)
-        twin.signals, twin._answered, twin._reference = self.signals, self._answered, self._reference
-        twin._about = dict(self._about)
+        twin.signals = self.signals
         return twin
 
     def __reduce__(self) -> NoReturn:
