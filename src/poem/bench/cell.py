@@ -30,6 +30,8 @@ from poem.streams.shift import VERSIONS
 Pairs = tuple[tuple[str, Any], ...]
 NESTED = ("changes", "options", "dataset")
 """Fields that are mappings in files, and pairs in a `Cell`."""
+UNSTATED = {"guard": False}
+"""Later fields, which cells without them do not state: earlier results keep their keys."""
 NOT_SETTABLE = ("method", "corruptions", "seed", "version")
 """Fields that `--set` refuses: a suite, or a flag of its own, states them."""
 WEIGHTS_DIGITS = 8
@@ -76,6 +78,8 @@ class Cell:
     ratio: float | str = "counted"
     """A call's cost in plain forwards, where eta is not 0: a number, "counted" from the ledger (what was computed), or
     "measured"."""
+    guard: bool = False
+    """Whether a guard with its own defaults is around the adapter (`poem.guard`)."""
     precision: str = "fp32"
     threads: int = 1
     """CPU threads; sums depend on their number in the last bits."""
@@ -102,6 +106,15 @@ class Cell:
                 f"expected source_images from 0 to {SAMPLES}, as many as importance is measured on, "
                 f"got {self.source_images}"
             )
+        if not isinstance(self.guard, bool):
+            raise ValueError(f"expected guard true or false, got {self.guard!r}")
+        if self.guard and self.method == "source":
+            raise ValueError("expected a method that adapts with guard, got source: there is nothing to guard")
+        if self.guard and self.eta and self.ratio == "counted":
+            raise ValueError(
+                "expected ratio as a number or 'measured' with guard and eta, got 'counted': the guard's own passes "
+                "are not counted"
+            )
 
     @cached_property
     def key(self) -> str:
@@ -117,7 +130,12 @@ class Cell:
         """Base, method, changes, scenario, shift and seed in one line, for a progress bar or an error."""
         shifts = self.corruptions[0] if len(self.corruptions) == 1 else f"{len(self.corruptions)} shifts"
         changed = "".join(f" {key}={value}" for key, value in self.changes)
-        return f"{self.base} {self.method}{changed} {self.scenario} {shifts} seed {self.seed}"
+        return f"{self.base} {self.method_label}{changed} {self.scenario} {shifts} seed {self.seed}"
+
+    @property
+    def method_label(self) -> str:
+        """The method's name, with `guarded` where a guard is around it."""
+        return f"{self.method}, guarded" if self.guard else self.method
 
     def recipe(self) -> Recipe:
         """The method's recipe with the cell's changes."""
@@ -136,10 +154,12 @@ class Cell:
         return scenario(self.scenario, corruptions=self.corruptions, **settings)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; every field, so that a new default makes other keys."""
+        """Plain values for JSON; every field, so that a new default makes other keys, but for later ones not set."""
         found: dict[str, Any] = {}
         for item in fields(self):
             value = getattr(self, item.name)
+            if item.name in UNSTATED and value == UNSTATED[item.name]:
+                continue
             if item.name in NESTED:
                 value = dict(value)
             found[item.name] = list(value) if isinstance(value, tuple) else value

@@ -22,6 +22,8 @@ ASSUMED = {"digits": (3000.0, 20_000.0), "CIFAR": (100.0, 10_000.0), "ImageNet":
 """Images per second of the unadapted model, on one core of a CPU and on a GPU, where there are no results yet."""
 BRANCH_FACTOR = 1.5
 """Cost of a pass with the adapt branch, in which the deep half of the network runs twice."""
+GUARD_PASSES = 3.0
+"""Forward passes per image that a guard adds: the source's, on the image and shifted, and the adapted one shifted."""
 NAMED_SHARE = 0.5
 """Share of the time from which on a method is named."""
 
@@ -112,7 +114,8 @@ def assumed_seconds(cell: Cell, device: str = "cpu") -> float:
 
 def _seconds_per_image(cell: Cell, device: str) -> float:
     rate = ASSUMED[rate_group(cell.base)][device != "cpu"]
-    return _forward_passes(cell.method, cell.preset, cell.changes) / rate
+    passes = _forward_passes(cell.method, cell.preset, cell.changes) + (GUARD_PASSES if cell.guard else 0.0)
+    return passes / rate
 
 
 @lru_cache(maxsize=1024)
@@ -154,7 +157,7 @@ class Rates:
         """The method with the largest share of the time, as `60 % of it memo`; empty below `NAMED_SHARE`."""
         by_method: dict[str, float] = {}
         for cell in cells:
-            by_method[cell.method] = by_method.get(cell.method, 0.0) + self.seconds([cell])
+            by_method[cell.method_label] = by_method.get(cell.method_label, 0.0) + self.seconds([cell])
         name = max(by_method, key=lambda each: by_method[each], default="")
         share = by_method[name] / (sum(by_method.values()) or 1.0) if len(by_method) > 1 else 0.0
         return f"{100 * share:.0f} % of it {name}" if share >= NAMED_SHARE else ""
@@ -171,4 +174,4 @@ class Rates:
 
 
 def _kinds(cell: Cell) -> tuple[tuple[str, ...], ...]:
-    return ((cell.base, cell.method), (cell.base,), ())
+    return ((cell.base, cell.method_label), (cell.base,), ())

@@ -19,6 +19,7 @@ from poem.bench.provenance import host, peak_memory, provenance, reset_peak_memo
 from poem.bench.result import CellResult
 from poem.bench.run_stream import Delay, StreamRun
 from poem.engine.precision import Precision
+from poem.guarded.guard import guard_adapter
 from poem.recipes.text import written
 from poem.streams.datasets import Stream
 
@@ -55,7 +56,8 @@ def measure(
         def measure_norms(images: Tensor) -> None:
             collector.norms = adapter.gradient_norms(images)
 
-        run = StreamRun(adapter, delay=delay, before=measure_norms if "gradients" in cell.probes else None)
+        called = guard_adapter(adapter) if cell.guard else adapter
+        run = StreamRun(called, delay=delay, before=measure_norms if "gradients" in cell.probes else None)
         try:
             if adapter.recipe.uses_source_data and cell.source_images:
                 adapter.prepare(source_images(cell, loaded.base, machine))
@@ -126,6 +128,8 @@ def _notes(cell: Cell, adapter: Adapter, stream: Stream, collector: Collector) -
         yield f"left out, for they are not finite: {', '.join(collector.nonfinite_metrics)}"
     if adapter.recipe.uses_source_data and not adapter.preparation["forwards"]:
         yield f"{cell.method} without source images: no anchor, as ETA"
+    if cell.guard:
+        yield "guarded: the forward passes of the source and of shifted images are not in the ledger"
     if cell.eta and cell.ratio == "measured":
         yield "which batches were missed depends on the clock: other runs will differ"
     if stream.failures:

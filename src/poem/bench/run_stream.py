@@ -19,6 +19,7 @@ from poem._util.caching import fingerprint
 from poem.adapter import Adapter
 from poem.engine.accounting import BatchRecord
 from poem.engine.network import two_columns
+from poem.guarded.guard import Guard
 from poem.streams.orders import Segment
 
 
@@ -76,13 +77,13 @@ class StreamRun:
     """Runs an adapter over a stream; counts its totals over all resets, and the seconds in the adapter and in loading.
 
     Args:
-        adapter: It is not unloaded at the end.
+        adapter: An adapter, guarded or not. It is not unloaded at the end.
         delay: The online protocol, or None to wait for the adapter.
         before: Called with the images of each batch before the adapter is.
     """
 
     def __init__(
-        self, adapter: Adapter, *, delay: Delay | None = None, before: Callable[[Tensor], None] | None = None
+        self, adapter: Adapter | Guard, *, delay: Delay | None = None, before: Callable[[Tensor], None] | None = None
     ) -> None:
         self.adapter, self.delay, self._before = adapter, delay, before
         self.device = next(adapter.model.parameters()).device

@@ -2,6 +2,7 @@
 poem run --base digits-bn --data digits-test --method poem --corruption fog --preset cifar --lr 0.005
 poem run --base vit-b16-B --data imagenet-c --method sar --corruption fog --n 1000 --root ROOT -o sar.json
 poem run --base digits-gn --data digits-test --method tent --scenario continual --corruption fog snow contrast
+poem run --base digits-bn --data digits-test --method tent --corruption fog --guard
 poem run CELL.json --seed 1 --set changes.threshold=0.5
 
 CELL.json holds a cell, or a result, whose cell is then run again; flags > file > defaults.
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 _FLAGS = (
     "base", "data", "method", "scenario", "corruptions", "severity", "seed", "batch_size", "n", "lr", "preset",
-    "threads",
+    "threads", "guard",
 )  # fmt: skip
 """Options that are fields of a cell."""
 
@@ -46,6 +47,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--n", "--limit", dest="n", type=int, help="images of each domain; default: all")
     parser.add_argument("--lr", type=float, help="default: the method's own rule")
     parser.add_argument("--preset", help="imagenet, cifar (or cifar10), cifar100; default: imagenet")
+    parser.add_argument("--guard", action="store_true", default=None, help="a guard around the method (poem.guard)")
     parser.add_argument("--threads", type=int, help="of the CPU; default: 1")
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="any other field of the cell")
     parser.add_argument("--root", help="where data lies; default: $POEM_DATA")

@@ -146,7 +146,6 @@ class Guard:
         self._first = GuardState(shift=shift, worse=MeanBound(alpha=settings.alpha), budget=budget)
         self._held = copy.deepcopy(self._first)
         self._about = dict(about or {})
-        self._reference = tensor_hash(torch.tensor(shift.ranks.values)) if source_data is not None else None
         self._audit: Audit | AuditLines | None = None
         if audit is not None:
             self._audit = Audit(Path(audit), self.header(), append=append)
@@ -553,6 +552,11 @@ class Guard:
         return self.adapter.totals
 
     @property
+    def preparation(self) -> dict[str, int]:
+        """Source images that the adapter's parts were prepared on before the stream."""
+        return self.adapter.preparation
+
+    @property
     def lr(self) -> float:
         """The learning rate in force."""
         return self.adapter.lr
@@ -583,10 +587,11 @@ class Guard:
 
     def header(self) -> dict[str, Any]:
         """The first line of an audit: what a replay must find the same, and where the run is made."""
-        state, given = self.adapter.state_dict(), self.adapter.settings
+        state, given, shift = self.adapter.state_dict(), self.adapter.settings, self._first.shift
+        reference = tensor_hash(torch.tensor(shift.ranks.values)) if shift.given else None
         return {
             "method": self.name, "recipe": written(self.recipe), "weights": state["source"], "mean": state["mean"],
-            "std": state["std"], "mask": state["mask"], "prepared": state["prepared"], "reference": self._reference,
+            "std": state["std"], "mask": state["mask"], "prepared": state["prepared"], "reference": reference,
             **{name: given[name] for name in ("batch_size", "seed", "precision", "split")},
             "guard": _stated(self.settings), "torch": torch.__version__,
             "device": next(self.model.parameters()).device.type, "threads": torch.get_num_threads(),

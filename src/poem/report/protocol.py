@@ -91,7 +91,8 @@ def _rate(result: CellResult) -> str:
 def _changes(result: CellResult) -> str:
     """The cell's changes to its recipe, with the values that ran; the learning rate has its own column."""
     changes = {name: result.recipe.get(name, value) for name, value in result.cell.changes if name != "lr"}
-    return ", ".join(f"{name} = {value}" for name, value in changes.items()) or MISSING
+    guarded = ["guarded"] if result.cell.guard else []
+    return ", ".join([*(f"{name} = {value}" for name, value in changes.items()), *guarded]) or MISSING
 
 
 def is_chosen(grid: Grid) -> bool:

@@ -130,7 +130,7 @@ class Grid:
     def by_method(self) -> bool:
         """Whether rows differ in their method; otherwise columns do, and each row is a network."""
         cells = self.cells(self.groups[0], self.columns[0])
-        return len({(cell.method, cell.changes) for cell in cells}) > 1
+        return len({(cell.method_label, cell.changes) for cell in cells}) > 1
 
     def value(self, group: str, row: str, column: str, read: Read) -> Value | None:
         """The number at a group, row and column."""

@@ -191,8 +191,13 @@ def _scenario(stated: Fields) -> str:
 
 
 def _set(stated: Fields, name: str, value: Any) -> Fields:
-    """The fields with one from the command line merged over them; a method without updates keeps its recipe."""
+    """The fields with one from the command line merged over them; a method without updates keeps its recipe.
+
+    The source, which cannot be guarded, stays beside guarded methods as it is.
+    """
     found = with_field(stated, name, value)
+    if name == "guard" and stated.get("method") == "source":
+        return stated
     recipes = name.partition(".")[0] in ("lr", "changes")
     return stated if recipes and not _recipe(stated.get("method", ""), "imagenet").learns else found
 
