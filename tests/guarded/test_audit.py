@@ -14,7 +14,7 @@ import torch
 from learners import batch, learner
 
 from poem.guarded.audit import AUDIT_SCHEMA, Audit, Event, read_audit, tensor_hash
-from poem.guarded.guard import guard
+from poem.guarded.guard import guard_adapter as guard
 
 FULL = Path("/dev/full")
 posix = pytest.mark.skipif(os.name != "posix", reason="modes and limits of POSIX")

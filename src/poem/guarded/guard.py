@@ -207,7 +207,7 @@ class Guard:
             events.append(Event(held.batches, "alarm", _shift_text(shift)))
         allowed, why = self._may_learn(held, shift)
         learning = allowed if learn is None else learn
-        if why not in ("", held.skipped) and learn is None:  # once, however many batches it holds for
+        if why not in ("", held.skipped):  # once, however many batches it holds for
             events.append(Event(held.batches, "skip", why))
         raw, milliseconds = self._adapted(images, learning)
         record, adapted = self.adapter.last, _log_probs(raw)
