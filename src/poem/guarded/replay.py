@@ -1,7 +1,7 @@
 """A guarded run repeated from its audit: the same images must give the same signals, verdicts, events and answers.
 
-Decisions to learn from a batch or to skip it, and `stop`, `resume` and `reset` by hand, are taken from the audit: they came from a
-clock or from a user. Everything else is computed again and compared, bit for bit.
+Decisions to learn from a batch or to skip it, and `stop`, `resume` and `reset` by hand, are taken from the audit: they
+came from a clock or from a user. Everything else is computed again and compared, bit for bit.
 
 Bits are the same on the same torch, device and kind of machine. On a CPU the number of threads must be the same
 (`torch.set_num_threads`), because sums depend on it in the last bits. On CUDA both runs need
