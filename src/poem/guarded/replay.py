@@ -1,7 +1,7 @@
 """A guarded run repeated from its audit: the same images must give the same signals, verdicts, events and answers.
 
-Decisions to learn from a batch, and `stop`, `resume` and `reset` by hand, are taken from the audit: they came from a
-clock or from a user. Everything else is computed again and compared, bit for bit.
+Decisions to learn from a batch or to skip it, and `stop`, `resume` and `reset` by hand, are taken from the audit: they
+came from a clock or from a user. Everything else is computed again and compared, bit for bit.
 
 Bits are the same on the same torch, device and kind of machine. On a CPU the number of threads must be the same
 (`torch.set_num_threads`), because sums depend on it in the last bits. On CUDA both runs need
@@ -163,12 +163,18 @@ def _repeat(guard: Guard, steps: list[dict[str, Any]], stream: Iterator[Tensor])
             return Replay(done, done, f"the images end here, and the audit has {_count(total - done)} more")
         if tensor_hash(images) != step.get("images"):
             return Replay(done, done, "these are not the images of that run")
-        found = guard.repeat(images, learn=step["learn"])
-        differ = [name for name in COMPARED if _text(found.get(name)) != _text(step.get(name))]
+        found, then = (_without_skips(each) for each in (guard.repeat(images, learn=step["learn"]), step))
+        differ = [name for name in COMPARED if _text(found.get(name)) != _text(then.get(name))]
         if differ:
-            return Replay(done, done, "; ".join(_words(name, found.get(name), step.get(name)) for name in differ))
+            return Replay(done, done, "; ".join(_words(name, found.get(name), then.get(name)) for name in differ))
         done += 1
     return Replay(done)
+
+
+def _without_skips(line: dict[str, Any]) -> dict[str, Any]:
+    """The line without the event that a batch is skipped, which belongs to the decision that the audit gives."""
+    events = line.get("events")
+    return {**line, "events": [kind for kind in events if kind != "skip"]} if isinstance(events, list) else line
 
 
 def _words(name: str, now: Any, then: Any) -> str:
