@@ -369,9 +369,7 @@ class Guard:
         # The first time it answers at once. Where that was not enough, as with a batch's statistics that do harm
         # whatever the weights are, it answers only after the source has, for as long as a judgement takes.
         trial = settings.horizon // 2 if held.rollbacks else 0
-        return replace(
-            held, averages=averages, rollbacks=held.rollbacks + 1, wait=settings.snapshot_every, trial=trial
-        )
+        return replace(held, averages=averages, rollbacks=held.rollbacks + 1, wait=settings.snapshot_every, trial=trial)
 
     def _frozen_answer(self, images: Tensor) -> Tensor:
         """The answer as things stand; nothing is learnt, and nothing is remembered."""
