@@ -518,7 +518,8 @@ class Adapter:
             )  # fmt: skip
         if count == 1 and self._state.calls == 0 and self._network.batch_normalised(self.recipe.statistics):
             record.remarks.append(
-                "one image at a time through batch norm: its statistics are noise; see statistics=Source()"
+                "one image at a time through batch norm: its statistics are noise; see the method auto, or "
+                "statistics=RunningMean(0.02)"
             )
             log.warning(record.remarks[-1])
 

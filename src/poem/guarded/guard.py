@@ -99,7 +99,8 @@ class GuardState:
     gradients: tuple[float, ...] = ()  # of the last updates
     updates: int = 0
     rollbacks: int = 0
-    wait: int = 0  # batches until a snapshot may be taken or a rollback made again
+    wait: int = 0  # batches until a rollback may be made again
+    trial: int = 0  # images for which the source answers yet, after something was undone
     stopped: str = ""  # why nothing is learnt any more; "" while it is
     skipped: str = ""  # why the last batch was not learnt from; "" where it was
     learn_ms: float = 0.0  # running mean of a call that learns; with max_ms alone
@@ -218,6 +219,7 @@ class Guard:
             measured, differs = self.signals or _no_signals(), math.nan
             answer, verdict, sound = raw, held.verdict, adapted.amax(1).isfinite()
             given: tuple[Verdict, Tensor] = ("adapted", torch.zeros(len(raw), dtype=torch.bool))
+            judged = verdict
             if not bool(sound.all()):
                 source = _log_probs(self.adapter.source(images))
                 answer = self.adapter.in_model_shape(torch.where(sound[:, None], adapted, source))
@@ -232,10 +234,9 @@ class Guard:
                 answered = torch.where(both.amax(1, keepdim=True).isfinite(), both, adapted)
             averages = held.averages or Averages.start(source.shape[1], source.device)
             averages = averages.moved(source, adapted, steady, settings.horizon)
-            verdict, measured = self._verdict(averages, with_view=moved is not None)
-            if held.stopped == STOPPED:
-                verdict = "source"
-            held = replace(held, averages=averages)
+            judged, measured = self._verdict(averages, with_view=moved is not None)
+            verdict = "source" if held.stopped == STOPPED or held.trial > 0 else judged
+            held = replace(held, averages=averages, trial=max(0, held.trial - len(images)))
             answer, held, by_source = self._answer(source, answered, verdict, worse, held)
             given = (verdict, by_source)
             differs = float((source.argmax(1) != answer.argmax(1)).float().mean())
@@ -248,7 +249,7 @@ class Guard:
         )
         held = replace(held, shift=shift, worse=worse, verdict=verdict)
         if learning:
-            held = self._act(held, verdict, signals, record, adapted, events)
+            held = self._act(held, judged, signals, record, adapted, events)
         line = {
             "kind": "batch", "batch": held.batches, "count": len(images),
             "images": tensor_hash(images) if self._audit else "", "learn": learning, "verdict": verdict,
@@ -360,7 +361,10 @@ class Guard:
         self, held: GuardState, verdict: Verdict, signals: Signals, record: BatchRecord, adapted: Tensor,
         events: list[Event],
     ) -> GuardState:  # fmt: skip
-        """What follows after a batch that was learnt from: a snapshot, a rollback, a reset, or nothing."""
+        """What follows after a batch that was learnt from: a snapshot, a rollback, a reset, or nothing.
+
+        `verdict` is what the signals say, also where the source answers for another reason.
+        """
         settings, batch, known = self.settings, held.batches, signals.as_dict()
         gradients = [each for each in held.gradients if math.isfinite(each) and each > 0]
         middle = sorted(gradients)[len(gradients) // 2] if len(gradients) >= 8 else math.inf
@@ -399,7 +403,14 @@ class Guard:
         else:
             self.adapter.rollback(None)
             events.append(Event(batch, "reset", f"{why}; back to the source", known))
-        return replace(held, rollbacks=held.rollbacks + 1, wait=settings.snapshot_every)
+        averages = held.averages
+        if averages is not None:  # what came back is judged anew, from where the source stands
+            classes, steady = averages.classes[:1].repeat(2, 1), averages.steady[:1].repeat(2)
+            averages = replace(averages, classes=classes, steady=steady)
+        # The first time it answers at once. Where that was not enough, as with a batch's statistics that do harm
+        # whatever the weights are, it answers only after the source has, for as long as a judgement takes.
+        trial = settings.horizon // 2 if held.rollbacks else 0
+        return replace(held, averages=averages, rollbacks=held.rollbacks + 1, wait=settings.snapshot_every, trial=trial)
 
     def _frozen_answer(self, images: Tensor) -> Tensor:
         """The answer as things stand; nothing is learnt, and nothing is remembered."""

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 GROUPS = ("moving", "teacher", "memory")
 PLAIN = (
-    "batches", "verdict", "gradients", "updates", "rollbacks", "wait", "stopped", "skipped", "learn_ms", "plain_ms",
+    "batches", "verdict", "gradients", "updates", "rollbacks", "wait", "trial", "stopped", "skipped", "learn_ms",
+    "plain_ms",
 )  # fmt: skip
 VERDICTS = ("source", "mean", "adapted")
 

