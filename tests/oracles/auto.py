@@ -45,9 +45,7 @@ def variation(before: Tensor | None, now: Tensor, last: Tensor, error: Tensor) -
         return error
     known, jump = torch.maximum(before, error), (now - last) ** 2 / 2
     slow = 0.9 * before + 0.1 * torch.minimum(jump, 9 * known)
-    return torch.maximum(
-        torch.where(known > 0, slow, jump), error
-    )  # single images: the first jump is all that is known
+    return torch.maximum(torch.where(known > 0, slow, jump), error)  # of single images only the jump is known
 
 
 def excess(value: Tensor, origin: Tensor, error: Tensor) -> Tensor:

@@ -58,11 +58,14 @@ class Rows(NamedTuple):
     backward: float
 
 
-def rows(recipe: Recipe) -> Rows:
+def rows(recipe: Recipe, *, batch_norm: bool = True) -> Rows:
     """Rows that one image of a stream costs with a recipe, at most: exploring may end early.
 
-    Where images are learnt from that a part keeps, it is taken to keep as many as a batch has.
+    Where images are learnt from that a part keeps, it is taken to keep as many as a batch has. `batch_norm` says
+    whether the network has any: a recipe may then be another, and run several copies of the batch.
     """
+    recipe = recipe.fitted(batch_norm=batch_norm)
+    copies = recipe.statistics.copies if batch_norm else 1
     which, learning = recipe.readout.which, recipe.explore.updates if recipe.learns else 0
     seen = float(getattr(recipe.views, "views", 1)) if learning else 1.0
     selecting, weighing = (dict(_further(part)) for part in (recipe.select, recipe.weigh))
@@ -86,7 +89,7 @@ def rows(recipe: Recipe) -> Rows:
             forward += seen
         elif which == "last":
             forward += 1
-    return Rows(forward, backward)
+    return Rows(copies * forward, copies * backward)
 
 
 def _further(part: Part) -> list[tuple[object, tuple[int, int]]]:
@@ -96,8 +99,9 @@ def _further(part: Part) -> list[tuple[object, tuple[int, int]]]:
 
 def forward_passes(recipe: Recipe) -> float:
     """Plain forward passes that an image costs with a recipe, at most; an image that goes back counts as two."""
-    found = rows(recipe)
-    return (found.forward + 2 * found.backward) * (BRANCH_FACTOR if recipe.branch is not None else 1.0)
+    kinds = {True: recipe.fitted(batch_norm=True), False: recipe.fitted(batch_norm=False)}
+    found = [(rows(each, batch_norm=kind), each.branch) for kind, each in kinds.items()]
+    return max((each.forward + 2 * each.backward) * (BRANCH_FACTOR if branch else 1.0) for each, branch in found)
 
 
 def rate_group(base: str) -> str:

@@ -217,13 +217,15 @@ class BatchLoop:
     def _count_forward(self, images: Tensor, needed: Tensor | None) -> None:
         """Rows of a forward pass: computed, and needed by the method."""
         twice = self.network.branch is not None and self.network.doubles is False
-        self.costs.forwards_computed += (2 if twice else 1) * len(images)
-        self.costs.forwards = self.costs.forwards + (len(images) if needed is None else needed)
+        copies = self.network.copies(self.recipe.statistics)
+        self.costs.forwards_computed += (2 if twice else 1) * copies * len(images)
+        self.costs.forwards = self.costs.forwards + copies * (len(images) if needed is None else needed)
 
     def _count_backward(self, needed: Tensor | int, computed: int) -> None:
         """Rows of a backward pass: needed by the method, and computed."""
-        self.costs.backwards = self.costs.backwards + needed
-        self.costs.backwards_computed += computed
+        copies = self.network.copies(self.recipe.statistics)
+        self.costs.backwards = self.costs.backwards + copies * needed
+        self.costs.backwards_computed += copies * computed
 
     # Selection --------------------------------------------------------------------------------------------------------
 

@@ -236,7 +236,7 @@ class Network:
         training: bool = False,
     ) -> tuple[tuple[Tensor, ...], ForwardContext]:
         """Logits of each head, and what the pass recorded. `theta=None` runs the source's own tensors."""
-        copies = statistics.copies if any(norm.batch for norm in self.norms) else 1
+        copies = self.copies(statistics)
         run = ForwardContext(statistics, memory, mask, traced=self.tracing, training=training, copies=copies)
         if not self.tracing and doubled is None:
             faster = self.acceleration.heads(images, theta, branch, run)
@@ -269,6 +269,10 @@ class Network:
         """The model's own values for each group, flat."""
         groups = {"theta": self.theta, "branch": self.branch}
         return {key: group.source() for key, group in groups.items() if group is not None}
+
+    def copies(self, statistics: Statistics) -> int:
+        """How often an image runs through the network in one pass."""
+        return statistics.copies if any(norm.batch for norm in self.norms) else 1
 
     def batch_normalised(self, statistics: Statistics) -> bool:
         """Whether any layer's answer depends on the batch."""
