@@ -34,7 +34,8 @@ class Blended(Statistics):
     average over the stream: 1 is the batch itself, 0.05 some 20 batches. A smaller batch moves it less. Only what
     differs from the source's statistics by more than `doubt` standard errors is used, and only by the excess, so a
     stream that is like the source gets the source's statistics. The errors are those of batch after batch as they come,
-    so they are large where classes come in runs.
+    so they are large where classes come in runs. In batches of one image no error is known, and all that differs is
+    used.
 
     A copy counts by how well it tells the images apart: `exp(trust * information)`, where information is the entropy of
     its mean prediction less the mean entropy of its predictions, in nats, over the last `horizon` images. A network
