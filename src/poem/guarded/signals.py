@@ -29,7 +29,7 @@ class Signals:
     evidence: float
     """For the adapted answers where positive, for the source's where negative; what the verdict is made of."""
     disagreement: float
-    """Share of answers that differ from the source's, in this batch."""
+    """Share of answers that differ from the source's, in this batch; NaN where the source did not answer it."""
     selected: float
     """Share of the batch that was selected."""
     gradient: float
