@@ -9,7 +9,7 @@ import pytest
 import torch
 from learners import sharp
 from torch import Tensor
-from toys import images
+from toys import calibrated, images
 
 import poem
 from poem.bench.estimate import rows
@@ -69,10 +69,10 @@ def complete(recipe: Recipe) -> Recipe:
 def assert_costs(recipe: Recipe, kind: str) -> None:
     """The adapter's counts for one batch are the estimate's."""
     inside: dict[str, Any] = {"mean": (0.0,) * 3, "std": (1.0,) * 3} if recipe.unit_range else {}
-    adapter = poem.adapt(sharp(kind), recipe, **inside)
+    fitted, net = recipe.fitted(batch_norm=kind == "bn"), sharp(kind)
+    adapter = poem.adapt(calibrated(net) if fitted.statistics.copies > 1 else net, recipe, **inside)
     adapter(images(SIZE, seed=1))
     batches = SIZE if recipe.recover.each_image else 1
-    fitted = recipe.fitted(batch_norm=kind == "bn")
     assert adapter.last.updates == (fitted.explore.updates * batches if recipe.learns else 0), "an update is missing"
     expected = rows(recipe, batch_norm=kind == "bn")
     assert (adapter.last.forwards_computed, adapter.last.backwards_computed) == (
