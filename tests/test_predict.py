@@ -161,7 +161,7 @@ def test_a_model_by_its_function() -> None:
         (["show", "EntropyBelow"], "'EntropyBelow' is a part, not a method; see `poem list parts`"),
         (["show", "digits-test"], "'digits-test' is a data set, not a method; see `poem list data`"),
         (["show", "fog"], "'fog' is a corruption, not a method; see `poem list corruptions`"),
-        (["show", "tnet"], "Methods: source bn tent"),
+        (["show", "tnet"], "Methods: auto source bn tent"),
     ],
 )
 def test_mistakes_end_with_what_to_type(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:

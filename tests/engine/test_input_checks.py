@@ -193,7 +193,7 @@ def test_logits_of_another_shape_are_refused() -> None:
 )
 def test_an_unknown_method_gets_the_nearest_names(name: str, near: str) -> None:
     with pytest.raises(
-        ValueError, match=rf"unknown method '{name.replace('+', '[+]')}'. Did you mean .*{near}.*Methods: source"
+        ValueError, match=rf"unknown method '{name.replace('+', '[+]')}'. Did you mean .*{near}.*Methods: auto source"
     ):
         poem.adapt(sharp(), name)
 
