@@ -42,7 +42,7 @@ def stream(count: int = 36, size: int = 12) -> tuple[Tensor, ...]:
 
 def adapted(kind: str, method: str | poem.Recipe, **changes: Any) -> Adapter:
     settings: dict[str, Any] = {"lr": LR[kind], "mean": (0, 0, 0), "std": (1, 1, 1), **changes}
-    return poem.adapt(net(kind), method, **settings)
+    return poem.adapt(net(kind), method, guard=False, **settings)
 
 
 def frozen(adapter: Adapter, batch: Tensor) -> Tensor:

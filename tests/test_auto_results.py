@@ -225,7 +225,7 @@ def test_a_run_writes_cells_that_a_second_run_skips(tmp_path: Path, capfd: pytes
     arguments = ["--nets", "digits-gn", "--streams", "clean,noise", "--rows", "source,tent,guarded tent", "--n", "70",
                  "--seeds", "1", "--batches", "64", "--device", "cpu", "--out", str(tmp_path / "a.jsonl")]  # fmt: skip
     args = measure.parse(arguments)
-    store, found = streams.Store(tmp_path / "store"), []
+    store, found = streams.Store(tmp_path / "store"), list[Any]()
     for task in measure.prepared(args, measure.tasks(args), store):
         measure.Bench(store, measure.torch.device("cpu"), fast=False, weights=None).run(task, 1e12, found.append)
     assert [cell["row"] for cell in found] == 2 * ["source", "tent", "guarded tent"]

@@ -39,7 +39,7 @@ def test_a_stem_that_later_runs_on_tiles_gets_each_tile_s_output(fast: Any) -> N
     answers = []
     for cached in (True, False):
         with capturing(fast):
-            adapter = poem.adapt(Tiles(), "poem", fast=bool(fast), **RICH)
+            adapter = poem.adapt(Tiles(), "poem", guard=False, fast=bool(fast), **RICH)
             found = [adapter(batch) for batch in small_batches(3)]
             adapter.model.tiled = True  # type: ignore[assignment]
             if not cached:

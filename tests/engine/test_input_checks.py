@@ -139,7 +139,7 @@ def test_wrappers_are_refused_with_the_way_round() -> None:
     with pytest.raises(TypeError, match="got a ScriptModule; adapt the module it came from"):
         poem.adapt(scripted, "tent")
     with pytest.raises(TypeError, match=r"expected an nn\.Module from images to logits, got function"):
-        poem.adapt(lambda x: x, "tent")  # type: ignore[arg-type]
+        poem.adapt(lambda x: x, "tent")  # type: ignore[call-overload]
 
 
 def test_a_model_made_under_inference_mode_is_refused() -> None:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 import poem
 from poem import zoo
 from poem.guarded import guard as guard_module
-from poem.guarded.audit import Event, read_audit
+from poem.guarded.audit import Audit, Event, read_audit
 from poem.guarded.guard import Guard
 from poem.streams.datasets import mnist_digits
 
@@ -371,7 +371,7 @@ def test_a_full_disk_does_not_end_the_run(tmp_path: Path, room: int, caplog: pyt
     told: list[Event] = []
     guard, other = toy(audit=tmp_path / "audit", on_event=told.append), toy()
     disk = Full(room)
-    assert guard._audit is not None
+    assert isinstance(guard._audit, Audit)
     guard._audit._file = disk  # type: ignore[assignment]
     with caplog.at_level(logging.WARNING, logger="poem"):
         answers = run(guard, stream()[0])

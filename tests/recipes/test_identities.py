@@ -73,7 +73,7 @@ def stream(count: int = 36) -> tuple[Tensor, ...]:
 
 
 def adapted(kind: str, method: str | poem.Recipe, **changes: Any) -> Adapter:
-    return poem.adapt(net(kind), method, lr=changes.pop("lr", LR[kind]), **changes)
+    return poem.adapt(net(kind), method, guard=False, lr=changes.pop("lr", LR[kind]), **changes)
 
 
 def still(images: Tensor, rng: Generator) -> Tensor:
