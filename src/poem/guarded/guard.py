@@ -1,8 +1,8 @@
 """A guarded adapter: the source answers beside it, and decides with it which answer is given.
 
 What it promises comes in three tiers, and each is named as such. **Proof**: with `budget=`, answers differ from the
-source's on at most that share of the samples, so accuracy is at most that far below. **Measured**: on the streams of
-`docs/guard.md` it lost no more than half a point to the source. **Alarms** ring wrongly at a stated rate at most.
+source's on at most that share of the samples, so accuracy is at most that far below. **Measured**: what `docs/guard.md`
+states of the streams that it names, and of no others. **Alarms** ring wrongly at a stated rate at most.
 """
 
 from __future__ import annotations

@@ -329,7 +329,7 @@ def poem_official_v2() -> Recipe:
 
 
 def auto() -> Recipe:
-    """What was best on average on every network we measured: statistics and prior from the stream, ETA, and POEM.
+    """Statistics and prior from the stream, ETA, and POEM where it helps: one method for every network.
 
     On group and layer norm it is ETA with POEM's exploration and branch. On batch norm the statistics of the stream
     are what counts: `Blended`, with ETA's update and without POEM's parts, which gained nothing there. Both answer with
