@@ -104,7 +104,8 @@ def _mean6() -> poem.Recipe:
     from poem.parts import Nothing
     from poem.parts.stream_statistics import Blended
 
-    statistics = Blended(weights=WEIGHTS, rates=(1.0,) * len(WEIGHTS), doubt=0.0, trust=0.0, caution=0.0)
+    count = len(WEIGHTS)
+    statistics = Blended(WEIGHTS, rates=(1.0,) * count, doubts=(0.0,) * count, trust=0.0, caution=0.0)
     return poem.Recipe(parameters=Nothing(), statistics=statistics)
 
 

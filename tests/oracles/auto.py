@@ -5,6 +5,7 @@ Written from `docs/methods/auto.md`. The network runs once for each choice of st
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -55,21 +56,21 @@ def excess(value: Tensor, origin: Tensor, error: Tensor) -> Tensor:
 
 
 class StreamNorm(nn.Module):
-    """A batch-norm layer with the source's statistics and the stream's, mixed; `use` chooses weight and rate."""
+    """A batch-norm layer with the source's statistics and the stream's, mixed; `use` chooses weight, rate and doubt."""
 
-    def __init__(self, norm: nn.BatchNorm2d, copies: int, doubt: float) -> None:
+    def __init__(self, norm: nn.BatchNorm2d, copies: int) -> None:
         super().__init__()
         assert norm.running_mean is not None
         assert norm.running_var is not None
-        self.weight, self.bias, self.eps, self.doubt = norm.weight, norm.bias, norm.eps, doubt
+        self.weight, self.bias, self.eps = norm.weight, norm.bias, norm.eps
         self.mean, self.var = norm.running_mean.clone(), norm.running_var.clone()
         self.held = [Moments(self.mean, self.var, self.mean, self.var) for _ in range(copies)]
         self.seen = list(self.held)
-        self.use = (0, 0.0, 0.0)
+        self.use = (0, 0.0, 0.0, 0.0)
 
     def forward(self, x: Tensor) -> Tensor:
-        copy, weight, rate = self.use
-        if len(x) == 1 and self.held[copy].mean_variation is None:
+        copy, weight, rate, doubt = self.use
+        if doubt > 0 and len(x) == 1 and self.held[copy].mean_variation is None:
             weight = 0.0  # how far one image is from the truth is unknown
         rate = min(1.0, rate * len(x) / 64)
         seen = self.moved(self.held[copy], x.detach(), rate)
@@ -77,8 +78,8 @@ class StreamNorm(nn.Module):
         assert seen.mean_variation is not None
         assert seen.var_variation is not None
         share = rate / (2 - rate)
-        mean = excess(seen.mean, self.mean, self.doubt * (share * seen.mean_variation).sqrt())
-        var = excess(seen.var, self.var, self.doubt * (share * seen.var_variation).sqrt())
+        mean = excess(seen.mean, self.mean, doubt * (share * seen.mean_variation).sqrt())
+        var = excess(seen.var, self.var, doubt * (share * seen.var_variation).sqrt())
         mean, var = together(self.mean, self.var, mean, var, weight)
         normal = (x - mean[:, None, None]) / (var[:, None, None] + self.eps).sqrt()
         return normal * self.weight[:, None, None] + self.bias[:, None, None]
@@ -102,13 +103,13 @@ class StreamNorm(nn.Module):
         self.held = list(self.seen)
 
 
-def with_stream_statistics(net: nn.Module, copies: int, doubt: float) -> list[StreamNorm]:
+def with_stream_statistics(net: nn.Module, copies: int) -> list[StreamNorm]:
     """Puts a layer of ours in the place of every batch norm."""
     found = []
     for parent in list(net.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, nn.BatchNorm2d):
-                found.append(StreamNorm(child, copies, doubt))
+                found.append(StreamNorm(child, copies))
                 setattr(parent, name, found[-1])
     return found
 
@@ -169,11 +170,12 @@ class Blend:
         informed = []
         for logits, predictions, entropies in zip(each, self.predictions, self.entropies, strict=True):
             mean = predictions.moved(logits.softmax(1).detach())
-            informed.append(-(mean * mean.log()).sum() - entropies.moved(entropy(logits).detach()))
-        scores = [self.trust * each for each in informed]  # source, a little of the stream, the batch, the slow average
-        scores[2] = torch.stack(scores).max()
-        runs, _, _ = self.runs.now(each[3].softmax(1).detach())
-        for quick in (1, 2):
+            gained = -(mean * mean.log()).sum() - entropies.moved(entropy(logits).detach())
+            informed.append(gained / math.log(logits.shape[1]))
+        scores = [self.trust * each for each in informed]  # source, a quarter and half of the batch, the batch, slow
+        scores[3] = torch.stack(scores).max()
+        runs, _, _ = self.runs.now(each[4].softmax(1).detach())
+        for quick in (1, 2, 3):
             scores[quick] = scores[quick] - self.caution * max(0.0, runs - 1.3)
         weights = torch.stack(scores).softmax(0)
         chances = torch.stack([weight * logits.softmax(1) for weight, logits in zip(weights, each, strict=True)])
@@ -184,7 +186,7 @@ class Blend:
         for logits, predictions, entropies in zip(each, self.predictions, self.entropies, strict=True):
             predictions.keep(logits.softmax(1).detach())
             entropies.keep(entropy(logits).detach())
-        self.runs.keep(each[3].softmax(1).detach())
+        self.runs.keep(each[4].softmax(1).detach())
 
 
 class LastImages:
@@ -219,22 +221,22 @@ def on_batch_norm(
     *,
     lr: float,
     redundancy: float = 0.05,
-    weights: tuple[float, ...] = (0.0, 0.2, 1.0, 1.0),
-    rates: tuple[float, ...] = (1.0, 0.3, 1.0, 0.05),
-    doubt: float = 3.0,
+    weights: tuple[float, ...] = (0.0, 0.25, 0.5, 1.0, 1.0),
+    rates: tuple[float, ...] = (1.0, 1.0, 1.0, 1.0, 0.05),
+    doubts: tuple[float, ...] = (0.0, 0.0, 0.0, 0.0, 3.0),
     optimizer: Optimizer = sgd,
 ) -> Iterator[Outcome]:
     """ETA on the mean of several passes, each with statistics of its own."""
     student = copied(net)
     theta = all_norms(student)
-    layers = with_stream_statistics(student, len(weights), doubt)
-    blend, prior = Blend(len(weights), 3.0, 256), LastImages(2.0, 1024)
+    layers = with_stream_statistics(student, len(weights))
+    blend, prior = Blend(len(weights), 7.0, 256), LastImages(2.0, 1024)
     steps, average = optimizer(theta, lr), None
     for x in batches:
         each: list[Tensor] = []
-        for copy, (weight, rate) in enumerate(zip(weights, rates, strict=True)):
+        for copy, (weight, rate, doubt) in enumerate(zip(weights, rates, doubts, strict=True)):
             for layer in layers:
-                layer.use = copy, weight, rate
+                layer.use = copy, weight, rate, doubt
             each.append(student(x))
         scores = blend(each)
         chosen = reliable_and_new(scores, average, redundancy)

@@ -111,7 +111,7 @@ def test_a_mixture_has_the_moments_of_both_sets_together(few: int, many: int) ->
 
 
 def test_a_copy_of_weight_0_is_the_source() -> None:
-    adapter, model = adapted(Blended((0.0,), (1.0,))), net("bn")
+    adapter, model = adapted(Blended((0.0,), (1.0,), (3.0,))), net("bn")
     for seed in (1, 2):
         expected = model(batch(seed=seed)).log_softmax(1)
         torch.testing.assert_close(adapter(batch(seed=seed)).log_softmax(1), expected, rtol=1e-5, atol=1e-5)
@@ -119,7 +119,7 @@ def test_a_copy_of_weight_0_is_the_source() -> None:
 
 def test_a_copy_of_weight_1_and_rate_1_without_doubt_has_the_statistics_of_the_batch() -> None:
     """The variance is the biased one, as in training mode; smaller batches than 64 images count less."""
-    statistics = Blended((1.0,), (1.0,), doubt=0.0, trust=0.0)
+    statistics = Blended((1.0,), (1.0,), (0.0,), trust=0.0)
     adapter, reference = adapted(statistics), with_batch_statistics(net("bn"))
     for seed in (1, 2):
         expected = reference(batch(64, seed)).log_softmax(1)
@@ -129,31 +129,31 @@ def test_a_copy_of_weight_1_and_rate_1_without_doubt_has_the_statistics_of_the_b
 
 
 def test_copies_answer_with_the_weighted_mean_of_their_probabilities() -> None:
-    settings: dict[str, Any] = {"doubt": 0.0, "trust": 2.0, "caution": 0.0}
+    settings: dict[str, Any] = {"trust": 2.0, "caution": 0.0}
     pairs = ((0.0, 1.0), (0.3, 1.0), (1.0, 0.5))
     model = make_net("bn", sharpness=300.0).double()
     weights, rates = ((*each,) for each in zip(*pairs, strict=True))
-    together = adapted(Blended(weights, rates, **settings), model)
-    alone = [adapted(Blended((weight,), (rate,), **settings), model) for weight, rate in pairs]
+    together = adapted(Blended(weights, rates, (0.0,) * 3, **settings), model)
+    alone = [adapted(Blended((weight,), (rate,), (0.0,), **settings), model) for weight, rate in pairs]
     probs = torch.stack([each(batch()).softmax(1) for each in alone])
     means = probs.mean(1)
     information = -(means * means.log()).sum(1) + (probs * probs.log()).sum(2).mean(1)
     assert information.max() - information.min() > 0.05  # so the copies' weights differ
-    trusted = (2 * information).softmax(0)
+    trusted = (2 * information / math.log(probs.shape[-1])).softmax(0)
     expected = (trusted[:, None, None] * probs).sum(0)
     torch.testing.assert_close(together(batch()), expected.log(), rtol=1e-5, atol=1e-5)
     assert (expected - probs.mean(0)).abs().max() > 1e-3
 
 
 def test_without_trust_all_copies_count_the_same() -> None:
-    statistics = Blended((0.0, 1.0), (1.0, 1.0), trust=0.0)
+    statistics = Blended((0.0, 1.0), (1.0, 1.0), (3.0, 3.0), trust=0.0)
     logits = torch.randn(2, 5, 3, generator=torch.Generator().manual_seed(0))
     answer, _ = statistics.combine(logits, {})
     torch.testing.assert_close(answer, logits.softmax(-1).mean(0).log())
 
 
 def test_copies_are_weighted_by_what_was_seen_over_the_horizon() -> None:
-    statistics = Blended((0.0, 1.0), (1.0, 1.0), trust=1.0, horizon=20)
+    statistics = Blended((0.0, 1.0), (1.0, 1.0), (3.0, 3.0), trust=1.0, horizon=20)
     rng = torch.Generator().manual_seed(0)
     sharp = [torch.stack([torch.randn(10, 4, generator=rng), torch.randn(10, 4, generator=rng) * 5]) for _ in range(2)]
     answer, memory = statistics.combine(sharp[0], {})
@@ -162,13 +162,14 @@ def test_copies_are_weighted_by_what_was_seen_over_the_horizon() -> None:
     probs = torch.cat(sharp, 1).softmax(-1)  # 20 images are within the horizon, so this is over all
     means = probs.mean(1)
     information = -(means * means.log()).sum(1) + (probs * probs.log()).sum(2).mean(1)
-    expected = (information.softmax(0)[:, None, None] * sharp[1].softmax(-1)).sum(0)
+    weights = (information / math.log(4)).softmax(0)
+    expected = (weights[:, None, None] * sharp[1].softmax(-1)).sum(0)
     torch.testing.assert_close(answer, expected.log())
     assert float(memory["statistics.seen"]) == 20
 
 
 def test_large_doubt_is_the_source() -> None:
-    adapter, model = adapted(Blended(doubt=1e12, trust=0.0)), net("bn")
+    adapter, model = adapted(Blended(doubts=(1e12,) * 5, trust=0.0)), net("bn")
     for seed in (1, 2, 3):
         expected = model(batch(seed=seed)).log_softmax(1)
         torch.testing.assert_close(adapter(batch(seed=seed)).log_softmax(1), expected, rtol=1e-5, atol=1e-5)
@@ -176,7 +177,7 @@ def test_large_doubt_is_the_source() -> None:
 
 @pytest.mark.parametrize("size", [64, 8, 1])
 def test_a_stream_like_the_source_gets_nearly_its_statistics_and_a_shifted_one_does_not(size: int) -> None:
-    statistics = Blended((1.0, 1.0), (1.0, 0.2))
+    statistics = Blended((1.0, 1.0), (1.0, 0.2), (3.0, 3.0))
     for shift in (0.0, 2.0):
         on = layer()
         memory = statistics.start_layer(KEY, on)
@@ -193,7 +194,7 @@ def test_a_stream_like_the_source_gets_nearly_its_statistics_and_a_shifted_one_d
 
 def test_images_one_by_one_have_errors_from_how_they_differ() -> None:
     """A single image has no spread; the variance between images is that of their successive differences."""
-    statistics, on = Blended((1.0,), (1.0,)), layer()
+    statistics, on = Blended((1.0,), (1.0,), (3.0,)), layer()
     memory = statistics.start_layer(KEY, on)
     spread = torch.linspace(-1, 1, 200).double()[torch.randperm(200, generator=torch.Generator().manual_seed(0))]
     first = called(statistics, on, draw(1, 0) + spread[0], memory)
@@ -208,7 +209,7 @@ def test_images_one_by_one_have_errors_from_how_they_differ() -> None:
 
 
 def test_smaller_batches_move_the_average_less() -> None:
-    statistics, moved = Blended((1.0,), (0.5,)), {}
+    statistics, moved = Blended((1.0,), (0.5,), (3.0,)), {}
     for size in (64, 32, 16, 256):
         on = layer()
         memory = statistics.start_layer(KEY, on)
@@ -224,7 +225,7 @@ def test_smaller_batches_move_the_average_less() -> None:
 
 def test_an_average_over_the_stream_has_a_smaller_error_than_a_batch() -> None:
     """Of a rate r the variance is r / (2 - r) of a batch's; at the first batch of 64 the mean has moved by r."""
-    statistics, on = Blended((1.0,), (0.5,), doubt=1.0), Layer(torch.zeros(1).double(), torch.ones(1).double())
+    statistics, on = Blended((1.0,), (0.5,), (1.0,)), Layer(torch.zeros(1).double(), torch.ones(1).double())
     memory = statistics.start_layer(KEY, on)
     called(statistics, on, torch.tensor([[2.0], [4.0]]).double().repeat(32, 1), memory)
     assert float(on.given[-1][0]) == pytest.approx(0.5 * 3 - math.sqrt(1 / 63 * 0.5 / 1.5))
@@ -232,7 +233,7 @@ def test_an_average_over_the_stream_has_a_smaller_error_than_a_batch() -> None:
 
 def test_significance_by_hand() -> None:
     """Two images of one pixel, one channel: mean 3, its squared error 1; the source has mean 0 and variance 1."""
-    statistics = Blended((1.0,), (1.0,), doubt=2.0)
+    statistics = Blended((1.0,), (1.0,), (2.0,))
     on = Layer(torch.zeros(1).double(), torch.ones(1).double())
     memory = statistics.start_layer(KEY, on)
     x = torch.tensor([[2.0], [4.0]]).double().repeat(32, 1)  # 64 images, so the rate is 1
@@ -251,7 +252,7 @@ def test_significance_by_hand() -> None:
 # Masks ----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("statistics", [Blended(), Blended((1.0,), (1.0,), doubt=0.0), Significant(1.0), Components(4)])
+@pytest.mark.parametrize("statistics", [Blended(), Blended((1.0,), (1.0,), (0.0,)), Significant(1.0), Components(4)])
 @pytest.mark.parametrize("count", [40, 2, 1])
 def test_a_masked_pass_equals_the_pass_over_the_kept_rows(statistics: Statistics, count: int) -> None:
     on = layer()
@@ -284,7 +285,7 @@ def test_a_mask_that_keeps_none_leaves_the_memory_and_the_source(statistics: Sta
 
 
 def test_a_masked_pass_through_a_network_equals_the_pass_over_the_kept_images() -> None:
-    statistics = Blended(trust=0.0, doubt=1.0)
+    statistics = Blended(trust=0.0, doubts=(1.0,) * 5)
     adapter = adapted(statistics)
     adapter(batch())
     memory = dict(adapter._state.memory)
@@ -339,7 +340,7 @@ def test_memory_of_half_networks_is_in_single_precision_from_the_start(statistic
         assert kinds <= {torch.float32}
 
 
-@pytest.mark.parametrize("statistics", [Blended((1.0,), (1.0,), doubt=0.0), Significant(0.0), Components(4)])
+@pytest.mark.parametrize("statistics", [Blended((1.0,), (1.0,), (0.0,)), Significant(0.0), Components(4)])
 def test_layers_without_source_statistics_use_the_batch(statistics: Statistics) -> None:
     on = Layer(None, None)
     assert statistics.start_layer(KEY, on) == {}
@@ -347,11 +348,11 @@ def test_layers_without_source_statistics_use_the_batch(statistics: Statistics) 
     torch.testing.assert_close(called(statistics, on, x, {}), on.with_batch(x))
 
 
-def test_pairs_of_weights_and_rates_are_needed() -> None:
-    with pytest.raises(ValueError, match=r"expected as many rates as weights, .*, got 2 weights and 1 rates"):
-        Blended((0.0, 1.0), (1.0,))
-    with pytest.raises(ValueError, match="got 0 weights and 0 rates"):
-        Blended((), ())
+def test_every_copy_needs_a_weight_a_rate_and_a_doubt() -> None:
+    with pytest.raises(ValueError, match="rates and doubts as weights, .*, got 2 weights, 1 rates and 2 doubts"):
+        Blended((0.0, 1.0), (1.0,), (0.0, 0.0))
+    with pytest.raises(ValueError, match="got 0 weights, 0 rates and 0 doubts"):
+        Blended((), (), ())
 
 
 # Significant ----------------------------------------------------------------------------------------------------------
@@ -502,7 +503,7 @@ class Small(nn.Module):
         return logits
 
 
-@pytest.mark.parametrize("statistics", [Blended(doubt=0.5), Components(4)])
+@pytest.mark.parametrize("statistics", [Blended(doubts=(0.5,) * 5), Components(4)])
 @pytest.mark.parametrize("method", ["bn", "tent"])
 def test_an_activation_inside_a_batch_norm_runs_in_every_copy(statistics: Statistics, method: str) -> None:
     """Such a layer runs its own forward for each copy; a plain one takes all copies at once."""
@@ -522,7 +523,7 @@ def test_an_activation_inside_a_batch_norm_runs_in_every_copy(statistics: Statis
 def test_scale_and_shift_get_gradients_through_all_copies() -> None:
     """Through copies of fixed statistics the gradient is that of the mean over plain networks, one for each copy."""
     weights = (0.0, 0.4, 1.0)
-    statistics = Blended(weights, (1.0,) * 3, doubt=0.0, trust=0.0)
+    statistics = Blended(weights, (1.0,) * 3, (0.0,) * 3, trust=0.0)
     model, x = Small(inside=False).double().eval(), batch(64)
     adapter = poem.adapt(model, "tent", statistics=statistics, lr=0.0)
     inner = network(adapter)
@@ -586,6 +587,6 @@ def test_an_image_whose_variance_overflows_leaves_components_finite() -> None:
 
 def test_source_and_batch_are_the_limits() -> None:
     """Blended between both: as Source, and as FromBatch, in one batch of two copies."""
-    adapter = adapted(Blended((0.0, 1.0), (1.0, 1.0), doubt=0.0, trust=0.0))
+    adapter = adapted(Blended((0.0, 1.0), (1.0, 1.0), (0.0, 0.0), trust=0.0))
     limits = [adapted(each)(batch()).softmax(1) for each in (Source(), FromBatch())]
     torch.testing.assert_close(adapter(batch()).softmax(1), (limits[0] + limits[1]) / 2, rtol=1e-5, atol=1e-6)

@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
 
@@ -301,26 +301,29 @@ class Guard:
         """Which answer is given, and the steadiness, balance and evidence that it is made of.
 
         Evidence is the adapted answers' steadiness less the source's; its margin is wider early. Where classes do not
-        come in runs a higher balance counts for the adapted answers too, because the source's are collapsing, and a
-        source that gives one answer all along is steady without knowing anything. Where they do, wrong answers are the
-        more balanced ones. A lower balance than the source's is a collapse.
+        come in runs, which shows after a quarter of the horizon, a higher balance counts for the adapted answers too,
+        because the source's are collapsing, and a source that gives one answer all along is steady without knowing
+        anything. Where they do, wrong answers are the more balanced ones. A lower balance than the source's is a
+        collapse; not so where classes come in runs that the adapted answers follow at least as well, and as steadily.
         """
         settings = self.settings
-        rest = torch.stack([averages.runs, averages.classes[0].max(), averages.seen])
-        values = torch.cat([averages.steady, averages.balances, rest]).tolist()
-        own, other, source_balance, adapted_balance, runs, most, seen = values
+        rest = torch.stack([averages.classes[0].max(), averages.seen])
+        values = torch.cat([averages.steady, averages.balances, averages.runs, rest]).tolist()
+        own, other, source_balance, adapted_balance, runs, adapted_runs, most, seen = values
         early = math.sqrt(64 / max(1.0, min(seen, settings.horizon)))
-        constant = most > ONE_ANSWER and runs < RUNS and seen >= settings.horizon / 4
+        shuffled = runs < RUNS and seen >= settings.horizon / 4
+        constant = most > ONE_ANSWER and shuffled
         evidence = other - (min(own, POOR) if constant else own) if with_view else 0.0
         gained = adapted_balance - source_balance
-        if gained > 0 and runs < RUNS:
+        if gained > 0 and shuffled:
             evidence += settings.balance * min(gained, MOST_GAINED)
         measured = replace(
             _no_signals(), source_steadiness=own, adapted_steadiness=other, source_balance=source_balance,
-            adapted_balance=adapted_balance, runs=runs, evidence=evidence,
+            adapted_balance=adapted_balance, runs=runs, adapted_runs=adapted_runs, evidence=evidence,
         )  # fmt: skip
         margin = settings.margin + settings.early * early
-        collapsed = gained < -settings.collapse - 0.05 * early
+        follows = with_view and runs >= RUNS and adapted_runs >= runs and other > own
+        collapsed = gained < -settings.collapse - 0.05 * early and not follows
         if not math.isfinite(evidence) or collapsed or evidence < -margin:
             return "source", measured
         return "adapted" if evidence > margin else "mean", measured
@@ -405,8 +408,7 @@ class Guard:
             events.append(Event(batch, "reset", f"{why}; back to the source", known))
         averages = held.averages
         if averages is not None:  # what came back is judged anew, from where the source stands
-            classes, steady = averages.classes[:1].repeat(2, 1), averages.steady[:1].repeat(2)
-            averages = replace(averages, classes=classes, steady=steady)
+            averages = averages.as_source()
         # The first time it answers at once. Where that was not enough, as with a batch's statistics that do harm
         # whatever the weights are, it answers only after the source has, for as long as a judgement takes.
         trial = settings.horizon // 2 if held.rollbacks else 0
@@ -709,7 +711,7 @@ def _timed(held: GuardState, learning: bool, milliseconds: float) -> GuardState:
 
 def _no_signals() -> Signals:
     """Before the source has answered any batch."""
-    return Signals(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    return Signals(*[0.0] * len(fields(Signals)))
 
 
 def _signals(values: Any) -> Signals | None:

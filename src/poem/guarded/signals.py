@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -10,6 +10,9 @@ from torch import Tensor
 
 from poem.parts.base import entropy
 from poem.parts.runs import moved_runs, start_runs
+
+RUNS_OF = ("recent", "before", "near", "far")
+OF_BOTH = ("classes", "steady", "runs", *RUNS_OF)
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,8 @@ class Signals:
     """The same of the adapted answers; it falls where a network collapses to few classes."""
     runs: float
     """How much likelier neighbours in the stream get the same answer from the source than images further apart."""
+    adapted_runs: float
+    """The same of the adapted answers; below the source's where a network answers the same whatever comes."""
     evidence: float
     """For the adapted answers where positive, for the source's where negative; what the verdict is made of."""
     disagreement: float
@@ -49,17 +54,18 @@ class Averages:
     classes: Tensor  # (2, C) shares of the classes answered, by source and adapted
     steady: Tensor  # (2,) shares of images answered as their shifted copies, by source and adapted
     seen: Tensor  # () images
-    runs: Tensor  # () of classes, in the source's answers
-    recent: Tensor  # (C,) and what they are made of
-    before: Tensor  # (C,)
-    near: Tensor  # ()
-    far: Tensor  # ()
+    runs: Tensor  # (2,) of classes, in the answers of source and adapted
+    recent: Tensor  # (2, C) and what they are made of
+    before: Tensor  # (2, C)
+    near: Tensor  # (2,)
+    far: Tensor  # (2,)
 
     @classmethod
     def start(cls, classes: int, device: torch.device) -> Averages:
         """Before the first batch."""
         zeros = torch.zeros(2, classes, device=device)
-        return cls(zeros, zeros[:, 0], zeros[0, 0], zeros[0, 0], **start_runs(zeros))
+        start = {name: torch.stack([value, value]) for name, value in start_runs(zeros).items()}
+        return cls(zeros, zeros[:, 0], zeros[0, 0], zeros[:, 0], **start)
 
     def moved(self, source: Tensor, adapted: Tensor, steady: Tensor | None, horizon: float) -> Averages:
         """With the log-probabilities (B, C) of one more batch in it; rows that are not finite are left out."""
@@ -69,9 +75,18 @@ class Averages:
         both = [F.one_hot(each.argmax(1), each.shape[1]) * sound for each in (source, adapted)]
         classes = torch.stack([each.sum(0) for each in both]) / count.clamp(min=1)
         moved = self.steady if steady is None else self.steady + share * (steady - self.steady)
-        held = {name: getattr(self, name) for name in ("recent", "before", "near", "far")}
-        runs, held = moved_runs(held, both[0].float(), self.seen)
+        each = [
+            moved_runs({name: getattr(self, name)[place] for name in RUNS_OF}, answers.float(), self.seen)
+            for place, answers in enumerate(both)
+        ]
+        runs = torch.stack([now for now, _ in each])
+        held = {name: torch.stack([new[name] for _, new in each]) for name in RUNS_OF}
         return Averages(self.classes + share * (classes - self.classes), moved, self.seen + count, runs, **held)
+
+    def as_source(self) -> Averages:
+        """With the source's answers in the place of the adapted ones, as at the start of a stream."""
+        twice = {name: getattr(self, name)[:1].repeat(2, *[1] * (getattr(self, name).dim() - 1)) for name in OF_BOTH}
+        return replace(self, **twice)
 
     @property
     def balances(self) -> Tensor:

@@ -31,16 +31,18 @@ class Blended(Statistics):
     """Copies of the batch, each with a mixture of the source's statistics and the stream's; their mean answers.
 
     `weights` are the stream's shares in each copy's mixture, `rates` say how far a batch of 64 images moves the copy's
-    average over the stream: 1 is the batch itself, 0.05 some 20 batches. A smaller batch moves it less. Only what
-    differs from the source's statistics by more than `doubt` standard errors is used, and only by the excess, so a
-    stream that is like the source gets the source's statistics. The errors are those of batch after batch as they come,
-    so they are large where each batch has classes of its own; where the same classes stay for many batches, the batches
-    differ little and the errors are too small. A first batch of one image, whose error is unknown, is not used.
+    average over the stream: 1 is the batch itself, 0.05 some 20 batches. A smaller batch moves it less. Of a copy with a
+    number in `doubts`, only what differs from the source's statistics by more than so many standard errors is used, and
+    only by the excess, so a stream that is like the source gets the source's statistics. The errors are those of batch
+    after batch as they come, so they are large where each batch has classes of its own; where the same classes stay for
+    many batches, the batches differ little and the errors are too small. A first batch of one image, whose error is
+    unknown, is not used by such a copy.
 
     A copy counts by how well it tells the images apart: `exp(trust * information)`, where information is the entropy of
-    its mean prediction less the mean entropy of its predictions, in nats, over the last `horizon` images. A network
-    that is sure of one class has none of it, and neither has one that is sure of nothing. The copy that follows the
-    batch most closely is often unsure and right, so it counts as the best of the others does.
+    its mean prediction less the mean entropy of its predictions, over the last `horizon` images, as a share of the most
+    that it can be, the logarithm of the number of classes. A network that is sure of one class has none of it, and
+    neither has one that is sure of nothing. The copy that follows the batch most closely is often unsure and right, so
+    it counts as the best of the others does.
 
     Where classes come in runs, the statistics of a batch are those of a few classes. `runs` is how much likelier two
     neighbours in the stream agree than samples further apart, by the predictions of the slowest copy; every copy but
@@ -50,19 +52,19 @@ class Blended(Statistics):
     the mixture's variance is that of two sets together.
     """
 
-    weights: tuple[Share, ...] = (0.0, 0.2, 1.0, 1.0)
-    rates: tuple[Share, ...] = (1.0, 0.3, 1.0, 0.05)
-    doubt: NotNegative = 3.0
-    trust: NotNegative = 3.0
+    weights: tuple[Share, ...] = (0.0, 0.25, 0.5, 1.0, 1.0)
+    rates: tuple[Share, ...] = (1.0, 1.0, 1.0, 1.0, 0.05)
+    doubts: tuple[NotNegative, ...] = (0.0, 0.0, 0.0, 0.0, 3.0)
+    trust: NotNegative = 7.0
     caution: NotNegative = 5.0
     horizon: Count = 256
 
     def __post_init__(self) -> None:
-        """Refuses copies without a weight or a rate."""
+        """Refuses copies without a weight, a rate or a doubt."""
         super().__post_init__()
-        if not self.weights or len(self.weights) != len(self.rates):
-            counts = f"{len(self.weights)} weights and {len(self.rates)} rates"
-            raise ValueError(f"Blended: expected as many rates as weights, one pair for each copy, got {counts}")
+        if not self.weights or not len(self.weights) == len(self.rates) == len(self.doubts):
+            counts = f"{len(self.weights)} weights, {len(self.rates)} rates and {len(self.doubts)} doubts"
+            raise ValueError(f"Blended: expected as many rates and doubts as weights, one for each copy, got {counts}")
 
     @property
     def copies(self) -> int:
@@ -78,7 +80,8 @@ class Blended(Statistics):
         none = torch.zeros_like(mean)
         held = {"mean": mean, "var": var, "last_mean": mean, "last_var": var, "mean_moves": none, "var_moves": none}
         # Settings are held with the rest so that they are on the layer's device, where a CUDA graph can read them.
-        held |= {"weights": mean.new_tensor(self.weights)[:, None], "rates": mean.new_tensor(self.rates)[:, None]}
+        for name, each in (("weights", self.weights), ("rates", self.rates), ("doubts", self.doubts)):
+            held[name] = mean.new_tensor(each)[:, None]
         return {f"{key}.{name}": tensor for name, tensor in held.items()} | {f"{key}.batches": none[0, 0]}
 
     def __call__(self, layer: BatchLayer, x: Tensor, mask: Tensor | None, memory: Memory, key: str) -> Tensor:
@@ -90,9 +93,10 @@ class Blended(Statistics):
         count = _count(x, mask, self.copies)
         rate = _moved(memory[f"{key}.rates"], count)
         averaged = rate / (2 - rate)  # the variance of an average, as a share of that of a batch
-        seen = mean + _beyond(new[f"{key}.mean"] - mean, self.doubt * (new[f"{key}.mean_moves"] * averaged).sqrt())
-        spread = var + _beyond(new[f"{key}.var"] - var, self.doubt * (new[f"{key}.var_moves"] * averaged).sqrt())
-        unknown = (memory[f"{key}.batches"] == 0) & (count < 2) & (self.doubt > 0)
+        doubts = memory[f"{key}.doubts"]
+        seen = mean + _beyond(new[f"{key}.mean"] - mean, doubts * (new[f"{key}.mean_moves"] * averaged).sqrt())
+        spread = var + _beyond(new[f"{key}.var"] - var, doubts * (new[f"{key}.var_moves"] * averaged).sqrt())
+        unknown = (memory[f"{key}.batches"] == 0) & (count < 2) & (doubts > 0)
         weight = torch.where(unknown, 0, memory[f"{key}.weights"])
         return layer.with_moments(x, *mixture(mean, var, seen, spread, weight))
 
@@ -135,7 +139,8 @@ class Blended(Statistics):
         mean, sure = known.exp().mean(1), entropy(known).mean(1)
         predicted = torch.lerp(memory.get("statistics.predicted", mean), mean, share)
         unsure = torch.lerp(memory.get("statistics.entropy", sure), sure, share)
-        information = entropy(predicted.clamp(min=1e-12).log()) - unsure
+        most = math.log(max(2, known.shape[-1]))
+        information = (entropy(predicted.clamp(min=1e-12).log()) - unsure) / most
         slowest = known[self._slowest].exp()
         held = {name: memory.get(f"statistics.{name}", value) for name, value in start_runs(slowest).items()}
         runs, record = moved_runs(held, slowest, seen)
