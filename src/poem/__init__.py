@@ -1,4 +1,4 @@
-"""Test-time adaptation of image classifiers: `poem.adapt(model, "poem")` updates a model while it predicts.
+"""Test-time adaptation of image classifiers: `poem.adapt(model)` updates a model while it predicts.
 
 Names resolve on first use, so that importing the package, and `poem --help`, need no torch.
 """

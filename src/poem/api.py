@@ -26,18 +26,30 @@ log = logging.getLogger("poem")
 
 
 @overload
-def adapt(model: nn.Module, method: str | Recipe = ..., *, guard: Literal[False] = ..., **settings: Any) -> Adapter: ...
+def adapt(
+    model: nn.Module, method: None = ..., *, guard: Literal[True] | Mapping[str, Any] | None = ..., **settings: Any
+) -> Guard: ...
 
 
 @overload
 def adapt(
-    model: nn.Module, method: str | Recipe = ..., *, guard: Literal[True] | Mapping[str, Any], **settings: Any
+    model: nn.Module, method: str | Recipe, *, guard: Literal[False] | None = ..., **settings: Any
+) -> Adapter: ...
+
+
+@overload
+def adapt(
+    model: nn.Module, method: str | Recipe, *, guard: Literal[True] | Mapping[str, Any], **settings: Any
 ) -> Guard: ...
+
+
+@overload
+def adapt(model: nn.Module, method: None = ..., *, guard: Literal[False], **settings: Any) -> Adapter: ...
 
 
 def adapt(
     model: nn.Module,
-    method: str | Recipe = "poem",
+    method: str | Recipe | None = None,
     *,
     lr: float | None = None,
     batch_size: int | None = None,
@@ -47,7 +59,7 @@ def adapt(
     source_data: Iterable[Any] | Tensor | None = None,
     split: str | None = None,
     preset: Preset | None = None,
-    guard: bool | Mapping[str, Any] = False,
+    guard: bool | Mapping[str, Any] | None = None,
     seed: int = 0,
     fast: Fast = "auto",
     compile: bool = False,
@@ -62,7 +74,8 @@ def adapt(
 
     Args:
         model: Any module from one image tensor to logits.
-        method: A name from `poem.methods()`, such as `"deyo+poem"`, or a `Recipe` of your own.
+        method: A name from `poem.methods()`, such as `"deyo+poem"`, or a `Recipe` of your own. Without one it is
+            `"auto"`, guarded.
         lr: Learning rate; by default the method's rule by network family and batch size.
         batch_size: What the learning-rate rule and ROID divide by; by default the first batch's size.
         classes: Indices the logits are cut to, before softmax, entropy and thresholds.
@@ -73,7 +86,8 @@ def adapt(
         preset: Published constants: `"imagenet"`, `"cifar"` (or `"cifar10"`), `"cifar100"`. By default the first; for
             `"auto"` those that fit the number of classes.
         guard: Put a guard around it (`poem.guard`): the source answers beside it, and harm is seen and undone. A
-            mapping gives the guard's settings, as in `guard={"budget": 0.02}`.
+            mapping gives the guard's settings, as in `guard={"budget": 0.02}`. By default only where no method is
+            named: a method by name is what its paper says, nothing else.
         seed: Seed of the adapter's own random generator; the global one is left alone.
         fast: On a GPU, `"auto"` records the loop as CUDA graphs for a shape of batch that keeps coming, `True` for
             every shape at once, `False` never. What cannot be recorded runs as it is; `adapter.last.notes` says why.
@@ -86,8 +100,10 @@ def adapt(
         changes: Fields of the recipe, and the aliases `threshold`, `rounds`, `alpha`, `depth`, `readout`.
 
     Returns:
-        The adapter; call it with images.
+        The adapter, or the guard around it; call it with images.
     """
+    guard = method is None if guard is None else guard
+    method = "auto" if method is None else method
     if not (isinstance(fast, bool) or fast == "auto"):
         raise ValueError(f"expected fast 'auto', True or False, got {fast!r}")
     if not isinstance(compile, bool):

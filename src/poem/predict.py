@@ -126,7 +126,7 @@ def parse_class_list(text: str) -> list[int]:
 def answers(
     model: nn.Module,
     files: Sequence[Path],
-    method: str = "poem",
+    method: str | None = None,
     *,
     prepare: Prepare,
     folder: Path,
@@ -145,7 +145,7 @@ def answers(
     Args:
         model: Any classifier.
         files: Images under `folder`, in order of arrival.
-        method: A name of `poem.methods()`.
+        method: A name of `poem.methods()`; None for `auto`, guarded.
         prepare: Resize and crop to the model's size.
         folder: The folder that file names are relative to.
         batch_size: Images per batch.

@@ -230,7 +230,7 @@ def on_batch_norm(
     student = copied(net)
     theta = all_norms(student)
     layers = with_stream_statistics(student, len(weights))
-    blend, prior = Blend(len(weights), 7.0, 256), LastImages(2.0, 1024)
+    blend, prior = Blend(len(weights), 2.3, 256), LastImages(2.0, 1024)
     steps, average = optimizer(theta, lr), None
     for x in batches:
         each: list[Tensor] = []

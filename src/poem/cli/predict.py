@@ -4,12 +4,12 @@ poem predict frames/ --model digits-bn --method tent --batch-size 32
 poem predict photos/ --model mypackage.nets:build --mean 0.5 --std 0.5 --crop 224
 poem predict photos/ --model torchvision.models:resnet18 --weights resnet18.pth --crop 224 --mean ... --std ...
 poem predict val/ --classes folders --shuffle 0
-poem predict photos/ --method auto --guard --audit audit.jsonl
+poem predict photos/ --audit audit.jsonl
 poem predict photos/ --method tent --budget 0.02
 
-With --guard the model unadapted answers beside the adapted one; harm is seen and undone (`poem.guard`). --budget SHARE
-proves more: at most that share of answers differs from the model's own. --audit FILE records every batch and decision;
-poem replay FILE photos/ repeats the run.
+Without --method it is auto, guarded. With --guard the model unadapted answers beside the adapted one; harm is seen and
+undone (`poem.guard`). --budget SHARE proves more: at most that share of answers differs from the model's own. --audit
+FILE records every batch and decision; poem replay FILE photos/ repeats the run.
 
 Answers are kept in predictions.partial.csv while it runs. Run the same command again to resume after a stop: images
 that are answered are not read again, the adapter's state is loaded, and the result is that of a run without a stop.
@@ -59,7 +59,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--weights",
         help="a file or folder with the base's weights; for package.module:function a .pth or .safetensors file",
     )
-    parser.add_argument("--method", default="poem", help="a name that `poem list` prints; default: poem")
+    parser.add_argument("--method", help="a name that `poem list` prints; default: auto, with --guard")
     parser.add_argument(
         "-o", "--out", type=path_argument, default=Path("predictions.csv"), help="default: predictions.csv"
     )
@@ -73,8 +73,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="constants: imagenet, cifar (or cifar10), cifar100; default: imagenet, for auto by the number of classes",
     )
     parser.add_argument(
-        "--guard", action="store_true", help="the model unadapted answers beside the adapted one, and harm is undone"
-    )
+        "--guard", action=argparse.BooleanOptionalAction,
+        help="the model unadapted answers beside the adapted one, and harm is undone; default: where no --method is named",
+    )  # fmt: skip
     parser.add_argument(
         "--budget", type=float, metavar="SHARE",
         help="at most this share of answers differs from the model's own, such as 0.02; with it, --guard is on",
@@ -131,8 +132,9 @@ def run(args: argparse.Namespace) -> int:
     if args.out.exists() and any(args.out.samefile(path) for path in files if path.name == args.out.name):
         raise ValueError(f"{args.out} is one of the images; give another file with -o")
     check_own_file(args.out)
+    guarded = _guarded(args)
+    args.method = args.method or "auto"
     recipe(args.method, args.preset or "imagenet")  # raises for an unknown name before a model is loaded
-    guarded = args.guard or args.budget is not None or args.audit is not None
     append = _check_guard(args) if guarded else False
     columns = GUARDED_COLUMNS if guarded else COLUMNS
     if args.shuffle is None and len({path.parent for path in files}) > 1:
@@ -146,7 +148,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         settings |= restrict_to_classes(settings["names"], classes, count, args.model)
         settings["wnids"] = wnids_by_index() if by_wnid else settings["wnids"]
-    _log(f"{args.model}, {args.method}; {settings['prepare']}; mean {settings['mean']}, std {settings['std']}")
+    _log(f"{args.model}, {args.method}{', guarded' if guarded else ''}; {settings['prepare']}; mean {settings['mean']}, std {settings['std']}")
     if args.shuffle is not None:
         random.Random(args.shuffle).shuffle(files)
     stated = _checkpoint_settings(args, settings, files)
@@ -188,6 +190,16 @@ def run(args: argparse.Namespace) -> int:
     if lost:
         _log(f"{lost} answers were not finite (NaN or Inf): their labels mean nothing, and nan stands in {args.out}")
     return 1 if lost or any(each.error for each in found) else 0
+
+
+def _guarded(args: argparse.Namespace) -> bool:
+    """Whether a guard was asked for, by itself, by one of its options, or by naming no method."""
+    asked = [f"--{name}" for name in ("budget", "audit") if getattr(args, name) is not None]
+    if args.guard is False and asked:
+        raise ValueError(f"expected --guard with {' and '.join(asked)}, got --no-guard; leave one out")
+    if args.guard is None:
+        return bool(asked) or args.method is None
+    return bool(args.guard)
 
 
 def _check_guard(args: argparse.Namespace) -> bool:

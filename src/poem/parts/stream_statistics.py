@@ -55,7 +55,7 @@ class Blended(Statistics):
     weights: tuple[Share, ...] = (0.0, 0.25, 0.5, 1.0, 1.0)
     rates: tuple[Share, ...] = (1.0, 1.0, 1.0, 1.0, 0.05)
     doubts: tuple[NotNegative, ...] = (0.0, 0.0, 0.0, 0.0, 3.0)
-    trust: NotNegative = 7.0
+    trust: NotNegative = 2.3
     caution: NotNegative = 5.0
     horizon: Count = 256
 
