@@ -94,7 +94,7 @@ def path_of(kind: Kind, name: str) -> str:
             f"write {' or '.join(paths)}"
         )
     if not paths:
-        raise ValueError(f"expected a {kind} as package.module:name, got {name!r}, which no installed package announces")
+        raise ValueError(f"expected a {kind} as package.module:name, got {name!r}, which no package announces")
     return paths[0]
 
 

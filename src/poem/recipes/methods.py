@@ -455,6 +455,11 @@ def _own_names() -> list[str]:
     return [*METHODS, *(f"{host}{suffix}" for host in HOSTS for suffix in SUFFIXES)]
 
 
+def is_outside_method(name: str) -> bool:
+    """Whether a name, with or without a suffix, is of another package; it may still fail to import."""
+    return not _parsed(name)[0] and _outside(name) is not None
+
+
 def _outside(name: str) -> tuple[str, str] | None:
     """Outside name and suffix of a method's name, or None."""
     for suffix in ("", *SUFFIXES):

@@ -169,7 +169,8 @@ def _part(name: str, text: str, trusted: bool) -> Any:
     if name not in PARTS and outside.is_outside("part", name):
         return _outside_part(outside.path_of("part", name), text, trusted)
     if name not in PARTS:
-        hint = nearest_hint(name, [*PARTS, *outside.announced("part")], most=3, cutoff=0.5, show=str, otherwise="see poem.parts")
+        known = [*PARTS, *outside.announced("part")]
+        hint = nearest_hint(name, known, most=3, cutoff=0.5, show=str, otherwise="see poem.parts")
         raise ValueError(f"no part is called {name!r} in {_cut(text)!r}; {hint}")
     return PARTS[name]
 
