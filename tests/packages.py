@@ -30,7 +30,7 @@ class Surest(Select):
 
 
 HALF = Surest(0.5)
-fixed = replace(poem.recipe("tent"), select=Surest(0.3), lr=0.01)
+fixed = replace(poem.recipe("tent"), select=Surest(0.01), lr=0.01)
 
 
 def mine(preset="imagenet"):

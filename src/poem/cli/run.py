@@ -52,7 +52,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, help="of the CPU; default: 1")
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="any other field of the cell")
     parser.add_argument("--root", help="where data lies; default: $POEM_DATA")
-    parser.add_argument("--weights", metavar="FOLDER", help="where weight files lie; or the one file of a network of your own")
+    parser.add_argument(
+        "--weights", metavar="FOLDER", help="where weight files lie; or the one file of a network of your own"
+    )
     parser.add_argument("--device", default="cpu", help="default: cpu")
     parser.add_argument("--loaders", type=int, default=0, metavar="N", help="loader processes; default: 0")
     parser.add_argument("-o", "--out", type=path_argument, metavar="FILE", help="write the result as JSON")

@@ -18,7 +18,9 @@ from poem.cli._option_checks import rgb_argument
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to its parser."""
     parser.add_argument("base", help="a named base, a hub id or package.module:name; 'list' for all names")
-    parser.add_argument("data", nargs="?", help="a data set's name, package.module:name, or a folder or tar of class folders")
+    parser.add_argument(
+        "data", nargs="?", help="a data set's name, package.module:name, or a folder or tar of class folders"
+    )
     parser.add_argument("--root", help="where named data lies; default: $POEM_DATA")
     parser.add_argument("--weights", help="a file or folder with the weights, or 'random'")
     parser.add_argument("--limit", type=int, metavar="N", help="measure N images instead of all")
