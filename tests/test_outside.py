@@ -181,7 +181,7 @@ def test_hub_ids_are_bases_with_their_library_s_preprocessing() -> None:
 def test_a_hub_id_without_its_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     for library in ("timm", "torchvision", "transformers"):
         monkeypatch.setitem(sys.modules, library, None)
-    zoo.hub_bases.hub_base.cache_clear()  # type: ignore[attr-defined]
+    zoo.hub_bases.hub_base.cache_clear()
     with pytest.raises(ImportError, match=r"pip install 'poem-tta\[bench\]'"):
         zoo.base("timm:resnet18")
     with pytest.raises(ImportError, match="pip install transformers"):
