@@ -6,9 +6,7 @@ predictions differ, adapting changed the answer.
 
 from __future__ import annotations
 
-import importlib
 import logging
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -18,8 +16,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from poem._util import outside
 from poem._util.files import printable, read_bytes
-from poem._util.nearest import nearest_names
 from poem.adapter import Adapter
 from poem.api import adapt
 from poem.engine.accounting import BatchRecord
@@ -32,6 +30,7 @@ from poem.streams.datasets.archives import MAX_FILE_BYTES
 from poem.streams.datasets.classes import class_indices, is_wnid
 from poem.streams.datasets.folders import FORMATS, walk
 from poem.streams.loading.prepare import Prepare
+from poem.zoo.outside_bases import build_outside
 
 log = logging.getLogger("poem")
 MIN_IMAGES, MIN_AGREEMENT = 20, 0.5
@@ -348,29 +347,15 @@ def torchvision_path(name: str) -> str | None:
 
 
 def import_model(path: str) -> nn.Module:
-    """Import `package.module:function`, call it, and return the model in eval mode."""
-    module, _, name = path.partition(":")
-    if "" not in sys.path:
-        sys.path.insert(0, "")  # modules in the current folder, as python itself finds them
-    if not module or not name:
+    """Import `package.module:function`, call it, and return the model in eval mode.
+
+    Raises:
+        ValueError: No such module or function, or it raised; the message says what to type.
+        TypeError: It returned no model.
+    """
+    if not outside.is_path(path):
         raise ValueError(f"expected package.module:function, such as torchvision.models:resnet18, got {path!r}")
-    try:
-        imported = importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name is None or not module.startswith(error.name):
-            raise  # the module exists, and imports one that does not
-        raise ValueError(
-            f"expected package.module:function, got {path!r}: there is no module {error.name!r}"
-        ) from error
-    function = getattr(imported, name, None)
-    if not callable(function):
-        near = nearest_names(name, [each for each in dir(imported) if callable(getattr(imported, each))], most=3)
-        hint = f"; did you mean {' or '.join(f'{module}:{each}' for each in near)}?" if near else ""
-        raise ValueError(f"expected package.module:function, a function that returns a model, got {path!r}{hint}")
-    model = function()
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"expected {path} to return a torch.nn.Module, got {type(model).__name__}")
-    return model.eval()
+    return build_outside(path).eval()
 
 
 def imagenet_class_names() -> dict[int, str]:

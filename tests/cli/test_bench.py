@@ -360,7 +360,7 @@ def test_the_time_left_is_by_work_and_unsaid_at_first() -> None:
 def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine with an empty folder for data, and no network."""
     monkeypatch.setattr(zoo, "local_weight_paths", lambda base: [])
-    monkeypatch.setattr(zoo.weights, "_check_connection", lambda host: (_ for _ in ()).throw(OSError("no network")))
+    monkeypatch.setattr(zoo.weights, "check_connection", lambda host: (_ for _ in ()).throw(OSError("no network")))
     monkeypatch.delenv("POEM_DATA", raising=False)
     (tmp_path / "data").mkdir()
     return tmp_path / "data"

@@ -43,11 +43,11 @@ class Cell:
     """What is measured. Pairs are written as mappings in files and sorted by name here."""
 
     base: str
-    """A name of `poem.zoo`."""
+    """A name of `poem.zoo`, a hub id or `package.module:name`."""
     data: str
-    """A name of `poem.streams.datasets`; clean data is corrupted on the fly."""
+    """A name of `poem.streams.datasets`, or `package.module:name`; clean data is corrupted on the fly."""
     method: str
-    """A name of `poem.methods()`."""
+    """A name of `poem.methods()`, or `package.module:name`."""
     scenario: str = "single"
     corruptions: tuple[str, ...] = ("clean",)
     severity: int = 5
@@ -306,9 +306,12 @@ def parse_value(text: str) -> Any:
 
 
 def _canonical(name: str, text: str) -> str:
-    """A change as it prints, so that spaces and `1` for `1.0` make no other cell; what cannot be parsed stays."""
+    """A change as it prints, so that spaces and `1` for `1.0` make no other cell; what cannot be parsed stays.
+
+    Files of results are read here too, so that no module is imported that only their text names.
+    """
     try:
-        value = parse(text)
+        value = parse(text, trusted=False)
     except ValueError:
         return text
     return repr(float(value) if name in ("threshold", "alpha", "lr") and isinstance(value, int) else value)

@@ -2,117 +2,216 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, get_args
 
-from torch import nn
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset, Subset
 
 from poem.api import adapt
+from poem.bench.collect import DomainMetrics
+from poem.bench.evaluation_table import By, Difference, Row, Table
 from poem.bench.metrics import ECE, NLL, Accuracy, NonFinite
 from poem.bench.run_stream import SameBatches, StreamRun
 from poem.recipes.recipe import Recipe
 from poem.streams.datasets.classes import imagenet_wnids, is_wnid
+from poem.streams.datasets.own_sets import dataset_order, is_dataset, is_images
+from poem.streams.loading.batches import Batches, batches
+from poem.streams.orders import Segment
+from poem.streams.stream import Stream
 
 log = logging.getLogger("poem")
 
-__all__ = ["Row", "Table", "evaluate"]
+__all__ = ["Difference", "Row", "Table", "evaluate"]
 
-
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """Accuracy, calibration and cost of one method on one stream."""
-
-    method: str
-    accuracy: float  # percent
-    ece: float  # percent
-    nll: float  # nats
-    n: int
-    forwards: int  # in images, as the method's arithmetic needs them
-    backwards: int
-    source_images: int  # spent on source data before the stream
-    seconds: float  # in the adapter, loading apart
-    nonfinite: int = 0  # answers that were NaN or infinite; they count as wrong
-
-
-@dataclass(frozen=True)
-class Table:
-    """Rows that print as an aligned table."""
-
-    rows: tuple[Row, ...]
-
-    def __iter__(self) -> Any:
-        """Iterate over the rows."""
-        return iter(self.rows)
-
-    def __getitem__(self, method: str) -> Row:
-        """The row of a method."""
-        for row in self.rows:
-            if row.method == method:
-                return row
-        raise KeyError(f"no row {method!r}; rows: {', '.join(row.method for row in self.rows)}")
-
-    def __str__(self) -> str:
-        lines = self._lines()
-        wide = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        return "\n".join(
-            "  ".join([line[0].ljust(wide[0]), *(cell.rjust(w) for cell, w in zip(line[1:], wide[1:], strict=True))])
-            for line in lines
-        )
-
-    def markdown(self) -> str:
-        """The table in Markdown, for a page or an issue."""
-        head, *rows = (f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in self._lines())
-        return "\n".join([head, f"|---|{'---:|' * (len(self._lines()[0]) - 1)}", *rows])
-
-    def _lines(self) -> list[tuple[str, ...]]:
-        """The head and every row, as texts."""
-        head = ("method", "accuracy %", "ECE %", "NLL", "n", "forwards", "backwards", "images/s")
-        lines = [head, *map(_texts, self.rows)]
-        if not any(row.nonfinite for row in self.rows):
-            return lines
-        more = ("not finite", *(f"{row.nonfinite}" for row in self.rows))
-        return [(*line, word) for line, word in zip(lines, more, strict=True)]
-
-
-def _texts(row: Row) -> tuple[str, ...]:
-    shares = f"{row.accuracy:.1f}", f"{row.ece:.1f}", f"{row.nll:.2f}"
-    return (
-        row.method, *shares, f"{row.n}", f"{row.forwards}", f"{row.backwards}",
-        f"{row.n / max(row.seconds, 1e-9):.0f}",
-    )  # fmt: skip
+BATCH = 64
+"""Images per batch where a data set is given and no `batch_size`."""
 
 
 def evaluate(
     model: nn.Module,
-    loader: Iterable[Any],
+    loader: Any,
     methods: str | Recipe | Sequence[str | Recipe] | Mapping[str, str | Recipe] = ("source", "tent", "poem"),
+    *,
+    seeds: int | Sequence[int] | None = None,
+    by: By | None = None,
     **settings: Any,
 ) -> Table:
     """Run several methods over the same labelled stream, each from a fresh adapter: accuracy, calibration, cost.
 
     Args:
         model: The classifier; it comes out as it went in.
-        loader: Yields (images, labels), or is a `poem.streams` stream, at whose resets the adapter is reset. It is
-            iterated once per method and must give each the same batches, or a ValueError is raised, as with
-            `shuffle=True`. Labels are class numbers (N,) or (N, 1) of any type, or one-hot rows (N, C).
-        methods: Names from `poem.methods()`, recipes of your own, or a mapping from a row's name to either.
+        loader: Labelled images, as one of these:
+            an iterable of batches (images, labels), such as a `DataLoader` or a list. It is iterated once per method
+            and seed and must give each method the same batches, or a ValueError is raised, as with `shuffle=True`;
+            a `poem.streams` stream, at whose resets the adapter is reset;
+            a `torch.utils.data.Dataset` of (image, label) pairs, or a data set of `poem.streams`, which is taken in one
+            random order for all methods, in batches of `batch_size` (64);
+            a function from a seed to one of these. Labels are class numbers (N,) or (N, 1) of any type, or one-hot rows
+            (N, C).
+        methods: Names from `poem.methods()`, `package.module:name`, recipes of your own, or a mapping from a row's name
+            to any of these.
+        seeds: Seeds to repeat everything with, or their number. A seed draws the order of a data set, the order and the
+            corruptions of a stream, and the adapter's random numbers. Rows are then means, with a deviation.
+        by: `"shift"` for a table of the accuracies by shift, which a stream states.
         settings: Passed on to `poem.adapt` for every method; a setting for one method belongs in a recipe.
+
+    Returns:
+        The table: `print` it, or take `.markdown()`, `.latex()`, `.csv()`, `.frame()`, `.differences()`.
+
+    Raises:
+        TypeError: The batches or items hold no labels.
+        ValueError: Methods would see different batches, or `by="shift"` with a loader that states no shifts.
     """
     if isinstance(methods, str | Recipe):
         methods = [methods]
     if not isinstance(methods, Mapping):
         methods = {each if isinstance(each, str) else f"recipe {at + 1}": each for at, each in enumerate(methods)}
-    rows: list[Row] = []
-    same = SameBatches()
-    for name, method in methods.items():
-        stream = loader if len(methods) == 1 else same.checked(name, loader)
-        row, highest, logits = _row(name, model, stream, method, settings)
-        if not rows and settings.get("classes") is None:
-            warn_of_fewer_classes(loader, highest, logits, row.n)
-        rows.append(row)
-    return Table(tuple(rows))
+    if by is not None and by not in get_args(By):
+        raise ValueError(f"expected by 'shift' or None, got {by!r}")
+    asked = _seeds(seeds, settings)
+    runs: dict[str, list[_Run]] = {name: [] for name in methods}
+    for seed in asked or (None,):
+        batched = _batched(loader, seed, settings)
+        own = settings if seed is None else {**settings, "seed": seed}
+        same = SameBatches()
+        for name, method in methods.items():
+            run = _run(name, model, batched if len(methods) == 1 else same.checked(name, batched), method, own)
+            if not any(runs.values()) and settings.get("classes") is None:
+                warn_of_fewer_classes(_with_classes(loader, batched), run.highest, run.logits, run.n)
+            if by == "shift" and not run.shifts:
+                raise ValueError(
+                    "expected a stream whose batches state their shift with by='shift', got a plain loader; pass "
+                    "poem.streams.datasets.Stream(data=..., order=...), or evaluate each shift by itself"
+                )
+            runs[name].append(run)
+    if len(asked) > 1:
+        _warn_of_one_order(runs)
+    return Table(tuple(_row(name, found) for name, found in runs.items()), asked, by)
+
+
+def _seeds(seeds: int | Sequence[int] | None, settings: Mapping[str, Any]) -> tuple[int, ...]:
+    if seeds is None:
+        return ()
+    if "seed" in settings:
+        raise TypeError("expected seed= or seeds=, got both")
+    if isinstance(seeds, bool) or (isinstance(seeds, int) and seeds < 1):
+        raise ValueError(f"expected seeds as a list of integers, or their number, got {seeds!r}")
+    found = tuple(range(seeds)) if isinstance(seeds, int) else tuple(seeds)
+    if not found or len(set(found)) < len(found) or any(isinstance(each, bool) or int(each) != each for each in found):
+        raise ValueError(f"expected seeds as different integers, such as [0, 1, 2], got {seeds!r}")
+    return found
+
+
+def _batched(loader: Any, seed: int | None, settings: Mapping[str, Any]) -> Iterable[Any]:
+    """What is given as an iterable of batches, in the order that the seed draws."""
+    if isinstance(loader, Stream):
+        if seed is None:
+            return loader
+        return dataclasses.replace(loader, order=dataclasses.replace(loader.order, seed=seed))
+    if isinstance(loader, DataLoader | Batches):
+        return loader
+    size = settings.get("batch_size") or BATCH
+    if is_images(loader):
+        return batches(loader, dataset_order(len(loader), seed or 0), size)
+    if isinstance(loader, IterableDataset):
+        return DataLoader(loader, size)
+    if is_dataset(loader) and not _gives_batches(loader):
+        return DataLoader(Subset(loader, dataset_order(len(loader), seed or 0)), size, collate_fn=_collated)
+    if callable(loader) and not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
+        return _batched(loader(seed or 0), seed, settings)
+    if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
+        raise TypeError(
+            f"expected a loader of (images, labels), a stream or a data set, got {type(loader).__name__}; see "
+            "docs/your-data.md"
+        )
+    found: Iterable[Any] = loader
+    return found
+
+
+def _gives_batches(data: Any) -> bool:
+    """Whether the items of something that can be indexed are batches of images rather than single ones."""
+    if isinstance(data, torch.utils.data.Dataset) or len(data) == 0:
+        return False
+    item = data[0]
+    image = item[0] if isinstance(item, tuple | list) and len(item) else item
+    return isinstance(image, Tensor) and image.dim() >= 4
+
+
+def _collated(items: list[Any]) -> Any:
+    """A batch of the items of a data set; images of PIL are an error that says what to do."""
+    first = items[0]
+    if not isinstance(first, tuple | list) or len(first) < 2:
+        kind = f"{type(first).__name__} of {len(first)}" if isinstance(first, tuple | list) else type(first).__name__
+        raise TypeError(
+            f"expected items (image, label) of the data set, got a {kind}: scoring needs labels; without them use "
+            "adapter.stream"
+        )
+    if not isinstance(first[0], Tensor | np.ndarray):
+        raise TypeError(
+            f"expected images as tensors in the data set, got {type(first[0]).__name__}; give it a transform, such as "
+            "torchvision's ToTensor(), or wrap it: poem.streams.datasets.as_images(data)"
+        )
+    return torch.utils.data.default_collate([tuple(each[:2]) for each in items])
+
+
+def _with_classes(loader: Any, batched: Any) -> Any:
+    """The object to look for class names in: what was given, or its batches where that is a function."""
+    return batched if callable(loader) and not hasattr(loader, "__iter__") else loader
+
+
+@dataclass
+class _Run:
+    """One method with one seed."""
+
+    accuracy: float
+    ece: float
+    nll: float
+    n: int
+    forwards: int
+    backwards: int
+    source_images: int
+    seconds: float
+    nonfinite: int
+    highest: int
+    """The highest label."""
+    logits: int
+    """The number of logits."""
+    correct: np.ndarray[Any, np.dtype[np.bool_]]
+    labels: bytes
+    """The labels in order of arrival, to see whether two seeds gave the same order."""
+    shifts: dict[str, float] = field(default_factory=dict)
+
+
+def _row(name: str, runs: Sequence[_Run]) -> Row:
+    """The row of a method from its runs, one per seed."""
+
+    def mean(get: Callable[[_Run], float]) -> float:
+        return statistics.fmean(map(get, runs))
+
+    return Row(
+        method=name, accuracy=mean(lambda run: run.accuracy), ece=mean(lambda run: run.ece),
+        nll=mean(lambda run: run.nll), n=round(mean(lambda run: run.n)), forwards=round(mean(lambda run: run.forwards)),
+        backwards=round(mean(lambda run: run.backwards)), source_images=runs[0].source_images,
+        seconds=mean(lambda run: run.seconds), nonfinite=sum(run.nonfinite for run in runs),
+        accuracies=tuple(run.accuracy for run in runs), correct=tuple(run.correct for run in runs),
+        shifts={shift: tuple(run.shifts[shift] for run in runs) for shift in runs[0].shifts},
+    )  # fmt: skip
+
+
+def _warn_of_one_order(runs: Mapping[str, Sequence[_Run]]) -> None:
+    """Warn where every seed has given the same labels in the same order."""
+    if all(len({run.labels for run in found}) == 1 for found in runs.values()):
+        log.warning(
+            "every seed has seen the same images in the same order, so the deviation is of the methods' own random "
+            "numbers alone; pass the data set itself, a stream, or a function from seed to loader"
+        )
 
 
 def warn_of_fewer_classes(loader: Any, highest: int, logits: int, seen: int) -> None:
@@ -148,28 +247,46 @@ def _class_names(data: Any) -> Sequence[str]:
     return names if isinstance(names, list | tuple) and all(isinstance(name, str) for name in names) else ()
 
 
-def _row(
-    name: str, model: nn.Module, loader: Iterable[Any], method: str | Recipe, settings: dict[str, Any]
-) -> tuple[Row, int, int]:
-    """A row, the highest label of the stream, and the number of logits."""
+def _run(name: str, model: nn.Module, loader: Iterable[Any], method: str | Recipe, settings: dict[str, Any]) -> _Run:
+    """One method over one stream."""
     run = StreamRun(adapt(model, method, **settings))
     accuracy, ece, nll, nonfinite = Accuracy(), ECE(), NLL(), NonFinite()
+    domains: dict[str, DomainMetrics] = {}
     seen, highest, logits = 0, 0, 0
+    correct: list[Tensor] = []
+    labels: list[Tensor] = []
     try:
         for answered in run.answers(loader):
             seen, logits = seen + len(answered.labels), answered.logits.shape[1]
             highest = max(highest, int(answered.labels.max()))
             for metric in (accuracy, ece, nll, nonfinite):
                 metric.update(answered.logits, answered.labels)
+            finite = answered.logits.isfinite().all(1)
+            correct.append((answered.logits.argmax(1) == answered.labels) & finite)
+            labels.append(answered.labels)
+            for shift, rows in _by_shift(answered.segment):
+                domains.setdefault(shift, DomainMetrics()).update(answered.logits[rows], answered.labels[rows])
     finally:
         run.adapter.unload()
     if seen == 0:
         raise ValueError("expected a loader that can be iterated once per method, got one that was empty or used up")
     if lost := int(nonfinite.result()):
         log.warning("%d of %d answers of %s were not finite (NaN or Inf); they count as wrong", lost, seen, name)
-    row = Row(
-        method=name, accuracy=100 * accuracy.result(), ece=100 * ece.result(), nll=nll.result(), n=seen,
+    return _Run(
+        accuracy=100 * accuracy.result(), ece=100 * ece.result(), nll=nll.result(), n=seen,
         forwards=run.totals["forwards"], backwards=run.totals["backwards"],
-        source_images=run.adapter.preparation["forwards"], seconds=run.adapt_seconds, nonfinite=lost,
+        source_images=run.adapter.preparation["forwards"], seconds=run.adapt_seconds, nonfinite=lost, highest=highest,
+        logits=logits, correct=torch.cat(correct).numpy(), labels=torch.cat(labels).numpy().tobytes(),
+        shifts={shift: domain.result()["top1"] for shift, domain in domains.items()},
     )  # fmt: skip
-    return row, highest, logits
+
+
+def _by_shift(segment: Segment | None) -> Iterator[tuple[str, Tensor]]:
+    """Names of the shifts of a batch, each with a mask of its rows."""
+    if segment is None:
+        return
+    which = torch.from_numpy(segment.which)
+    for at, shift in enumerate(segment.shifts):
+        rows = which == at
+        if bool(rows.any()):
+            yield str(shift), rows

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from poem.streams.datasets.named_sets import NAMED_SETS, locate
 from poem.streams.images import DatasetInfo, Images, ImageSet, Labels, Unreadable
 from poem.streams.orders import Order, generator
 from poem.streams.shift import CLEAN, Shift
+from poem.zoo.hub_bases import build_hugging_face
 from poem.zoo.predictions import Preprocessing, ResizeCrop, class_mask
 
 CORRUPTED_ON_DISK = ("imagenet-c", "cifar10-c", "cifar100-c")
@@ -85,7 +87,7 @@ def load_model(cell: Cell, machine: Machine) -> LoadedModel:
     base = zoo.base(cell.base)
     random = cell.weights == "random"
     weights = weights_argument(cell, base, machine)
-    file = None if random else zoo.find_weights(base, weights)
+    file = None if random else zoo.weights_file(base, weights)
 
     def make() -> LoadedModel:
         model, _ = zoo.load(cell.base, weights, seed=cell.seed)
@@ -103,7 +105,12 @@ def weights_argument(cell: Cell, base: zoo.Base, machine: Machine) -> str | None
 
 
 def _folder(base: zoo.Base, folder: str | None) -> str | None:
-    """The folder, or None where it lacks the file and the package itself has it."""
+    """The folder, or None where it lacks the file and the package itself has it.
+
+    A base whose builder loads its own weights takes a file alone.
+    """
+    if folder is not None and not base.file:
+        return folder if Path(folder).expanduser().is_file() else None
     if folder is None or not (zoo.TRAINED / base.file).is_file():
         return folder
     try:
@@ -116,17 +123,18 @@ def _folder(base: zoo.Base, folder: str | None) -> str | None:
 def weights_sha256(cell: Cell, machine: Machine) -> str | None:
     """SHA-256 of the weights that `load_model` would load: of their file, or of the tensors of random ones.
 
-    None where they are not on this machine; nothing is downloaded. Each file is read once per process.
+    None where they are not on this machine; nothing is downloaded. Each file is read once per process. Where a function
+    loads its own weights, it is called once per process and its tensors are hashed.
     """
-    if cell.base not in zoo.bases():
-        return None
-    base = zoo.base(cell.base)
-    weights = weights_argument(cell, base, machine)
     try:
+        base = zoo.base(cell.base)
+        weights = weights_argument(cell, base, machine)
         if weights == "random":
             return _random_sha256(base, cell.seed)
+        if weights is None and not base.file:
+            return _built_sha256(base)
         paths = [zoo.find_weights(base, weights)] if weights is not None else zoo.local_weight_paths(base)
-    except (OSError, ImportError):
+    except (OSError, ImportError, ValueError, TypeError):
         return None
     path = next((path for path in paths if path.is_file()), None)
     return None if path is None else zoo.sha256(path)
@@ -135,6 +143,13 @@ def weights_sha256(cell: Cell, machine: Machine) -> str | None:
 @lru_cache(maxsize=256)
 def _random_sha256(base: zoo.Base, seed: int) -> str:
     return _tensors_sha256(zoo.load(base.name, "random", seed=seed)[0])
+
+
+@lru_cache(maxsize=64)
+def _built_sha256(base: zoo.Base) -> str:
+    if base.kind == "transformers":
+        return _tensors_sha256(build_hugging_face(base, random=False, local=True))
+    return _tensors_sha256(zoo.load(base.name)[0])
 
 
 def _tensors_sha256(model: nn.Module) -> str:
@@ -218,6 +233,7 @@ def clear_caches() -> None:
     for cache in caches:
         cache.clear()
     _random_sha256.cache_clear()
+    _built_sha256.cache_clear()
 
 
 @dataclass(frozen=True)
@@ -281,7 +297,12 @@ class CellData:
         return stream(self.corrupted, 0 if self._fits_cache(clean) else self.machine.workers), stream(clean, 0)
 
     def _fits_cache(self, clean: Images) -> bool:
-        return len(clean) * 3 * self.base.crop**2 <= CACHE_BYTES
+        if self.base.crop:
+            return len(clean) * 3 * self.base.crop**2 <= CACHE_BYTES
+        try:  # images as stored
+            return len(clean) * clean[0].nbytes <= CACHE_BYTES
+        except Unreadable:
+            return False
 
     def _open(self, shift: Shift) -> Images:
         options, root = dict(self.cell.dataset), self.machine.root
@@ -293,7 +314,7 @@ class CellData:
             )
             data = open_named(self.name, root, **options, **({"prepare": _prepare(self.base)} if photographs else {}))
         try:
-            fits = tuple(data[0].shape[1:]) == (self.base.crop, self.base.crop)
+            fits = not self.base.crop or tuple(data[0].shape[1:]) == (self.base.crop, self.base.crop)
         except Unreadable:
             fits = False
         return data if fits else Resized(data, Preprocessing.of(self.base).resize_crop)
@@ -306,7 +327,7 @@ class CellData:
 
 
 def _prepare(base: zoo.Base) -> Prepare:
-    return Prepare(resize=base.resize, crop=base.crop, interpolation=base.interpolation)
+    return Prepare(resize=base.resize or None, crop=base.crop or None, interpolation=base.interpolation)
 
 
 # Source images --------------------------------------------------------------------------------------------------------
@@ -336,7 +357,14 @@ def source_images(cell: Cell, base: zoo.Base, machine: Machine) -> Batches:
 
 
 def _training(base: zoo.Base, root: str | None) -> Images:
-    """Training images for our own networks and CIFAR's, validation images for ImageNet's, as EATA took them."""
+    """Training images for our own networks and CIFAR's, validation images for ImageNet's, as EATA took them.
+
+    Those of a network of another package are what its factory names.
+    """
+    if base.source:
+        return open_named(base.source, root)
+    if base.kind == "outside":
+        raise ValueError(f"{base.name} does not name its training images; state poem.zoo.Factory(..., source=NAME)")
     family = base.name.split("-")[0]
     if family == "digits":
         return mnist_digits(split="train")

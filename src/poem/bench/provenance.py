@@ -13,7 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from poem._util import outside
 from poem._version import __version__
+from poem.bench.cell import Cell
+from poem.recipes.recipe import Recipe
 
 PACKAGE = Path(__file__).resolve().parent
 
@@ -22,6 +25,18 @@ def provenance() -> dict[str, Any]:
     """Versions, and the commit where the package runs from a checkout of its own."""
     versions = {"poem": __version__, "torch": torch.__version__, "numpy": np.__version__}
     return {**versions, "python": platform.python_version(), **_commit()}
+
+
+def outside_versions(cell: Cell, recipe: Recipe) -> dict[str, str]:
+    """Version of every other package that a cell's method, parts, base or data come from, as `package NAME`."""
+    named: tuple[tuple[outside.Kind, str], ...] = (
+        ("method", cell.method), ("base", cell.base), ("data set", cell.data)
+    )  # fmt: skip
+    paths = [outside.path_of(kind, name) for kind, name in named if outside.is_outside(kind, name)]
+    modules = {path.partition(":")[0] for path in paths} | {type(part).__module__ for _, part in recipe.places}
+    ours = {"poem", "__main__"}
+    found = outside.versions(module for module in modules if module.partition(".")[0] not in ours)
+    return {f"package {package}": version for package, version in found.items()}
 
 
 @cache

@@ -1,5 +1,6 @@
 """Checks, before a sweep, that this machine has the weights, data and source images that its cells need.
 
+Methods and parts of other packages are imported.
 Weights are looked for once for each base, files once for each data set and shift. Nothing is decoded: `poem data check`
 reads files.
 """
@@ -13,19 +14,20 @@ from typing import Any
 from poem import zoo
 from poem.bench.cell import Cell
 from poem.bench.load_cell import CORRUPTED_ON_DISK, Machine, source_images, weights_argument
+from poem.recipes.methods import is_outside_method
 from poem.streams.datasets import canonical, open_dataset
 from poem.streams.datasets.named_sets import CLEAN_COUNTERPARTS, NAMED_SETS, corruption_folder, locate_all
 from poem.streams.shift import CLEAN, Shift
 
 DOWNLOADED = ("torchvision", "timm")
 """Kinds of bases whose weights a run downloads where they are missing."""
-_ORDER = ("weights", "data", "source")
+_ORDER = ("recipe", "weights", "data", "source")
 _SEARCH_ERRORS = (OSError, ValueError, TypeError, ImportError)
 
 
 @dataclass(frozen=True)
 class Missing:
-    """Weights, data or source images that were not found."""
+    """A method, weights, data or source images that were not found."""
 
     what: str
     why: str
@@ -83,6 +85,13 @@ Requirement = tuple[tuple[str, Any], str, Callable[[], None]]
 
 
 def _requirements(cell: Cell, machine: Machine, download: bool, later: dict[str, None]) -> Iterator[Requirement]:
+    if is_outside_method(cell.method) or any(":" in str(text) for _, text in cell.changes):
+
+        def made() -> None:
+            cell.recipe()
+
+        yield ("recipe", (cell.method, cell.changes)), f"method {cell.method}", made
+
     def weights() -> None:
         base = zoo.base(cell.base)
         zoo.require_builder(base)
@@ -91,7 +100,7 @@ def _requirements(cell: Cell, machine: Machine, download: bool, later: dict[str,
         where = weights_argument(cell, base, machine)
         here = any(path.is_file() for path in zoo.local_weight_paths(base))
         if download or where is not None or base.kind not in DOWNLOADED or here:
-            zoo.find_weights(base, where)
+            zoo.weights_file(base, where)
         else:
             later[base.name] = None
 
@@ -108,6 +117,7 @@ def _requirements(cell: Cell, machine: Machine, download: bool, later: dict[str,
             source_images(cell, zoo.base(cell.base), machine)
 
         family = cell.base.split("-")[0] if cell.base.startswith(("digits", "cifar")) else "imagenet"
+        family = cell.base if cell.base not in zoo.bases() or zoo.base(cell.base).kind == "outside" else family
         yield ("source", family), f"source images for {cell.method}", source
 
 

@@ -193,8 +193,9 @@ def _images_and_labels(batch: Any) -> tuple[Any, Any]:
     """The first two values of a batch of a loader or a stream."""
     if isinstance(batch, tuple | list) and len(batch) >= 2:
         return batch[0], batch[1]
+    of = f" of {len(batch)}" if isinstance(batch, tuple | list) else ""
     raise TypeError(
-        f"expected batches of (images, labels), got {type(batch).__name__}; without labels use adapter.stream"
+        f"expected batches of (images, labels), got {type(batch).__name__}{of}; without labels use adapter.stream"
     )
 
 

@@ -3,6 +3,8 @@ poem list                   every method, one line each
 poem list 'sar*'            those that match
 poem list bases 'vit*'      named models; also: parts corruptions data scenarios suites
 poem list suites --json
+
+Names that installed packages announce come last, each with its package; package.module:name needs no announcement.
 """  # noqa: D205, D415 - an epilog of the command's help
 
 from __future__ import annotations
@@ -10,6 +12,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from poem._util.outside import Kind
 
 KINDS = ("methods", "parts", "corruptions", "bases", "data", "scenarios", "suites")
 SUFFIX_LINES = {
@@ -70,7 +76,20 @@ def _hint(kind: str, pattern: str, names: Mapping[str, str]) -> str:
 
 
 def names_of(kind: str) -> dict[str, str]:
-    """Every name of a kind, with one line about it."""
+    """Every name of a kind, with one line about it; names of other packages come last, with where they come from."""
+    from poem._util.outside import announced
+
+    groups: dict[str, Kind] = {"methods": "method", "parts": "part", "bases": "base", "data": "data set"}
+    own = _own_names(kind)
+    if kind not in groups:
+        return own
+    found = announced(groups[kind])
+    hidden = {name: f"{own[name]}; another is {each}" for name, each in found.items() if name in own}
+    return own | hidden | {name: str(each) for name, each in found.items() if name not in own}
+
+
+def _own_names(kind: str) -> dict[str, str]:
+    """Every name of a kind that this package has."""
     if kind == "methods":
         from poem.recipes.methods import HOSTS, METHODS, describe
 
@@ -85,8 +104,10 @@ def names_of(kind: str) -> dict[str, str]:
         return fifteen | dict.fromkeys(EXTRA, "held out: settings may be chosen on it")
     if kind == "bases":
         from poem import zoo
+        from poem._util.outside import announced
 
-        return {name: f"{zoo.base(name).tag}; {zoo.base(name).notes}" for name in zoo.bases()}
+        own = [name for name in zoo.bases() if name not in announced("base")]
+        return {name: f"{zoo.base(name).tag}; {zoo.base(name).notes}" for name in own}
     if kind == "data":
         return _data()
     if kind == "scenarios":

@@ -53,13 +53,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to its parser."""
     parser.add_argument("folder", type=path_argument, help="images, at any depth; in order of their names")
     parser.add_argument(
-        "--model", default="effnet-lite0", help="a base (`poem list bases`), or package.module:function"
+        "--model", default="effnet-lite0", help="a base (`poem list bases`), a hub id, or package.module:name"
     )
     parser.add_argument(
         "--weights",
         help="a file or folder with the base's weights; for package.module:function a .pth or .safetensors file",
     )
-    parser.add_argument("--method", help="a name that `poem list` prints; default: auto, with --guard")
+    parser.add_argument(
+        "--method", help="a name of `poem list`, or package.module:name; default: auto, with --guard"
+    )
     parser.add_argument(
         "-o", "--out", type=path_argument, default=Path("predictions.csv"), help="default: predictions.csv"
     )
@@ -304,6 +306,21 @@ def _log(line: str) -> None:
     print(line, file=sys.stderr)
 
 
+def _is_plain_function(name: str) -> bool:
+    """Whether a model's name is that of a function which states no weights and normalisation."""
+    from poem._util import outside
+    from poem.zoo.catalog import Base
+    from poem.zoo.hub_bases import is_hub_id
+    from poem.zoo.outside_bases import Factory, factory_of
+
+    if ":" not in name or is_hub_id(name):
+        return False
+    if not outside.is_path(name):
+        raise ValueError(f"expected package.module:function, such as torchvision.models:resnet18, got {name!r}")
+    found = factory_of(name)
+    return not isinstance(found, Base) and found == Factory(found.build)
+
+
 def open_model(
     name: str,
     weights: str | None,
@@ -323,7 +340,7 @@ def open_model(
     from poem.predict import class_count, imagenet_class_names, import_model, torchvision_path
     from poem.streams.loading.prepare import Prepare
 
-    if ":" in name:
+    if _is_plain_function(name):
         model = import_model(name)
         if weights is None:
             _log(
@@ -349,7 +366,8 @@ def open_model(
             _log(
                 f"{flag} replaces {name}'s own {flag[2:]} {expected}: its accuracy may suffer; leave it out to use that"
             )
-    prepare = Prepare(resize=resize or base.resize, crop=crop or base.crop, interpolation=base.interpolation)
+    sides = {"resize": resize or base.resize or crop or None, "crop": crop or base.crop or None}
+    prepare = Prepare(**sides, interpolation=base.interpolation)
     imagenet = base.classes == 1000
     settings = {"prepare": prepare, "mean": mean or base.mean, "std": std or base.std,
                 "names": imagenet_class_names() if imagenet else {},

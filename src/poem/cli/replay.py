@@ -138,7 +138,7 @@ def _guard(model: nn.Module, header: dict[str, Any], audit: Path) -> Guard:
             raise ValueError(
                 f"expected an audit of this version, got {audit}, whose guard has a setting {strange[0]!r}"
             )
-        recipe = read(dict(header["recipe"]))
+        recipe = read(dict(header["recipe"]), trusted=False)
         settings = {name: header[name] for name in ("batch_size", "mean", "std", "seed", "precision", "split")}
         return adapt(
             model, recipe, classes=header["mask"], guard=dict(header["guard"]), compile=header.get("compile", False),

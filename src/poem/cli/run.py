@@ -3,6 +3,7 @@ poem run --base digits-bn --data digits-test --method poem --corruption fog --pr
 poem run --base vit-b16-B --data imagenet-c --method sar --corruption fog --n 1000 --root ROOT -o sar.json
 poem run --base digits-gn --data digits-test --method tent --scenario continual --corruption fog snow contrast
 poem run --base digits-bn --data digits-test --method tent --corruption fog --guard
+poem run --base my_models:small --data my_data:photos --method my_methods:mine+poem --weights small.pth
 poem run CELL.json --seed 1 --set changes.threshold=0.5
 
 CELL.json holds a cell, or a result, whose cell is then run again; flags > file > defaults.
@@ -36,9 +37,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "file", nargs="?", type=path_argument, metavar="CELL.json", help="a cell or a result; flags go on top"
     )
-    parser.add_argument("--base", help="a named base; poem list bases prints them")
-    parser.add_argument("--data", help="a data set's name; clean data is corrupted on the fly")
-    parser.add_argument("--method", help="a method's name; poem list prints them")
+    parser.add_argument("--base", help="a name of poem list bases, timm:NAME, ..., or package.module:name")
+    parser.add_argument("--data", help="a data set's name, or package.module:name; clean data is corrupted here")
+    parser.add_argument("--method", help="a name of poem list, or package.module:name")
     parser.add_argument("--scenario", help="single, continual, mixed, label-shift, ...; default: single")
     parser.add_argument("--corruption", dest="corruptions", nargs="+", metavar="NAME", help="default: clean")
     parser.add_argument("--severity", type=int, help="1 to 5; default: 5")
@@ -51,7 +52,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, help="of the CPU; default: 1")
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="any other field of the cell")
     parser.add_argument("--root", help="where data lies; default: $POEM_DATA")
-    parser.add_argument("--weights", metavar="FOLDER", help="where weight files lie")
+    parser.add_argument(
+        "--weights", metavar="FOLDER", help="where weight files lie; or the one file of a network of your own"
+    )
     parser.add_argument("--device", default="cpu", help="default: cpu")
     parser.add_argument("--loaders", type=int, default=0, metavar="N", help="loader processes; default: 0")
     parser.add_argument("-o", "--out", type=path_argument, metavar="FILE", help="write the result as JSON")
@@ -128,10 +131,12 @@ def _cell(args: argparse.Namespace) -> Cell:
 def _check_names(cell: Cell) -> None:
     """Raise for unknown names of base, data, method and scenario before anything is opened."""
     from poem import zoo
-    from poem.streams.datasets import canonical
+    from poem._util import outside
+    from poem.streams.datasets import DATASETS, canonical
 
     zoo.base(cell.base)
-    canonical(cell.data)
+    if (name := canonical(cell.data)) not in DATASETS:
+        outside.load("data set", name)
     cell.recipe()
     cell.order()
 

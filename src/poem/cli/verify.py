@@ -17,8 +17,10 @@ from poem.cli._option_checks import rgb_argument
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to its parser."""
-    parser.add_argument("base", help="a named base, or 'list' for all of them")
-    parser.add_argument("data", nargs="?", help="a data set's name, or a folder or tar of class folders")
+    parser.add_argument("base", help="a named base, a hub id or package.module:name; 'list' for all names")
+    parser.add_argument(
+        "data", nargs="?", help="a data set's name, package.module:name, or a folder or tar of class folders"
+    )
     parser.add_argument("--root", help="where named data lies; default: $POEM_DATA")
     parser.add_argument("--weights", help="a file or folder with the weights, or 'random'")
     parser.add_argument("--limit", type=int, metavar="N", help="measure N images instead of all")
@@ -76,8 +78,11 @@ def _watch(indices: Sequence[int], title: str) -> Iterable[int]:
 
 def _print_bases() -> int:
     from poem import zoo
+    from poem._util.outside import announced
 
-    for name in zoo.bases():
+    for name, found in announced("base").items():
+        print(f"{name:<16} outside     {found}")
+    for name in (each for each in zoo.bases() if each not in announced("base")):
         base = zoo.base(name)
         print(f"{name:<16} {base.kind:<11} {base.tag}\n{'':<16} {base.normalisation}; {base.notes}")
         for accuracy in base.known[:2]:

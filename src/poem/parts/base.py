@@ -83,7 +83,11 @@ class Part(Checked, ABC):
                     yield f"{name}.{place}".rstrip("."), part
 
     def __repr__(self) -> str:
-        """The class name, with the first setting by position and others only where they differ from the default."""
+        """The class name, with the first setting by position and others only where they differ from the default.
+
+        A part of another package has its module before the name, `package.module:Mine(0.5)`, so that the text makes it
+        again elsewhere and equal names of two packages do not look equal.
+        """
         words = []
         for index, item in enumerate(dataclasses.fields(self)):
             value = getattr(self, item.name)
@@ -92,7 +96,14 @@ class Part(Checked, ABC):
                 words.append(f"{value!r}")
             elif value != default:
                 words.append(f"{item.name}={value!r}")
-        return f"{type(self).__name__}({', '.join(words)})"
+        return f"{_written_name(type(self))}({', '.join(words)})"
+
+
+def _written_name(kind: type) -> str:
+    """The name of a part's class in text, with its module where that is another package's and can be imported."""
+    importable = kind.__qualname__ == kind.__name__ and kind.__module__ not in ("__main__", "builtins")
+    own = kind.__module__.partition(".")[0] == __name__.partition(".")[0]
+    return kind.__name__ if own or not importable else f"{kind.__module__}:{kind.__name__}"
 
 
 def inside(memory: Mapping[str, Tensor], name: str) -> Memory:

@@ -1,5 +1,8 @@
 """Every method as a recipe. A new method is a new recipe here; a new idea is a new part in `parts/`.
 
+Methods of other packages are recipes too: `package.module:name`, or a name that a package announces in the group
+`poem.methods` (`poem._util.outside`), each a `Recipe` or a function that returns one.
+
 `HOST+poem` adds exploration and the adapt branch to a host method, `HOST+poem-i` exploration alone, `HOST+poem-ii` the
 branch alone, and `HOST*` repeats the host's update without selecting again.
 """
@@ -12,9 +15,11 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Literal, get_args
 
+from poem._util import outside
 from poem._util.nearest import nearest_names
 from poem.parts.augment import AugMix
 from poem.parts.bank import MemoryBank
+from poem.parts.base import Part
 from poem.parts.branch import AdaptBranch
 from poem.parts.exploration import Explore, Repeat
 from poem.parts.objective import (
@@ -411,9 +416,22 @@ SUFFIXES: dict[str, Callable[[Recipe], Recipe]] = {
 
 
 def recipe(name: str, preset: Preset = "imagenet") -> Recipe:
-    """The recipe of a method by name: a method, or a host with `+poem`, `+poem-i`, `+poem-ii` or `*`."""
+    """The recipe of a method by name: a method, or a host with `+poem`, `+poem-i`, `+poem-ii` or `*`.
+
+    Args:
+        name: One of `methods()`, or `package.module:name` of a `Recipe` or of a function that returns one.
+        preset: Published constants for other data. An outside function gets it if it has a parameter `preset`; an
+            outside recipe is taken as it is.
+
+    Raises:
+        ValueError: An unknown name, or a module that cannot be imported.
+        TypeError: The outside object is no recipe and returns none.
+    """
     host, suffix = _parsed(name)
-    if host and name not in methods():
+    if not host and (outer := _outside(name)) is not None:
+        found = _outside_recipe(outer[0], preset)
+        return SUFFIXES[outer[1]](found) if outer[1] else found
+    if host and f"{host}{suffix}" not in _own_names():
         raise ValueError(f"{host} has nothing for {suffix!r} to build on; it goes with {' '.join(HOSTS)}")
     if not host:
         near = nearest_names(name.lower(), methods(), most=3, cutoff=0.5)
@@ -424,9 +442,55 @@ def recipe(name: str, preset: Preset = "imagenet") -> Recipe:
 
 
 def methods(pattern: str = "*") -> list[str]:
-    """Names of all methods, those without a suffix first, or those that match a pattern such as `'sar*'`."""
-    names = [*METHODS, *(f"{host}{suffix}" for host in HOSTS for suffix in SUFFIXES)]
+    """Names of all methods, those without a suffix first, or those that match a pattern such as `'sar*'`.
+
+    Names that installed packages announce come last.
+    """
+    own = _own_names()
+    names = own + [name for name in outside.announced("method") if name not in own]
     return names if pattern == "*" else [name for name in names if fnmatchcase(name, pattern)]
+
+
+def _own_names() -> list[str]:
+    return [*METHODS, *(f"{host}{suffix}" for host in HOSTS for suffix in SUFFIXES)]
+
+
+def is_outside_method(name: str) -> bool:
+    """Whether a name, with or without a suffix, is of another package; it may still fail to import."""
+    return not _parsed(name)[0] and _outside(name) is not None
+
+
+def _outside(name: str) -> tuple[str, str] | None:
+    """Outside name and suffix of a method's name, or None."""
+    for suffix in ("", *SUFFIXES):
+        host = name.removesuffix(suffix)
+        if name.endswith(suffix) and outside.is_outside("method", host):
+            return host, suffix
+    return None
+
+
+def _outside_recipe(name: str, preset: Preset) -> Recipe:
+    """The recipe that an outside name stands for, or that its function returns."""
+    made = given = outside.load("method", name)
+    if callable(given) and not isinstance(given, Recipe):
+        if preset not in get_args(Preset):
+            preset_values(tent(), "tent", preset)  # raises with the nearest preset
+        try:
+            takes = "preset" in inspect.signature(given).parameters
+            made = given(preset=preset) if takes else given()
+        except Exception as error:
+            reason = (str(error).strip() or "no reason given").splitlines()[0]
+            raise ValueError(
+                f"expected {name} to return a poem.Recipe when it is called without arguments (or with preset alone), "
+                f"got {type(error).__name__}: {reason}"
+            ) from error
+    if not isinstance(made, Recipe):
+        kind = made.__name__ if isinstance(made, type) else type(made).__name__
+        hint = "return poem.Recipe(...) or dataclasses.replace(poem.recipe('tent'), ...)"
+        if isinstance(made, Part) or (isinstance(made, type) and issubclass(made, Part)):
+            hint = f"a part goes into a recipe: poem.Recipe(select=...), or --method tent --set changes.select={name}"
+        raise TypeError(f"expected {name} to be a poem.Recipe or a function that returns one, got {kind}; {hint}")
+    return made
 
 
 def preset_values(method: Recipe, name: str, preset: Preset) -> Recipe:
@@ -467,13 +531,24 @@ def preset_values(method: Recipe, name: str, preset: Preset) -> Recipe:
 
 def describe(name: str) -> str:
     """What a method does, its paper, reference code and differences, as its docstring says."""
-    recipe(name)
+    found = recipe(name)
     host, suffix = _parsed(name)
+    if not host and (outer := _outside(name)) is not None:
+        return _outside_description(*outer, found)
     text = inspect.cleandoc(METHODS[host].__doc__ or "")
     if suffix:
         added = inspect.cleandoc(SUFFIXES[suffix].__doc__ or "")
         text = f"{host} with this on top: {added}\n\n{host}: {text}"
     return text
+
+
+def _outside_description(host: str, suffix: str, found: Recipe) -> str:
+    """The docstring of an outside function, and where it comes from."""
+    given = outside.load("method", host)
+    text = "" if isinstance(given, Recipe) else inspect.cleandoc(given.__doc__ or "")
+    about = outside.announced("method").get(host, outside.path_of("method", host))
+    added = f" with this on top: {inspect.cleandoc(SUFFIXES[suffix].__doc__ or '')}" if suffix else ""
+    return f"{text or 'A recipe of its own.'}{added}\n\nFrom: {about}"
 
 
 def _parsed(name: str) -> tuple[str, str]:

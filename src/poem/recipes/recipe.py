@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from poem._util.nearest import nearest_names
+from poem._util.outside import is_path
 from poem.parts.augment import Augment
 from poem.parts.base import Need, Part
 from poem.parts.branch import AdaptBranch
@@ -108,9 +109,12 @@ class Recipe(Checked):
         Whole fields are replaced first, so that the order in which changes are given does not matter. A recipe for
         batch norm is changed alike, but for settings of the branch and the number of updates.
 
+        A part may be given as text, as suites write it: `select="EntropyBelow(0.4) & my_package.parts:Mine(0.5)"`.
+
         A threshold is one fraction of ln C for every round. A selection whose first round has a fraction of its own is
         not guessed at: it is an error that says what to pass.
         """
+        changes = {name: _from_text(value) for name, value in changes.items()}
         recipe = self
         if self.on_batch_norm is not None and "on_batch_norm" not in changes:
             own = {name: value for name, value in changes.items() if name not in ("alpha", "depth", "rounds")}
@@ -173,6 +177,15 @@ def field_name(name: str) -> str:
 def _is_which(name: str, value: object) -> bool:
     """Whether a change is the readout's `which`, a setting of that part, and not the part."""
     return name == "readout" and isinstance(value, str)
+
+
+def _from_text(value: Any) -> Any:
+    """The part that a text with a call or with `package.module:name` stands for; any other value as it is."""
+    if isinstance(value, str) and (value.rstrip().endswith(")") or is_path(value)):
+        from poem.recipes.text import parse  # which needs this module
+
+        return parse(value)
+    return value
 
 
 def _rounds(explore: Exploration, updates: int) -> Exploration:

@@ -1,7 +1,8 @@
 """Recipes as text and back: what suites, reports and the command line are written in.
 
 `parse("EntropyBelow(0.5) & PLPDAbove(0.2)")` gives the parts. Only the parts of `poem.parts`, plain values, `&`, `+`
-and `/` are understood: text is read, never executed.
+and `/` are understood: text is read, never executed. Parts of other packages are written as `package.module:Name(0.5)`,
+or by the name that a package announces in the group `poem.parts`; their module is imported.
 """
 
 from __future__ import annotations
@@ -10,11 +11,14 @@ import ast
 import dataclasses
 import inspect
 import operator
+import re
 from collections.abc import Iterator
 from typing import Any
 
 from poem import parts
+from poem._util import outside
 from poem._util.nearest import nearest_hint
+from poem.parts.base import Part
 from poem.parts.fields import Checked
 from poem.recipes.learning_rate import Rule
 from poem.recipes.recipe import FIELDS, Recipe, field_name
@@ -30,21 +34,34 @@ _OPERATORS: dict[type[ast.operator], Any] = {
     ast.Add: operator.add,
     ast.Div: operator.truediv,
 }
+_PATH_OR_WORDS = re.compile(r"""('[^']*'|"[^"]*")|([^\W\d][\w.]*):(?=[^\W\d])""")
+"""Text in quotes, or what stands before the colon of `package.module:Name`."""
 LENGTH, DEPTH = 10_000, 64  # of a text in characters and in levels; far more than any recipe has
 
 
-def parse(text: str) -> Any:
-    """The part, or the plain value, that a text stands for."""
+def parse(text: str, *, trusted: bool = True) -> Any:
+    """The part, or the plain value, that a text stands for.
+
+    Args:
+        text: Such as `EntropyBelow(0.5)` or `my_package.parts:Mine(0.5)`.
+        trusted: Whether the module of any `package.module:Name` may be imported. False for text that may come from
+            somebody else: then only parts that an installed package announces are.
+
+    Raises:
+        ValueError: Text that is none, a part that is not there, or settings that it does not take.
+    """
     if not isinstance(text, str):
         raise TypeError(f"expected text, got {text!r}")
     text = text.strip()
     try:
-        tree = ast.parse(text, mode="eval") if len(text) <= LENGTH else None
+        # "a.b:C(1)" is parsed as "a.b.C(1)", whose last dot is the colon; positions stay as they are.
+        plain = _PATH_OR_WORDS.sub(lambda found: found[1] or f"{found[2]}.", text)
+        tree = ast.parse(plain, mode="eval") if len(text) <= LENGTH else None
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         tree = None
     if tree is None or any(level > DEPTH for level in _levels(tree.body)):
         raise ValueError(f"expected parts such as 'EntropyBelow(0.4) & PLPDAbove(0.2)', got {_cut(text)!r}")
-    return _read(tree.body, text)
+    return _read(tree.body, text, trusted)
 
 
 def written(recipe: Recipe) -> dict[str, str]:
@@ -53,9 +70,9 @@ def written(recipe: Recipe) -> dict[str, str]:
     return {name: repr(getattr(recipe, name)) for name in fields}
 
 
-def read(fields: dict[str, str]) -> Recipe:
-    """The recipe that `written` wrote; missing fields take their defaults."""
-    return Recipe(**{field_name(name): parse(text) for name, text in fields.items()})
+def read(fields: dict[str, str], *, trusted: bool = True) -> Recipe:
+    """The recipe that `written` wrote; missing fields take their defaults. `trusted` is as in `parse`."""
+    return Recipe(**{field_name(name): parse(text, trusted=trusted) for name, text in fields.items()})
 
 
 def _levels(body: ast.expr) -> Iterator[int]:
@@ -67,23 +84,28 @@ def _levels(body: ast.expr) -> Iterator[int]:
         left += [(child, level + 1) for child in ast.iter_child_nodes(node)]
 
 
-def _read(node: ast.expr, text: str) -> Any:
+def _read(node: ast.expr, text: str, trusted: bool) -> Any:
     if isinstance(node, ast.Constant) and isinstance(node.value, str | int | float | None):
         return node.value
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        return _computed(node, text, operator.neg, node.operand)
+        return _computed(node, text, trusted, operator.neg, node.operand)
     if isinstance(node, ast.Tuple):
-        return tuple(_read(each, text) for each in node.elts)
+        return tuple(_read(each, text, trusted) for each in node.elts)
     if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-        return _computed(node, text, _OPERATORS[type(node.op)], node.left, node.right)
+        return _computed(node, text, trusted, _OPERATORS[type(node.op)], node.left, node.right)
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-        return _made(node, node.func.id, text)
+        return _made(node, _part(node.func.id, text, trusted), node.func.id, text, trusted)
+    if isinstance(node, ast.Call) and (path := _path(node.func)) is not None:
+        return _made(node, _outside_part(path, text, trusted), path, text, trusted)
+    if (path := _path(node)) is not None:
+        found = _outside_part(path, text, trusted, instance=True)
+        return _checked_call(found) if isinstance(found, type) else found
     raise ValueError(f"expected parts, numbers and words in quotes, got {_source(node, text)} in {_cut(text)!r}")
 
 
-def _computed(node: ast.expr, text: str, operate: Any, *operands: ast.expr) -> Any:
+def _computed(node: ast.expr, text: str, trusted: bool, operate: Any, *operands: ast.expr) -> Any:
     """Parts joined, numbers divided or negated."""
-    values = [_read(each, text) for each in operands]
+    values = [_read(each, text, trusted) for each in operands]
     try:
         return operate(*values)
     except (TypeError, ArithmeticError) as error:
@@ -93,28 +115,62 @@ def _computed(node: ast.expr, text: str, operate: Any, *operands: ast.expr) -> A
         raise ValueError(f"cannot compute {_source(node, text)} ({error}); {remedy}") from error
 
 
-def _made(node: ast.Call, name: str, text: str) -> Any:
+def _made(node: ast.Call, part: Any, name: str, text: str, trusted: bool) -> Any:
     """A part with its settings; what it refuses in Python it refuses here, in the same words."""
-    part = _part(name, text)
     takes = f"{name} takes ({', '.join(item.name for item in dataclasses.fields(part))})"
     names = [each.arg for each in node.keywords]
     if None in names or len(set(names)) < len(names) or any(isinstance(each, ast.Starred) for each in node.args):
         raise ValueError(f"{takes}, each once and by its name, got {_source(node, text)}")
-    values = [_read(each, text) for each in node.args]
-    named = {str(each.arg): _read(each.value, text) for each in node.keywords}
+    values = [_read(each, text, trusted) for each in node.args]
+    named = {str(each.arg): _read(each.value, text, trusted) for each in node.keywords}
     try:
         inspect.signature(part).bind(*values, **named)
     except TypeError as error:
         raise ValueError(f"{takes}, got {_source(node, text)}") from error
+    return _checked_call(part, *values, **named)
+
+
+def _checked_call(part: Any, *values: Any, **named: Any) -> Any:
     try:
         return part(*values, **named)
     except TypeError as error:
         raise ValueError(str(error)) from error
 
 
-def _part(name: str, text: str) -> Any:
+def _path(node: ast.expr) -> str | None:
+    """`a.b:C` of a node that reads a.b.C, or None for any other node."""
+    words: list[str] = []
+    while isinstance(node, ast.Attribute):
+        words, node = [node.attr, *words], node.value
+    if not words or not isinstance(node, ast.Name):
+        return None
+    return f"{'.'.join([node.id, *words[:-1]])}:{words[-1]}"
+
+
+def _outside_part(path: str, text: str, trusted: bool, *, instance: bool = False) -> Any:
+    """The class of a part at `package.module:Name`, or, where that is allowed, a part that the module has made."""
+    known = [each.path for each in outside.announced("part").values()]
+    if not trusted and path not in known:
+        raise ValueError(
+            f"expected parts of poem, or of a package that announces them, in {_cut(text)!r}, which may come from "
+            f"somebody else: {path!r} would be imported"
+        )
+    found = outside.load("part", path)
+    if isinstance(found, type) and issubclass(found, Checked) and not inspect.isabstract(found):
+        return found
+    if instance and isinstance(found, Part):
+        return found
+    kind = found.__name__ if isinstance(found, type) else type(found).__name__
+    hint = "write it without ()" if isinstance(found, Part) else "docs/writing-a-part.md shows how to make one"
+    raise ValueError(f"expected {path} to be a class derived from one of poem.parts, got {kind}; {hint}")
+
+
+def _part(name: str, text: str, trusted: bool) -> Any:
+    if name not in PARTS and outside.is_outside("part", name):
+        return _outside_part(outside.path_of("part", name), text, trusted)
     if name not in PARTS:
-        hint = nearest_hint(name, PARTS, most=3, cutoff=0.5, show=str, otherwise="see poem.parts")
+        known = [*PARTS, *outside.announced("part")]
+        hint = nearest_hint(name, known, most=3, cutoff=0.5, show=str, otherwise="see poem.parts")
         raise ValueError(f"no part is called {name!r} in {_cut(text)!r}; {hint}")
     return PARTS[name]
 

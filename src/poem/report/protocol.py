@@ -80,7 +80,7 @@ def _rate(result: CellResult) -> str:
         return MISSING
     ran = result.recipe.get("lr", "not stated")
     try:
-        rate = parse(ran)
+        rate = parse(ran, trusted=False)
         ran = f"{rate:g}" if isinstance(rate, int | float) else str(rate)
     except ValueError:  # the recipe of a version with other parts
         pass

@@ -159,9 +159,16 @@ class Tensors(ImageSet):
         self.images = pixels
 
     def _read(self, index: int) -> Tensor:
-        image = self.images[index].detach().cpu()
-        if image.is_floating_point():
-            if not 0 <= float(image.min()) <= float(image.max()) <= 1:
-                raise Unreadable(f"{self.where(index)}: expected values in [0, 1]; give images before normalisation")
-            image = (image * 255).round().to(torch.uint8)
-        return image.expand(3, -1, -1).contiguous()
+        return to_pixels(self.images[index], self.where(index))
+
+
+def to_pixels(image: Tensor, where: str) -> Tensor:
+    """An image (3, H, W) or (1, H, W), uint8 or float in [0, 1], as uint8 (3, H, W)."""
+    image = image.detach().cpu()
+    if image.is_floating_point():
+        if not 0 <= float(image.min()) <= float(image.max()) <= 1:
+            raise Unreadable(f"{where}: expected values in [0, 1]; give images before normalisation")
+        image = (image * 255).round().to(torch.uint8)
+    if image.dtype != torch.uint8:
+        raise Unreadable(f"{where}: expected an image of uint8, or float in [0, 1], got {image.dtype}")
+    return image.expand(3, -1, -1).contiguous()

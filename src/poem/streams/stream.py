@@ -64,6 +64,7 @@ class Stream:
 
     Args:
         data: Clean images, corrupted on the fly as the order asks; or a function from shift to data set (`Domains`).
+            Any `torch.utils.data.Dataset` of (image, label) pairs will do, its images before normalisation.
         order: Which domains come when, and how their images are arranged.
         batch_size: Images per batch, unless the order prescribes it.
         seed: Seed of corruptions made on the fly; by default the order's.
@@ -84,6 +85,10 @@ class Stream:
         asked, prescribed = self.batch_size, self.order.batch_size
         if asked is not None and prescribed is not None and asked != prescribed:
             raise ValueError(f"{self.order.name} prescribes batch size {prescribed}, got {asked}")
+        from poem.streams.datasets.own_sets import as_images, is_images  # which is of a package that imports this one
+
+        if not is_images(self.data) and not callable(self.data):
+            self.data = as_images(self.data, name=type(self.data).__name__)
         self.size = asked or prescribed or 64
         self.failures: list[str] = []
 

@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal
 
+from poem._util import outside
 from poem._util.nearest import nearest_hint
 
 TRAINED = Path(__file__).resolve().parent / "trained"
@@ -44,25 +45,30 @@ class Base:
     """One baseline: everything that must be equal for two numbers to be comparable."""
 
     name: str
-    kind: Literal["torchvision", "timm", "keras", "wheel", "own", "yours"]
+    kind: Literal["torchvision", "timm", "keras", "wheel", "own", "yours", "outside", "transformers"]
     """Library whose network it is and that publishes its weights; "keras": Keras' weights in torchvision's network,
-    changed to fit; "yours": torchvision's network with weights that you train."""
+    changed to fit; "yours": torchvision's network with weights that you train; "outside": built by a function of
+    another package (`poem.zoo.outside_bases`)."""
     arch: str
-    """Name of the network in that library."""
+    """Name of the network in that library; `package.module:name` of an outside one."""
     tag: str
     """Tag of the exact weights."""
     file: str
-    """Name of the weight file; a hash in the name, as torchvision's, is checked."""
+    """Name of the weight file; a hash in the name, as torchvision's, is checked. Empty where the network's builder
+    loads its own weights."""
     mean: Triple
     std: Triple
     resize: int
     crop: int
+    """Side of the input in pixels; 0 for images as they are stored."""
     interpolation: Literal["bilinear", "bicubic"] = "bilinear"
     classes: int = 1000
     known: tuple[KnownAccuracy, ...] = ()
     legacy: bool = False
     """Normalised otherwise than its weights expect, on purpose, because published numbers were."""
     notes: str = ""
+    source: str = ""
+    """Name of the data set of its training images, for methods that need some; empty as `poem.bench` knows it."""
 
     @property
     def normalisation(self) -> str:
@@ -220,12 +226,31 @@ _BASES = {base.name: base for base in _ALL}
 
 
 def bases(pattern: str = "*") -> list[str]:
-    """Names of all bases, or those that match a pattern such as `'vit*'`."""
-    return [name for name in _BASES if fnmatchcase(name, pattern)]
+    """Names of all bases, or those that match a pattern such as `'vit*'`; those of other packages come last."""
+    names = [*_BASES, *(name for name in outside.announced("base") if name not in _BASES)]
+    return [name for name in names if fnmatchcase(name, pattern)]
 
 
 def base(name: str) -> Base:
-    """The base of that name; an unknown name is an error with the nearest one."""
-    if name not in _BASES:
-        raise ValueError(f"unknown base {name!r}; {nearest_hint(name, _BASES)}")
-    return _BASES[name]
+    """The base of that name.
+
+    Args:
+        name: One of `bases()`; `package.module:name` of a function that returns a network, or of a `Factory`; or a hub
+            id: `timm:NAME`, `torchvision:NAME.WEIGHTS`, `hf:ORG/NAME`.
+
+    Raises:
+        ValueError: An unknown name, with the nearest one, or a module that cannot be imported.
+        TypeError: A function that returns no network.
+        ImportError: The library of a hub id is not installed; the message says what to type.
+    """
+    if name in _BASES:
+        return _BASES[name]
+    from poem.zoo import hub_bases, outside_bases  # which build bases of this module
+
+    if hub_bases.is_hub_id(name):
+        return hub_bases.hub_base(name)
+    if outside.is_outside("base", name):
+        return outside_bases.outside_base(name)
+    own = "your own: package.module:function, or a hub id, timm:NAME, torchvision:NAME.WEIGHTS or hf:ORG/NAME"
+    hint = nearest_hint(name, bases(), otherwise=f"known: {', '.join(bases())}; {own}")
+    raise ValueError(f"unknown base {name!r}; {hint}")

@@ -104,6 +104,8 @@ def other_preprocessing(
             words = f"stated {zoo.normalisation(stated.mean, stated.std)}; use {own}, {zoo.normalisation(mean, std)}"
             yield "mean/std", words, replace(stated, mean=mean, std=std)
     frame = stated.resize_crop
+    if not frame.crop:  # images as stored: the size is not known
+        return
     other: Literal["bilinear", "bicubic"] = "bicubic" if frame.interpolation == "bilinear" else "bilinear"
     wider = ResizeCrop(round(frame.crop / 0.875), frame.crop, frame.interpolation)
     tight = ResizeCrop(frame.crop, frame.crop, frame.interpolation)

@@ -11,8 +11,10 @@ from torch import Tensor, nn
 
 from poem.zoo import nets
 from poem.zoo.catalog import Base, base
+from poem.zoo.hub_bases import EXTRAS, build_hugging_face
 from poem.zoo.imagenet_nets import IMAGENET_NETS
-from poem.zoo.weights import check_sha256, differing_keys, find_weights, read_tensors
+from poem.zoo.outside_bases import build_outside
+from poem.zoo.weights import check_sha256, differing_keys, read_tensors, weights_file
 
 COUNTER = "num_batches_tracked"
 """Last part of the name of batch norm's counters of training batches; some files lack them, and no logit needs them."""
@@ -22,7 +24,7 @@ def load(name: str, weights: str | os.PathLike[str] | None = None, *, seed: int 
     """Load the network of a base, in eval mode on the CPU; returns it with the base.
 
     Args:
-        name: One of `bases()`.
+        name: As in `base`: one of `bases()`, `package.module:name`, or a hub id.
         weights: A file, or a folder that holds the base's file; `"random"` for untrained weights; None to look in
             $POEM_DATA, then in the download caches, then to download.
         seed: Seed of untrained weights.
@@ -31,10 +33,14 @@ def load(name: str, weights: str | os.PathLike[str] | None = None, *, seed: int 
         FileNotFoundError: The weights were not found; the message says which file to put where.
     """
     chosen = base(name)
-    path = None if weights == "random" else find_weights(chosen, weights)
+    random = weights == "random"
+    path = None if random else weights_file(chosen, weights)
     if path is not None:
         check_sha256(chosen, path, named_by_user=weights is not None)
-    model = _build(chosen, seed)
+    if chosen.kind == "transformers":
+        model = build_hugging_face(chosen, random=random or path is not None, seed=seed)
+    else:
+        model = _build(chosen, seed if random else 0)
     if path is not None:
         _load_base_weights(chosen, model, path)
     return model.eval(), chosen
@@ -42,16 +48,21 @@ def load(name: str, weights: str | os.PathLike[str] | None = None, *, seed: int 
 
 def require_builder(chosen: Base) -> str:
     """Name of the package that builds a base's network; raises ImportError if it is not installed."""
-    library = {"own": "poem", "torchvision": "torchvision", "yours": "torchvision"}.get(chosen.kind, "timm")
+    if chosen.kind == "outside":
+        return chosen.arch.partition(":")[0].partition(".")[0]
+    own = {"own": "poem", "torchvision": "torchvision", "yours": "torchvision", "transformers": "transformers"}
+    library = own.get(chosen.kind, "timm")
     library = IMAGENET_NETS[chosen.arch][0] if chosen.arch in IMAGENET_NETS else library
     if find_spec(library) is None:
-        raise ImportError(f"{chosen.name} is built by {library}; pip install 'poem-tta[bench]'")
+        raise ImportError(f"{chosen.name} is built by {library}; {EXTRAS[library]}")
     return library
 
 
 def _build(chosen: Base, seed: int = 0) -> nn.Module:
     """Build the network with random weights drawn from the seed."""
     library = require_builder(chosen)
+    if chosen.kind == "outside":
+        return build_outside(chosen.name, seed)
     if chosen.kind == "own":
         return nets.build(chosen.arch, seed=seed)
     make: Callable[[], nn.Module]
@@ -79,6 +90,9 @@ def _load_base_weights(chosen: Base, model: nn.Module, path: Path) -> None:
     """
     if chosen.kind == "own":
         nets.load_net(model, path)
+        return
+    if chosen.kind in ("outside", "transformers"):
+        load_weights(model, path)
         return
     if path.suffix == ".npz" and hasattr(model, "load_pretrained"):  # Google's own ViT files, in timm's network
         model.load_pretrained(str(path))  # type: ignore[operator]

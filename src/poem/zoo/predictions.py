@@ -28,7 +28,8 @@ log = logging.getLogger("poem")
 class ResizeCrop:
     """Resize the short side to `resize`, crop the centre to `crop`; an image smaller than `crop` is enlarged to it.
 
-    `direct` resizes to a square of `crop` pixels instead. Images of that size are left as they are.
+    `direct` resizes to a square of `crop` pixels instead. Images of that size are left as they are, and with a `crop`
+    of 0 all are.
     """
 
     resize: int
@@ -37,6 +38,8 @@ class ResizeCrop:
     direct: bool = False
 
     def __str__(self) -> str:
+        if not self.crop:
+            return "as stored"
         how = (
             f"straight to {self.crop}x{self.crop}"
             if self.direct
@@ -47,7 +50,7 @@ class ResizeCrop:
     def __call__(self, image: Tensor) -> Tensor:
         """Return uint8 (3, crop, crop) from (3, H, W)."""
         high, wide = image.shape[1:]
-        if (high, wide) == (self.crop, self.crop):
+        if not self.crop or (high, wide) == (self.crop, self.crop):
             return image
         picture = pillow().fromarray(image.permute(1, 2, 0).contiguous().numpy())
         if self.direct:
@@ -120,7 +123,8 @@ def predict_classes(
 
     def predict(pixels: list[Tensor]) -> None:
         x = torch.stack(pixels).to(device).float() / 255
-        logits = model((x - mean) / std)
+        output = model((x - mean) / std)
+        logits: Tensor = output if isinstance(output, Tensor) else output.logits
         logits = logits if mask is None else logits[:, mask]
         predictions.append(torch.where(logits.amax(1).isfinite(), logits.argmax(1), -1).cpu())
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from poem._util.files import read_json, write_atomic
 from poem.zoo.catalog import TRAINED, Base, training_records
+from poem.zoo.outside_bases import own_weights
 
 log = logging.getLogger("poem")
 
@@ -30,6 +31,8 @@ def find_weights(chosen: Base, weights: str | os.PathLike[str] | None = None) ->
         path = next((each for each in _candidates(chosen, given) if each.is_file()), None)
         if path is None:
             state = "which does not hold it" if given.exists() else "which does not exist"
+            if not chosen.file:
+                raise FileNotFoundError(f"expected a file with the weights of {chosen.name}, got {given}, {state}")
             raise FileNotFoundError(f"expected {chosen.file} in {given}, {state}; {_how_to_get(chosen)}")
         return path
     for path in local_weight_paths(chosen):
@@ -38,9 +41,16 @@ def find_weights(chosen: Base, weights: str | os.PathLike[str] | None = None) ->
     return _download(chosen)
 
 
+def weights_file(chosen: Base, weights: str | os.PathLike[str] | None = None) -> Path | None:
+    """As `find_weights`; None for a base whose builder loads its own weights, unless `weights` names others."""
+    return None if weights is None and not chosen.file else find_weights(chosen, weights)
+
+
 def _candidates(chosen: Base, path: Path) -> Iterator[Path]:
     """Paths where a base's file may be: the path itself, and below it."""
     yield path
+    if not chosen.file:
+        return
     yield path / chosen.file
     yield path / "weights" / chosen.file
     if chosen.kind == "timm":
@@ -49,6 +59,8 @@ def _candidates(chosen: Base, path: Path) -> Iterator[Path]:
 
 def local_weight_paths(chosen: Base) -> Iterator[Path]:
     """Paths on this machine where a base's file may be, in the order of the search: the package, $POEM_DATA, caches."""
+    if chosen.kind == "outside" and (own := own_weights(chosen.name)) is not None:
+        yield own
     yield TRAINED / chosen.file
     if os.environ.get("POEM_DATA"):
         yield from list(_candidates(chosen, Path(os.environ["POEM_DATA"]).expanduser()))[1:]
@@ -78,6 +90,8 @@ def _how_to_get(chosen: Base) -> str:
         return f"it is Keras' ImageNet weights, converted ({chosen.notes}); {put}"
     if chosen.kind == "yours":
         return f"nobody publishes it: train {chosen.arch} for {chosen.classes} classes ({chosen.notes}), and {put}"
+    if chosen.kind == "outside":
+        return f"it is the file that {chosen.arch} states; {put}"
     if chosen.kind == "torchvision":
         return f"it is torchvision's {chosen.tag}; {put}, or into {torch.hub.get_dir()}/checkpoints"
     return f"it is model.safetensors of timm/{chosen.tag} on the Hugging Face hub; {put}, under that name"
@@ -90,7 +104,7 @@ def _download(chosen: Base) -> Path:
         raise FileNotFoundError(f"no weights for {chosen.name} on this machine; {_how_to_get(chosen)}")
     try:
         with _socket_timeout(10.0):
-            _check_connection(host)
+            check_connection(host)
             if chosen.kind == "torchvision":
                 folder = Path(torch.hub.get_dir()) / "checkpoints"
                 folder.mkdir(parents=True, exist_ok=True)
@@ -108,7 +122,7 @@ def _download(chosen: Base) -> Path:
         ) from error
 
 
-def _check_connection(host: str) -> None:
+def check_connection(host: str) -> None:
     """Raise within seconds if the host cannot be reached; behind a proxy only the download itself can tell."""
     if not any(os.environ.get(key) for key in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
         socket.create_connection((host, 443), timeout=5.0).close()
@@ -158,6 +172,8 @@ def check_sha256(chosen: Base, path: Path, *, named_by_user: bool) -> None:
             if not named_by_user or _hash_in_name(path.name) is not None:
                 raise ValueError(f"{words}; copy it again")
             log.warning("%s; known accuracies may not hold", words)
+        return
+    if chosen.kind in ("outside", "transformers"):  # a network of one's own may be trained again
         return
     if chosen.kind == "own":
         before = training_records(f"{chosen.name.split('-')[0]}.json").get(chosen.name, {}).get("sha256")

@@ -1,4 +1,4 @@
-"""Cells on a Ray cluster. Each node has poem installed, and its own data and weights."""
+"""Cells on a Ray cluster. Each node has poem installed, the packages that cells name, and its own data and weights."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
+from poem._util.outside import extend_search_path, search_path
 from poem.bench.cell import Cell
 from poem.bench.load_cell import Machine
 from poem.bench.runners.runner import MEASURE, CellEnded, CellStarted, OnEvent, import_measure, run_cell
@@ -48,6 +49,7 @@ class Ray:
             task = ray.remote(_task)
             pending: dict[Any, Cell] = {}
             left = list(reversed(cells))
+            folders = search_path()
             _warn_if_infeasible(ray, max(cell.threads for cell in cells), each)
             try:
                 while left or pending:
@@ -55,7 +57,7 @@ class Ray:
                     while left and len(pending) < room:
                         cell = left.pop()
                         wanted = task.options(num_cpus=cell.threads, num_gpus=each, max_retries=self.retries)
-                        pending[wanted.remote(cell, self.machine, self.measure)] = cell
+                        pending[wanted.remote(cell, self.machine, self.measure, folders)] = cell
                         on_event(CellStarted(cell))
                     ready, _ = ray.wait(list(pending), num_returns=1, timeout=1.0)
                     for reference in ready:
@@ -65,8 +67,9 @@ class Ray:
                     ray.cancel(reference, force=True)
 
 
-def _task(cell: Cell, machine: Machine, measure: str) -> CellEnded:
-    """The task that a node runs."""
+def _task(cell: Cell, machine: Machine, measure: str, folders: tuple[str, ...]) -> CellEnded:
+    """The task that a node runs; modules that a cell names are looked for in the caller's folders too."""
+    extend_search_path(folders)
     log.setLevel(logging.ERROR)  # warnings are in the result's notes
     return run_cell(import_measure(measure), cell, machine)
 

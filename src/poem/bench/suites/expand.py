@@ -12,11 +12,14 @@ from functools import cache
 from typing import Any
 
 from poem import zoo
+from poem._util import outside
 from poem._util.nearest import nearest_hint
 from poem.bench.analysis.choose_lr import rate_of
 from poem.bench.cell import Cell, merge_fields, read_cell, with_field
 from poem.bench.suites.schema import CELL_FIELDS, ColumnBlock, Fields, GroupBlock, RowBlock, SuiteBlock, fill, scales
+from poem.engine.anatomy import anatomy
 from poem.recipes.learning_rate import Rule
+from poem.recipes.methods import is_outside_method
 from poem.recipes.methods import methods as method_names
 from poem.recipes.methods import recipe as recipe_of
 from poem.recipes.text import parse
@@ -78,7 +81,7 @@ class Expansion:
         self.seeds: list[int] = list(overrides.seeds or suite.seeds or self.scale.seeds)
         self._check_corruptions(overrides.corruptions or ())
         for pattern in overrides.methods or ():
-            if not any(fnmatchcase(each, pattern) for each in method_names()):
+            if ":" not in pattern and not any(fnmatchcase(each, pattern) for each in method_names()):
                 raise ValueError(f"no method is like {pattern!r}; {nearest_hint(pattern, method_names())}")
 
     def placed(self) -> Iterator[Placed]:
@@ -181,8 +184,10 @@ class Expansion:
 
 
 def family_of(base: str) -> str:
-    """The family whose learning rate a base takes, without building it: scales list their transformers."""
+    """The family whose learning rate a base takes; only networks of other packages are built to see it."""
     named = {scale.bases[role] for scale in scales().values() for role in scale.transformers}
+    if zoo.base(base).kind in ("outside", "transformers"):
+        return anatomy(zoo.load(base, "random")[0]).family
     return "transformer" if base in named or "vit" in zoo.base(base).arch else "convolutional"
 
 
@@ -204,12 +209,17 @@ def _set(stated: Fields, name: str, value: Any) -> Fields:
 
 def _valid(stated: Fields) -> Cell:
     """The cell, with every name checked; changes that change nothing are dropped, so that equal cells have one key."""
-    for kind, value, names in (
-        ("base", stated["base"], zoo.bases()),
-        ("data set", stated["data"], list(DATASETS)),
-        ("method", stated.get("method"), method_names()),
+    base, data, method = stated["base"], stated["data"], stated.get("method")
+    if ":" in str(base) or outside.is_outside("base", str(base)):
+        zoo.base(base)
+    if data not in DATASETS and outside.is_outside("data set", str(data)):
+        outside.load("data set", data)
+    for kind, value, names, elsewhere in (
+        ("base", base, zoo.bases(), ":" in str(base)),
+        ("data set", data, list(DATASETS), outside.is_outside("data set", str(data))),
+        ("method", method, method_names(), is_outside_method(str(method))),
     ):
-        if value not in names:
+        if value not in names and not elsewhere:
             raise ValueError(f"unknown {kind} {value!r}; {nearest_hint(str(value), names)}")
     if stated.get("changes"):
         changes = {name: str(value) for name, value in stated["changes"].items()}

@@ -14,6 +14,7 @@ from poem.streams.datasets.cifar_sets import CIFAR10_CLASSES, cifar, cifar_c
 from poem.streams.datasets.classes import class_indices
 from poem.streams.datasets.digit_sets import digits, mnist_digits
 from poem.streams.datasets.folders import ExpectedCounts, ImageFiles
+from poem.streams.datasets.own_sets import OwnImages, as_images
 from poem.streams.datasets.packed import pack
 from poem.streams.datasets.registry import (
     DATASETS,
@@ -31,7 +32,7 @@ from poem.streams.stream import Domains, Stream, StreamBatch
 
 __all__ = [
     "CIFAR10_CLASSES", "DATASETS", "Batches", "BinaryRows", "Domains", "ExpectedCounts", "ImageFiles", "ImageSet",
-    "Images", "Prepare", "Stream", "StreamBatch", "Tensors", "Unreadable", "archive", "batches", "canonical", "cifar",
-    "cifar_c", "class_indices", "digits", "image_folder", "imagenet_c", "mnist_digits", "named_set", "open_dataset",
-    "pack",
+    "Images", "OwnImages", "Prepare", "Stream", "StreamBatch", "Tensors", "Unreadable", "archive", "as_images",
+    "batches", "canonical", "cifar", "cifar_c", "class_indices", "digits", "image_folder", "imagenet_c",
+    "mnist_digits", "named_set", "open_dataset", "pack",
 ]  # fmt: skip

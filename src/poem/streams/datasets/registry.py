@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
+from poem._util import outside
 from poem._util.files import read_text
 from poem._util.nearest import nearest_hint
 from poem.streams.datasets.cifar_sets import cifar, cifar_c
@@ -24,6 +25,7 @@ from poem.streams.datasets.named_sets import (
     data_root,
     named_listing,
 )
+from poem.streams.datasets.own_sets import open_outside
 from poem.streams.images import DatasetInfo, ImageSet
 from poem.streams.loading.prepare import Prepare
 from poem.streams.shift import Shift
@@ -198,16 +200,27 @@ DATASETS: dict[str, Callable[..., ImageSet]] = {
 
 
 def canonical(name: str) -> str:
-    """The name as in `DATASETS`: `CIFAR-10-C` and `cifar10_c` become `cifar10-c`."""
+    """The name as in `DATASETS`: `CIFAR-10-C` and `cifar10_c` become `cifar10-c`; an outside name stays as it is."""
     word = re.sub(r"^cifar-(10+)", r"cifar\1", name.strip().lower().replace("_", "-"))
+    if word not in DATASETS and outside.is_outside("data set", name.strip()):
+        return name.strip()
     if word not in DATASETS:
-        raise ValueError(f"unknown data set {name!r}; {nearest_hint(word, DATASETS)}")
+        known = [*DATASETS, *outside.announced("data set")]
+        hint = nearest_hint(word, known, otherwise=f"known: {', '.join(known)}; your own: package.module:name")
+        raise ValueError(f"unknown data set {name!r}; {hint}")
     return word
 
 
 def open_dataset(name: str, root: Root = None, **options: Any) -> ImageSet:
-    """Open a data set by name; `root` is by default POEM_DATA, options are those of its kind (corruption=, subset=)."""
-    opener = DATASETS[canonical(name)]
+    """Open a data set by name; `root` is by default POEM_DATA, options are those of its kind (corruption=, subset=).
+
+    `package.module:name`, or a name that a package announces in the group `poem.datasets`, is a data set, or a function
+    that is called with the options and returns one: of `poem.streams.datasets`, or any of (image, label) pairs.
+    """
+    word = canonical(name)
+    if word not in DATASETS:
+        return open_outside(word, root, **options)
+    opener = DATASETS[word]
     try:
         return opener(root=root, **options)
     except TypeError as error:
