@@ -15,7 +15,7 @@ COMMANDS: dict[str, str] = {
     "corrupt": "corrupt a folder of images into the ImageNet-C layout",
     "verify": "measure a base's source accuracy and say what is wrong",
     "train-source": "train the small source networks: digits, cifar10",
-    "data": "which files of a data set are here, which are missing, and their source",
+    "data": "which files of a data set are here and which are missing; download it",
     "run": "measure one cell: a method on a base, a data set and an order",
     "bench": "measure every cell of a suite, on one machine or a cluster; resumable",
     "reproduce": "the paper's tables and figures, ours beside the paper's, as one page",
