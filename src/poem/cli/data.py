@@ -105,7 +105,8 @@ def _get(args: argparse.Namespace, root: str | None) -> int:
     if args.json:
         print(json.dumps({"name": names[0], "root": str(place), "new": [str(path) for path in new]}, indent=2))
     else:
-        print("\n".join(f"new: {path}" for path in new) or f"everything is there already, in {place}; nothing was read")
+        there = f"nothing to do: it is in {place} already; remove a folder to get it again"
+        print("\n".join(f"new: {path}" for path in new) or there)
         print(f"next: poem data check {names[0]} --root {place}")
     return 0
 
