@@ -9,7 +9,7 @@ from __future__ import annotations
 COMMANDS: dict[str, str] = {
     "demo": "methods side by side on corrupted digits, or one on your photos",
     "list": "names of methods, parts, corruptions, bases, data, scenarios, suites",
-    "show": "one method: its recipe, paper, and differences to the paper's code",
+    "show": "one method: recipe, paper, differences; or a table of the paper",
     "predict": "predictions for a folder of images without labels, as a CSV file",
     "replay": "repeat a guarded run from its audit, and compare it bit for bit",
     "corrupt": "corrupt a folder of images into the ImageNet-C layout",

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from poem._util.files import printable
 from poem.streams.datasets import canonical, open_dataset
 from poem.streams.datasets.arrays import BinaryRows
 from poem.streams.datasets.cifar_sets import cifar_c_folders
@@ -94,7 +95,7 @@ class DatasetCheck:
         rows += _table_rows("missing", self.missing) or [("missing", "nothing")]
         rows.append(("comes from", self.source))
         rows += [("download", self.download)] if self.missing and self.download else []
-        return "\n".join(f"{name:<11} {words}" for name, words in rows)
+        return "\n".join(f"{name:<11} {printable(words)}" for name, words in rows)
 
 
 def _shorten(words: list[str], most: int) -> str:
