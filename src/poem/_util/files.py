@@ -207,7 +207,7 @@ _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud8
 def without_controls(text: str, form: str = "") -> str:
     """Replace control characters, marks that turn the direction of text, and bytes that are no UTF-8, by escapes.
 
-    For pages: letters of every script, tabs and line feeds stay. The escapes are Python's, or made by `form.format(code)`.
+    For pages: letters of every script, tabs and line feeds stay. The escapes are Python's, or `form.format(code)`.
     """
 
     def escaped(found: re.Match[str]) -> str:
