@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 from fixture_reports import cell, report
-from toys import images, make_net
+from nets import make_net
+from toys import images
 
 import poem
 from poem.bench.loggers import (
@@ -102,7 +103,7 @@ def test_what_is_no_logger_is_told_at_once() -> None:
     with pytest.raises(
         TypeError, match=r"expected a logger with log\(metrics, step\), got function; see FunctionLogger"
     ):
-        BatchMetrics(print and (lambda metrics, step: None))  # type: ignore[arg-type]
+        BatchMetrics(lambda metrics, step: None)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="expected every >= 1, got 0"):
         BatchMetrics(Kept(), every=0)
 
@@ -117,7 +118,8 @@ class Fixed:
 
 
 def test_a_sweep_sends_every_result_as_it_comes(tmp_path: Path) -> None:
-    kept, seen = Kept(), []
+    kept = Kept()
+    seen: list[Any] = []
     cells = [cell("tent", "fog"), cell("tent", "snow"), cell("tent", "fog", seed=1)]
     handler = several(SweepMetrics(kept), seen.append)
     outcome = sweep(cells, Store(tmp_path), runner=Fixed(), on_event=handler)
@@ -189,8 +191,12 @@ def test_mlflow_and_wandb_are_called_as_they_document(monkeypatch: pytest.Monkey
         def finish(self) -> None:
             calls.append(("finish", None))
 
+    def init(**settings: Any) -> Run:
+        calls.append(("init", settings))
+        return Run()
+
     wandb: Any = types.ModuleType("wandb")
-    wandb.init = lambda **settings: calls.append(("init", settings)) or Run()
+    wandb.init = init
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     with WandbLogger(project="tta") as tracked:
         tracked.log({"top1": 1.0}, 2)

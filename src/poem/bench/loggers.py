@@ -84,7 +84,7 @@ class TensorBoardLogger(_Closing):
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise ImportError("TensorBoardLogger needs tensorboard; type: pip install tensorboard") from error
-        self.writer: Any = SummaryWriter(os.fspath(folder), **settings)  # type: ignore[no-untyped-call]
+        self.writer: Any = SummaryWriter(os.fspath(folder), **settings)
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         """Add a scalar for each number."""
