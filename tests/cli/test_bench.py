@@ -330,7 +330,7 @@ def test_the_passes_of_a_method_are_those_that_the_ledger_counts(method: str) ->
 
 def test_memo_is_named_where_most_of_the_time_goes_to_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     alone = Rates.of([])
-    assert alone.seconds([cell("memo", preset="imagenet")]) == pytest.approx(193 * alone.seconds([cell()]))
+    assert alone.seconds([cell("memo", preset="imagenet")]) == pytest.approx(193 * alone.seconds([cell()]), rel=0.05)
     assert alone.slowest([cell("memo"), cell("tent"), cell()]) == "96 % of it memo"
     assert alone.slowest([cell("memo")]) == "", "there is nothing to tell apart"
     assert alone.slowest([cell("tent"), cell("eata"), cell("sar", seed=1), cell("deyo")]) == ""
