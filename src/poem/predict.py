@@ -100,8 +100,10 @@ def find_images(folder: Path) -> list[Path]:
     names = list(walk(folder, links=False))
     kept = sorted(folder / name for name in names if Path(name).suffix.lower() in FORMATS)
     if kept and len(kept) < len(names):
-        log.warning("%d files under %s left alone: their endings are none of %s", len(names) - len(kept), folder,
-                    " ".join(FORMATS))  # fmt: skip
+        log.warning(
+            "%d files under %s left alone: their endings are none of %s",
+            len(names) - len(kept), printable(str(folder)), " ".join(FORMATS),
+        )  # fmt: skip
     if not kept:
         raise FileNotFoundError(f"no images under {folder}; endings looked for: {' '.join(FORMATS)}")
     return kept

@@ -12,7 +12,8 @@ from torch import Tensor
 from toys import calibrated, images
 
 import poem
-from poem.bench.estimate import rows
+from poem.bench.cell import Cell
+from poem.bench.estimate import assumed_seconds, data_sizes, forward_passes, rows
 from poem.parts import (
     AdaptBranch,
     AugMix,
@@ -116,3 +117,30 @@ def test_passes_of_the_branchs_objective_are_counted() -> None:
 @pytest.mark.parametrize("updates", [1, 2, 4])
 def test_every_further_update_is_counted(updates: int) -> None:
     assert_costs(replace(complete(poem.recipe("poem-official")), explore=Explore(updates)), "gn")
+
+
+@pytest.mark.parametrize("method", ["source", "tent", "poem"])
+def test_single_images_are_estimated_to_cost_more_than_those_of_a_batch(method: str) -> None:
+    cell = Cell(base="digits-gn", data="digits-test", method=method, n=500)
+    alone = assumed_seconds(replace(cell, batch_size=1))
+    assert 2 < alone / assumed_seconds(cell) < 10
+    assert assumed_seconds(replace(cell, scenario="one-by-one")) == alone, "the order has batches of one of its own"
+    large = replace(cell, base="resnet50-bn")
+    assert assumed_seconds(replace(large, batch_size=1)) < 1.2 * assumed_seconds(large), "its passes are long anyway"
+
+
+def test_views_of_an_image_share_a_pass_and_memo_takes_each_image_alone() -> None:
+    cell = Cell(base="digits-gn", data="digits-test", method="memo", n=10)
+    assert assumed_seconds(replace(cell, batch_size=1)) == assumed_seconds(cell)
+    assert forward_passes(poem.recipe("memo")) > 100
+    assert forward_passes(poem.recipe("memo"), views=False) < 10
+
+
+def test_data_is_named_in_bytes_as_published() -> None:
+    fog = Cell(base="vit-b16-B", data="imagenet-c", method="tent", corruptions=("fog",))
+    noise = replace(fog, corruptions=("shot_noise", "gaussian_noise"))
+    assert data_sizes([fog, replace(fog, seed=1)]) == {"imagenet-c": 12_797_438_995}
+    assert data_sizes([fog, noise]) == {"imagenet-c": 12_797_438_995 + 22_565_673_785}
+    clean = replace(fog, base="cifar10-bn", data="CIFAR-10-C", corruptions=("clean",))
+    assert data_sizes([clean]) == {"cifar10": 170_052_171}
+    assert data_sizes([replace(fog, data="digits-test"), replace(fog, data="folder")]) == {}

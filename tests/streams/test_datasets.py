@@ -322,7 +322,7 @@ def test_cifar_binary(tmp_path: Path, classes: Any) -> None:
         cifar(tmp_path, classes=classes)
 
 
-def test_cifar_folders_and_no_pickles(tmp_path: Path) -> None:
+def test_cifar_folders(tmp_path: Path) -> None:
     names = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
     grow(tmp_path / "cifar10" / "test", names, ending="jpg")
     data = cifar(tmp_path, partial=True)
@@ -330,11 +330,6 @@ def test_cifar_folders_and_no_pickles(tmp_path: Path) -> None:
     assert "10 of 10000 images (test)" in data.describe()["subset"]
     with pytest.raises(ValueError, match="expected 1000 images per class"):
         cifar(tmp_path)
-    python = tmp_path / "python" / "cifar-10-batches-py"
-    python.mkdir(parents=True)
-    (python / "test_batch").write_bytes(pickle.dumps({"data": 1}))
-    with pytest.raises(FileNotFoundError, match=r"pickled and is not read.*cifar-10-binary"):
-        cifar(python.parent)
 
 
 # In memory

@@ -6,6 +6,7 @@ import errno
 import json
 import math
 import os
+import re
 import secrets
 import stat
 from collections.abc import Iterator
@@ -193,3 +194,23 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+
+
+def printable_lines(text: str) -> str:
+    """As `printable`, of a text of several lines: its line ends stay."""
+    return "\n".join(map(printable, text.split("\n")))
+
+
+_UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def without_controls(text: str, form: str = "") -> str:
+    """Replace control characters, marks that turn the direction of text, and bytes that are no UTF-8, by escapes.
+
+    For pages: letters of every script, tabs and line feeds stay. The escapes are Python's, or `form.format(code)`.
+    """
+
+    def escaped(found: re.Match[str]) -> str:
+        return form.format(ord(found[0])) if form else found[0].encode("unicode_escape").decode()
+
+    return _UNSAFE.sub(escaped, text)

@@ -47,6 +47,11 @@ class Progress:
         if self._bar is not None:
             self._bar.stop()
 
+    def restart(self, title: str) -> None:
+        """Begin another task with the same unit, from its first step."""
+        self.title, self.done, self.total = title, 0, None
+        self.began, self._before = time.monotonic(), 0
+
     def advance(self, steps: int = 1) -> None:
         """Count further steps as done."""
         self.update(self.done + steps)

@@ -1,11 +1,13 @@
 """Estimates of a cell's time before it runs: images from its order, passes from its recipe, seconds from results.
 
-A backward counts as two forwards. So the unadapted model is 1, Tent 3, and MEMO with its 64 views 193.
+A backward counts as two forwards. So the unadapted model is 1, Tent 3, and MEMO with its 64 views 193. A pass costs a
+fixed time besides, which the images of its batch share: single images cost several times as much as those of a batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -16,10 +18,16 @@ from poem.bench.result import CellResult
 from poem.parts.base import Part
 from poem.parts.views import Views
 from poem.recipes.recipe import Recipe
-from poem.streams.datasets.named_sets import NAMED_SETS
+from poem.streams.datasets import canonical
+from poem.streams.datasets.named_sets import CLEAN_COUNTERPARTS, NAMED_SETS
+from poem.streams.datasets.sources import SOURCES, archives
+from poem.streams.shift import CLEAN
 
 ASSUMED = {"digits": (3000.0, 20_000.0), "CIFAR": (100.0, 10_000.0), "ImageNet": (5.0, 1000.0)}
 """Images per second of the unadapted model, on one core of a CPU and on a GPU, where there are no results yet."""
+CALL_SECONDS = {"digits": (0.0008, 0.003), "CIFAR": (0.003, 0.006), "ImageNet": (0.010, 0.010)}
+"""Fixed seconds of one pass, whatever the size of its batch, on a CPU and on a GPU. The digits' were measured on a CPU
+(batches of 1 against batches of 64); the others are scaled by the number of layers."""
 BRANCH_FACTOR = 1.5
 """Cost of a pass with the adapt branch, in which the deep half of the network runs twice."""
 GUARD_PASSES = 3.0
@@ -58,16 +66,18 @@ class Rows(NamedTuple):
     backward: float
 
 
-def rows(recipe: Recipe, *, batch_norm: bool = True) -> Rows:
+def rows(recipe: Recipe, *, batch_norm: bool = True, views: bool = True) -> Rows:
     """Rows that one image of a stream costs with a recipe, at most: exploring may end early.
+
+    With `views=False` the views and copies of an image are not counted: the passes of a batch.
 
     Where images are learnt from that a part keeps, it is taken to keep as many as a batch has. `batch_norm` says
     whether the network has any: a recipe may then be another, and run several copies of the batch.
     """
     recipe = recipe.fitted(batch_norm=batch_norm)
-    copies = recipe.statistics.copies if batch_norm else 1
+    copies = recipe.statistics.copies if batch_norm and views else 1
     which, learning = recipe.readout.which, recipe.explore.updates if recipe.learns else 0
-    seen = float(getattr(recipe.views, "views", 1)) if learning else 1.0
+    seen = float(getattr(recipe.views, "views", 1)) if learning and views else 1.0
     selecting, weighing = (dict(_further(part)) for part in (recipe.select, recipe.weigh))
     losing, branch = _further(recipe.minimise), [] if recipe.branch is None else _further(recipe.branch)
     forward, backward = seen, 0.0
@@ -97,10 +107,10 @@ def _further(part: Part) -> list[tuple[object, tuple[int, int]]]:
     return [item for _, each in part.places for item in each.further_passes.items()]
 
 
-def forward_passes(recipe: Recipe) -> float:
+def forward_passes(recipe: Recipe, *, views: bool = True) -> float:
     """Plain forward passes that an image costs with a recipe, at most; an image that goes back counts as two."""
     kinds = {True: recipe.fitted(batch_norm=True), False: recipe.fitted(batch_norm=False)}
-    found = [(rows(each, batch_norm=kind), each.branch) for kind, each in kinds.items()]
+    found = [(rows(each, batch_norm=kind, views=views), each.branch) for kind, each in kinds.items()]
     return max((each.forward + 2 * each.backward) * (BRANCH_FACTOR if branch else 1.0) for each, branch in found)
 
 
@@ -120,17 +130,40 @@ def assumed_seconds(cell: Cell, device: str = "cpu") -> float:
 
 
 def _seconds_per_image(cell: Cell, device: str) -> float:
-    rate = ASSUMED[rate_group(cell.base)][device != "cpu"]
-    passes = _forward_passes(cell.method, cell.preset, cell.changes) + (GUARD_PASSES if cell.guard else 0.0)
-    return passes / rate
+    group = rate_group(cell.base)
+    cost = _cost(cell.method, cell.preset, cell.changes)
+    guard = GUARD_PASSES if cell.guard else 0.0
+    batch = 1 if cost.alone else _batch_size(cell)
+    fixed = CALL_SECONDS[group][device != "cpu"] * (cost.calls + guard) / batch
+    return (cost.passes + guard) / ASSUMED[group][device != "cpu"] + fixed
+
+
+def _batch_size(cell: Cell) -> int:
+    """Images of a batch: the order's own, such as one, or the cell's."""
+    try:
+        return cell.order().batch_size or cell.batch_size
+    except (ValueError, TypeError):  # no such order: the cell will fail
+        return cell.batch_size
+
+
+class _Cost(NamedTuple):
+    """What a method costs."""
+
+    passes: float
+    """Forward passes per image."""
+    calls: float
+    """Forward passes per batch, whatever its size."""
+    alone: bool
+    """Whether each image is a batch of its own."""
 
 
 @lru_cache(maxsize=1024)
-def _forward_passes(method: str, preset: str, changes: Pairs) -> float:
+def _cost(method: str, preset: str, changes: Pairs) -> _Cost:
     try:
-        return forward_passes(Cell(base="", data="", method=method, preset=preset, changes=changes).recipe())
+        recipe = Cell(base="", data="", method=method, preset=preset, changes=changes).recipe()
     except (ValueError, TypeError):  # no such recipe: the cell will fail
-        return 1.0
+        return _Cost(1.0, 1.0, False)
+    return _Cost(forward_passes(recipe), forward_passes(recipe, views=False), recipe.recover.each_image)
 
 
 @dataclass(frozen=True)
@@ -177,8 +210,34 @@ class Rates:
             return f"from {self.count} finished cells"
         rates = ", ".join(f"{pair[self.device != 'cpu']:.0f} ({kind})" for kind, pair in ASSUMED.items())
         where = "core" if self.device == "cpu" else "GPU"
-        return f"assuming {rates} images/s a {where} for the model unadapted: nothing is measured yet"
+        calls = " to ".join(f"{1000 * value:g}" for value in _call_range(self.device))
+        return (
+            f"assuming {rates} images/s a {where} for the model unadapted, and {calls} ms for each pass besides: "
+            "nothing is measured yet"
+        )
+
+
+def _call_range(device: str) -> tuple[float, float]:
+    found = [pair[device != "cpu"] for pair in CALL_SECONDS.values()]
+    return min(found), max(found)
 
 
 def _kinds(cell: Cell) -> tuple[tuple[str, ...], ...]:
     return ((cell.base, cell.method_label), (cell.base,), ())
+
+
+def data_sizes(cells: Iterable[Cell]) -> dict[str, int]:
+    """Bytes of the archives that hold the data of cells, as published; data sets of unknown size are left out."""
+    wanted: dict[str, dict[str, None]] = {}
+    for cell in cells:
+        with suppress(ValueError, TypeError):  # an unknown name: the cell will fail
+            name = canonical(cell.data)
+            for shift in (shift for visit in cell.order().visits for shift in visit.shifts):
+                stored = CLEAN_COUNTERPARTS.get(name, name) if shift == CLEAN else name
+                wanted.setdefault(stored, {})[shift.corruption] = None
+    found = {}
+    for name, corruptions in wanted.items():
+        if name in SOURCES:
+            chosen = tuple(corruptions) if name == "imagenet-c" else ()
+            found[name] = sum(each.size for each in archives(name, chosen))
+    return found

@@ -293,8 +293,9 @@ def print_plan(args: argparse.Namespace, suites: Sequence[Suite], todo: Sequence
     import json
 
     from poem._util.progress import duration
-    from poem.bench.estimate import Rates, image_count
+    from poem.bench.estimate import Rates, data_sizes, image_count
     from poem.bench.requirements import check_requirements
+    from poem.streams.datasets.sources import gigabytes
 
     if args.json:
         print(json.dumps([cell.to_dict() for cell in todo], indent=1))
@@ -312,6 +313,9 @@ def print_plan(args: argparse.Namespace, suites: Sequence[Suite], todo: Sequence
     print(f"{len(todo) - len(left)} finished, {len(left)} to run, {sum(map(image_count, left))} images")
     slowest = f", {slowest}" if (slowest := rates.slowest(left)) else ""
     print(f"about {duration(rates.seconds(left) / count)} with {several}{slowest}, {rates}")
+    if sizes := data_sizes(left):
+        listed = ", ".join(f"{name} {gigabytes(size)}" for name, size in sizes.items())
+        print(f"data as published: {listed}; poem data get NAME --root DIR downloads it")
     if left and _on_cluster(args):
         print("weights and data: not checked, each node of a cluster has its own")
     elif left:

@@ -11,10 +11,20 @@ from collections.abc import Collection, Sequence
 from importlib import import_module
 from typing import Any
 
+from poem._util.files import printable, printable_lines
 from poem._util.malloc import keep_freed_memory
 from poem._util.nearest import nearest_hint, nearest_names
 from poem._version import __version__
 from poem.cli import COMMANDS
+
+
+class _PrintableFormatter(logging.Formatter):
+    """Shows control characters of file names as escapes, so that a name cannot move a terminal's cursor."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Format the record, and escape what cannot be printed."""
+        return printable_lines(super().format(record))
+
 
 DESCRIPTION = "Test-time adaptation of image classifiers. Commands in the order of a user's day:"
 
@@ -94,7 +104,9 @@ def _dispatch(argv: Sequence[str] | None) -> int:
     if first is not None:
         _check_option_names(arguments, parsers[first])
     args = top.parse_args(arguments)
-    logging.basicConfig(level=logging.INFO if args.verbose else logging.WARNING, format="poem: %(message)s")
+    handler = logging.StreamHandler()
+    handler.setFormatter(_PrintableFormatter("poem: %(message)s"))
+    logging.basicConfig(level=logging.INFO if args.verbose else logging.WARNING, handlers=[handler])
     keep_freed_memory()
     try:
         return int(_module(args.command).run(args))
@@ -106,14 +118,14 @@ def _dispatch(argv: Sequence[str] | None) -> int:
     except (ValueError, TypeError, OSError, ImportError) as error:
         if args.verbose:
             raise
-        print(f"poem {args.command}: {error}", file=sys.stderr)
+        print(f"poem {args.command}: {printable_lines(str(error))}", file=sys.stderr)
         return 2
     except Exception as error:  # unforeseen: images that do not fit the network, no memory, a bug
         if args.verbose:
             raise
         reason = (str(error).strip() or "no reason given").splitlines()[0]
         hint = f"poem -v {args.command} prints the traceback"
-        print(f"poem {args.command}: {type(error).__name__}: {reason}; {hint}", file=sys.stderr)
+        print(f"poem {args.command}: {type(error).__name__}: {printable(reason)}; {hint}", file=sys.stderr)
         return 2
 
 

@@ -2,8 +2,11 @@
 poem report poem-results/tiny
 poem report poem-results/tiny --suites table1 fig5 --out pages
 poem report poem-results/full --scale full --limit 256
+poem report poem-results/tiny --format latex csv
 
 Writes report.md and report.html with the suites that were run into the folder, as they were run; flags select others.
+--format latex, csv or json writes every table as a file of its own into the folder tables: LaTeX with booktabs, CSV and
+JSON with the numbers as measured. As pandas frames: poem.report.report_tables.
 """  # noqa: D205, D415 - an epilog of the command's help
 
 from __future__ import annotations
@@ -15,6 +18,9 @@ from poem.cli import _option_checks as checks
 from poem.cli import _sweep
 from poem.cli._option_checks import path_argument
 
+FORMATS = ("markdown", "html", "latex", "csv", "json")
+"""As `poem.report.FORMATS`, which is not imported for the help."""
+
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to its parser."""
@@ -23,13 +29,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--suites", nargs="+", metavar="SUITE", help="names or files; default: those that were run here"
     )
     parser.add_argument(
-        "-o", "--out", type=path_argument, metavar="FOLDER", help="for both pages; default: the folder of results"
+        "-o", "--out", type=path_argument, metavar="FOLDER", help="for pages and tables; default: the folder of results"
     )
+    parser.add_argument(
+        "--format", nargs="+", default=["markdown", "html"], choices=FORMATS, metavar="FORMAT",
+        help=f"{', '.join(FORMATS)}; default: markdown html",
+    )  # fmt: skip
     _sweep.add_suite_options(parser, "how the suites were run", "that of most cells here")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write both pages and print their paths."""
+    """Write the pages or tables and print their paths."""
     from poem._util.files import check_folder_writable
     from poem.bench.store import Store
     from poem.report import build
@@ -44,7 +54,8 @@ def run(args: argparse.Namespace) -> int:
     cells = [result.cell for result in results] + [failure.cell for failure in failures.values()]
     settings, requests = _sweep.suite_settings(args), store.requests()
     suites = select_suites(cells, names=args.suites, scale=args.scale, settings=settings, requests=requests)
-    for path in build(suites, results, args.out or args.results, failures=failures):
+    out = args.out or args.results
+    for path in build(suites, results, out, failures=failures, formats=args.format):
         print(path)
     shown = {cell.key for suite in suites for cell in suite.cells}
     if rest := sum(cell.key not in shown for cell in cells):

@@ -161,6 +161,7 @@ def _result_text(result: CellResult) -> str:
     units = {"nll": "nats", "entropy_before": "nats", "entropy_after": "nats"}
     lines.append(f"{'n':<16}{result.ledger['images']:10d} images")
     lines += [f"{name:<16}{value:10.3f} {units.get(name, '%')}" for name, value in result.metrics.items()]
+    lines += _shift_lines(result.domains)
     lines += [f"{'not finite':<16}{result.nonfinite:10d} answers"] if result.nonfinite else []
     lines += [f"{name:<16}{value:10.1f}" for name, value in result.timing.items() if name == "images_per_s"]
     lines += [f"{name:<16}{value:10d} images" for name, value in result.ledger.items() if name.endswith("wards")]
@@ -168,3 +169,15 @@ def _result_text(result: CellResult) -> str:
     if result.cell.method != "source":
         lines.append("the same with --method source measures the model unadapted")
     return "\n".join(lines)
+
+
+def _shift_lines(domains: dict[str, dict[str, float]]) -> list[str]:
+    """A line for each shift of a stream with several, in the order in which they come."""
+    if len(domains) < 2:
+        return []
+    width = max(len(name) for name in domains) + 2
+    lines = [f"{'by shift':<{max(width, 16)}}{'top1':>10}{'ece':>10}{'nll':>10}{'images':>10}"]
+    for name, found in domains.items():
+        numbers = "".join(f"{found[key]:10.3f}" if key in found else f"{'-':>10}" for key in ("top1", "ece", "nll"))
+        lines.append(f"{f'  {name}':<{max(width, 16)}}{numbers}{found.get('n', 0):10.0f}")
+    return lines

@@ -6,6 +6,7 @@ import json
 from importlib import resources
 from typing import Any
 
+from poem._util.files import without_controls
 from poem.report.formatting import METRICS
 from poem.report.plots import GLYPHS, Panel, Styles, draw, series_styles
 from poem.report.sections import SMOKE, Page
@@ -24,10 +25,11 @@ def render_html(page: Page) -> str:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.globals.update(draw=_PanelDrawer(), glyph=GLYPHS.__getitem__, series_styles=series_styles)
     template = environment.from_string(files["template.html"])
-    return template.render(
+    text = template.render(
         page=page, smoke=SMOKE, style=files["style.css"], script=files["script.js"], data=_tables_json(page),
         metrics=_shown_metrics(page), top1=METRICS["top1"],
     )  # fmt: skip
+    return without_controls(text)
 
 
 class _PanelDrawer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from poem._util.files import without_controls
 from poem.report.formatting import METRICS
 from poem.report.sections import SMOKE, Page, Section
 from poem.report.tables import ResultRow, ResultTable, TextTable
@@ -24,7 +25,7 @@ def render_markdown(page: Page) -> str:
         )
     for section in page.sections:
         lines += ["", *_section(section)]
-    return "\n".join(lines) + "\n"
+    return without_controls("\n".join(lines) + "\n")
 
 
 def _section(section: Section) -> list[str]:

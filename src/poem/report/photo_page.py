@@ -10,6 +10,7 @@ from importlib import resources
 
 from torch import Tensor
 
+from poem._util.files import without_controls
 from poem.predict import Answer
 
 BINS = 20
@@ -101,7 +102,8 @@ def photo_page(
         ),
         ("Another answer than the model's own", changed, "Every answer is the model's own."),
     ]
-    return environment.from_string(template).render(
+    text = environment.from_string(template).render(
         title=title, lines=lines, paths=paths, max_entropy=max_entropy, max_photos=MAX_PHOTOS, grids=grids,
         style=(folder / "style.css").read_text(encoding="utf-8"),
     )  # fmt: skip
+    return without_controls(str(text))

@@ -8,7 +8,7 @@
   const theme = document.getElementById("theme");
   const system = matchMedia("(prefers-color-scheme: dark)");
   const isDark = () => (root.dataset.theme ? root.dataset.theme === "dark" : system.matches);
-  const showTheme = () => theme.setAttribute("aria-pressed", String(isDark()));
+  const showTheme = () => (theme.textContent = isDark() ? "Light mode" : "Dark mode"); // what a press gives
   const keep = (value) => {
     try {
       if (value === undefined) return localStorage.getItem("theme");

@@ -56,6 +56,10 @@ class Entry:
     deviation: str
     """Standard deviation over seeds; empty for a single seed."""
     best: bool = False
+    mean: float | None = None
+    """The number itself, not rounded; None where it is missing."""
+    spread: float | None = None
+    """The deviation itself; None for a single seed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,6 +193,8 @@ def _entries(
                 text=texts[row][at],
                 deviation="" if each is None or each.deviation is None else label.format(each.deviation),
                 best=(row, at) in best,
+                mean=None if each is None else each.mean,
+                spread=None if each is None else each.deviation,
             )
             for at, each in enumerate(line)
         )

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from poem import zoo
+from poem._util.files import printable
 from poem.streams.datasets.classes import class_indices, is_wnid
 from poem.streams.loading.decode import pillow
 from poem.streams.loading.prepare import Prepare
@@ -89,7 +90,8 @@ def class_mask(data: Images, base: zoo.Base) -> list[int] | None:
     if mask is None and names and count != base.classes:
         raise ValueError(
             f"expected {base.classes} class folders for {base.name}, or folders named by wnid, got {count} "
-            f"({', '.join(names[:3])}, ...); say which logits they are: mask= in Python, --set dataset.mask=[3,7,...]"
+            f"({printable(', '.join(names[:3]))}, ...); say which logits they are: mask= in Python, "
+            "--set dataset.mask=[3,7,...]"
         )
     if mask is None and count < base.classes:
         log.warning(

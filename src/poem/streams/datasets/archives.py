@@ -144,6 +144,10 @@ class TarStore:
                 raise OSError(f"expected at most {MAX_FILE_BYTES} bytes, got {size}")
             return file.read(size)
 
+    def size(self, at: int) -> int | None:
+        """Bytes of one file."""
+        return int(self.spans[at][1])
+
     def where(self, at: int) -> str:
         """Name of one file for messages: archive and name inside it."""
         return f"{self.path.name}:{os.fsdecode(bytes(self.names[at]))}"
@@ -159,6 +163,13 @@ class FolderStore:
     def read(self, at: int) -> bytes:
         """Read the bytes of one file."""
         return read_bytes(self._path(at), MAX_FILE_BYTES)
+
+    def size(self, at: int) -> int | None:
+        """Bytes of one file; None where it is gone."""
+        try:
+            return self._path(at).stat().st_size
+        except OSError:
+            return None
 
     def where(self, at: int) -> str:
         """Name of one file for messages: its path."""
@@ -180,6 +191,11 @@ class JoinedStore:
         """Read the bytes of one file."""
         store, own = self._find(at)
         return store.read(own)
+
+    def size(self, at: int) -> int | None:
+        """Bytes of one file; None where it is gone."""
+        store, own = self._find(at)
+        return store.size(own)
 
     def where(self, at: int) -> str:
         """Name of one file for messages, as its own store gives it."""

@@ -1,6 +1,6 @@
 """Images as rows of a binary file: CIFAR-C's .npy and CIFAR's own .bin. Each row is mapped when it is indexed.
 
-No file stays open and no page stays mapped, so memory does not grow with the number of reads. Pickles are never read.
+No file stays open and no page stays mapped, so memory does not grow with the number of reads.
 """
 
 from __future__ import annotations

