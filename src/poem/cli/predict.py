@@ -59,9 +59,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--weights",
         help="a file or folder with the base's weights; for package.module:function a .pth or .safetensors file",
     )
-    parser.add_argument(
-        "--method", help="a name of `poem list`, or package.module:name; default: auto, with --guard"
-    )
+    parser.add_argument("--method", help="a name of `poem list`, or package.module:name; default: auto, with --guard")
     parser.add_argument(
         "-o", "--out", type=path_argument, default=Path("predictions.csv"), help="default: predictions.csv"
     )
@@ -150,7 +148,9 @@ def run(args: argparse.Namespace) -> int:
     else:
         settings |= restrict_to_classes(settings["names"], classes, count, args.model)
         settings["wnids"] = wnids_by_index() if by_wnid else settings["wnids"]
-    _log(f"{args.model}, {args.method}{', guarded' if guarded else ''}; {settings['prepare']}; mean {settings['mean']}, std {settings['std']}")
+    _log(
+        f"{args.model}, {args.method}{', guarded' if guarded else ''}; {settings['prepare']}; mean {settings['mean']}, std {settings['std']}"
+    )
     if args.shuffle is not None:
         random.Random(args.shuffle).shuffle(files)
     stated = _checkpoint_settings(args, settings, files)
