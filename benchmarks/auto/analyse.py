@@ -108,13 +108,14 @@ class Results:
         """A row against the best single method, which is chosen on other samples than it is compared on.
 
         With several seeds it is chosen on the next one, and compared on this one; with one seed it is chosen on every
-        second sample and compared on the others, both ways round. Comparisons are added up. A seed on which some single
-        method was not measured is left out; None where that leaves none.
+        second sample and compared on the others, both ways round. Comparisons are added up. The single methods are those
+        that were measured on every seed of the row; None where Tent was not.
         """
-        own, expected = self.runs.get((place, row), {}), methods.names(place[0], place[1], place[2])
-        rivals = {name: self.runs.get((place, name), {}) for name in methods.SINGLE if name in expected}
-        seeds = sorted(seed for seed in own if all(seed in runs for runs in rivals.values()))
-        if not seeds:
+        own = self.runs.get((place, row), {})
+        rivals = {name: self.runs.get((place, name), {}) for name in methods.SINGLE}
+        rivals = {name: runs for name, runs in rivals.items() if own and own.keys() <= runs.keys()}
+        seeds = sorted(own)
+        if "tent" not in rivals:
             return None
         chosen, found = [], []
         for at, seed in enumerate(seeds):

@@ -349,7 +349,7 @@ def test_layers_without_source_statistics_use_the_batch(statistics: Statistics) 
 
 
 def test_every_copy_needs_a_weight_a_rate_and_a_doubt() -> None:
-    with pytest.raises(ValueError, match="rates and doubts as weights, .*, got 2 weights, 1 rates and 2 doubts"):
+    with pytest.raises(ValueError, match=r"rates and doubts as weights, .*, got 2 weights, 1 rates and 2 doubts"):
         Blended((0.0, 1.0), (1.0,), (0.0, 0.0))
     with pytest.raises(ValueError, match="got 0 weights, 0 rates and 0 doubts"):
         Blended((), (), ())

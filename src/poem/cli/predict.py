@@ -74,7 +74,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--guard", action=argparse.BooleanOptionalAction,
-        help="the model unadapted answers beside the adapted one, and harm is undone; default: where no --method is named",
+        help="the model unadapted answers beside the adapted one, and harm is undone; default: without --method",
     )  # fmt: skip
     parser.add_argument(
         "--budget", type=float, metavar="SHARE",
