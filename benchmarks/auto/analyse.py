@@ -108,8 +108,8 @@ class Results:
         """A row against the best single method, which is chosen on other samples than it is compared on.
 
         With several seeds it is chosen on the next one, and compared on this one; with one seed it is chosen on every
-        second sample and compared on the others, both ways round. Comparisons are added up. The single methods are those
-        that were measured on every seed of the row; None where Tent was not.
+        second sample and compared on the others, both ways round. Comparisons are added up. The single methods are
+        those that were measured on every seed of the row; None where Tent was not.
         """
         own = self.runs.get((place, row), {})
         rivals = {name: self.runs.get((place, name), {}) for name in methods.SINGLE}

@@ -148,9 +148,8 @@ def run(args: argparse.Namespace) -> int:
     else:
         settings |= restrict_to_classes(settings["names"], classes, count, args.model)
         settings["wnids"] = wnids_by_index() if by_wnid else settings["wnids"]
-    _log(
-        f"{args.model}, {args.method}{', guarded' if guarded else ''}; {settings['prepare']}; mean {settings['mean']}, std {settings['std']}"
-    )
+    named = f"{args.method}, guarded" if guarded else args.method
+    _log(f"{args.model}, {named}; {settings['prepare']}; mean {settings['mean']}, std {settings['std']}")
     if args.shuffle is not None:
         random.Random(args.shuffle).shuffle(files)
     stated = _checkpoint_settings(args, settings, files)
