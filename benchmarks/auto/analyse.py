@@ -330,6 +330,10 @@ def _criteria(results: Results) -> str:
         if figure is not None:
             found = f"{figure['points']:+.1f} ({figure['streams']} of {figure['of']} streams)"
             lines.append((words, found, figure["points"] >= least))
+    default = guard_figures(results, "auto")
+    if default["cells"]:
+        found = f"{default['significant']} of {default['cells']} cells; {default['below']} point estimates below"
+        lines.append(("guarded `auto`, the default: the same", found, not default["significant"]))
     guards = [guard_figures(results, method) for method in methods.GUARDED if method != "auto"]
     guards = [each for each in guards if each["cells"]]
     if guards:
