@@ -33,10 +33,10 @@ class Blended(Statistics):
     `weights` are the stream's shares in each copy's mixture, `rates` say how far a batch of 64 images moves the copy's
     average over the stream: 1 is the batch itself, 0.05 some 20 batches. A smaller batch moves it less. Where `doubts`
     has a number for a copy, it uses only what differs from the source's statistics by more than so many standard
-    errors, and only the excess, so a stream that is like the source gets the source's statistics. The errors are those of batch
-    after batch as they come, so they are large where each batch has classes of its own; where the same classes stay for
-    many batches, the batches differ little and the errors are too small. A first batch of one image, whose error is
-    unknown, is not used by such a copy.
+    errors, and only the excess, so a stream that is like the source gets the source's statistics. The errors are those
+    of batch after batch as they come, so they are large where each batch has classes of its own; where the same classes
+    stay for many batches, the batches differ little and the errors are too small. A first batch of one image, whose
+    error is unknown, is not used by such a copy.
 
     A copy counts by how well it tells the images apart: `exp(trust * information)`, where information is the entropy of
     its mean prediction less the mean entropy of its predictions, over the last `horizon` images, as a share of the most
