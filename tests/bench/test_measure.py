@@ -108,6 +108,13 @@ def test_a_result_has_the_key_of_its_cell_until_the_recipe_changes(monkeypatch: 
         CellResult.from_dict({**report.to_dict(), "recipe": {**report.recipe, "lr": "0.1"}})
 
 
+@pytest.mark.parametrize("base", ["digits-bn", "digits-gn"])
+def test_a_method_with_a_recipe_for_batch_norm_has_its_cells_key_on_every_network(base: str) -> None:
+    """`auto` runs another recipe on batch norm; a store that looked for the cell would not find its result."""
+    wanted = cell("auto", base=base, n=32)
+    assert measure(wanted).key.startswith(wanted.key)
+
+
 def test_a_corruption_whose_images_changed_makes_other_keys_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """A result on the images of an earlier version is not found for the cell, and is refused by its own file."""
     kinds = {name: cell("tent", corruptions=[name], n=32) for name in ("frost", "fog")}

@@ -74,7 +74,7 @@ def measure(
     rate = collector.n / max(run.adapt_seconds, 1e-9)
     return CellResult(
         cell=cell,
-        recipe=written(adapter.recipe),
+        recipe=written(cell.recipe()),  # not the adapter's, which is the one for the network's norm layers
         base=loaded.description(),
         card=card,
         **collector.result_fields(delay),
