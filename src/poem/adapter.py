@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,7 @@ from poem.engine import input_checks as checks
 from poem.engine.accounting import BatchRecord, RunningTotals, Totals, anomaly_texts
 from poem.engine.anatomy import Anatomy, anatomy, has_batch_norm, is_norm
 from poem.engine.branch_check import MISFITS, check_doubling
-from poem.engine.export import exported
+from poem.engine.export import ExportStatistics, exported
 from poem.engine.loop import BatchLoop
 from poem.engine.model_input import ModelInput, moved_input, not_taken, read_input
 from poem.engine.model_lock import model_lock
@@ -320,16 +320,55 @@ class Adapter:
             log.info("%d other adapters still use this model", shared.adapters)
         return self._given
 
-    def export(self) -> nn.Module:
+    def export(
+        self, *, statistics: ExportStatistics = "recipe", stream: Iterable[Any] | Tensor | None = None
+    ) -> nn.Module:
         """A plain module with the adapted weights, which predicts as the adapter does when frozen.
 
-        Batch norm keeps to the recipe's statistics, so with the usual ones an answer depends on the batch it is in. An
-        adapt branch makes two whole networks, side by side: its keys begin with `heads.0.` and `heads.1.`.
+        Its `state_dict` has the keys of the model and loads into the model's class. An adapt branch makes two whole
+        networks, side by side: keys begin with `heads.0.` and `heads.1.` then, and a warning says so.
+
+        Args:
+            statistics: `"recipe"`: batch norm keeps to the recipe's statistics, so with the usual ones an answer
+                depends on the batch it is in, and a batch of one is normalised by itself. `"frozen"`: the stream's
+                statistics are written into the running averages, and answers depend on the batch no more. They are
+                what the recipe's statistics remember: the average of `RunningMean` and of `Robust`, the components of
+                `Components` together, of `Blended` the copy that counts most, but for the one that follows each batch.
+                Other statistics remember nothing and are taken of `stream`.
+            stream: For `"frozen"`, images or a loader of them to measure the statistics on, where the recipe remembers
+                none; by default the last batch that was answered.
+
+        Raises:
+            ValueError: Statistics or a readout that depend on each batch, and are not frozen; a `stream` where none is
+                used; no batch to measure on.
         """
         checks.still_here(self._unloaded)
-        with self._lock:
+        if statistics not in get_args(ExportStatistics):
+            raise ValueError(f"expected statistics 'recipe' or 'frozen', got {statistics!r}")
+        if stream is not None and (statistics == "recipe" or not self._keeps):
+            why = "statistics='recipe' measures nothing" if statistics == "recipe" else "nothing has to be measured"
+            raise ValueError(f"expected no stream=, because {why}, got {type(stream).__name__}; leave it out")
+        with self._lock, torch.inference_mode(False):
             self._settle()
-            return exported(self._network, self.recipe, self._state)
+            batches = self._to_measure(stream) if statistics == "frozen" else []
+            return exported(self._network, self.recipe, self._state, statistics, batches)
+
+    def _to_measure(self, stream: Iterable[Any] | Tensor | None) -> Iterator[Tensor | ModelInput]:
+        """Batches to measure statistics on: those given, or the last one."""
+        network = self._network
+        if stream is None and self._seen is not None:
+            last, versions = self._seen
+            tensors = last.tensors if isinstance(last, ModelInput) else [last]
+            if [tensor._version for tensor in tensors] != versions:
+                raise ValueError("the last batch was written to since it was answered; pass stream= to measure on")
+            yield last
+        given = [] if stream is None else [stream] if isinstance(stream, Tensor | Mapping) else stream
+        for item in given:
+            images = item[0] if isinstance(item, tuple | list) else item
+            images = moved_input(images, next(network.model.parameters()).device)
+            batch = self._taken(read_input(network.model, images, {}))
+            checks.finite(batch)
+            yield network.given or batch
 
     def as_module(self) -> nn.Module:
         """The adapter inside a module without parameters, to sit in `nn.Sequential`."""
