@@ -151,7 +151,7 @@ class Adapter:
         Args:
             images: A floating-point tensor whose first axis is the batch, or the model's arguments as a mapping, such
                 as a batch of a Hugging Face processor. Labels in it are dropped.
-            keywords: The model's arguments by name, as in `adapter(pixel_values=x)`. Of all arguments the first
+            keywords: The model's arguments by name, as in `adapter(pixel_values=x)`. Of all arguments the largest
                 floating-point tensor is normalised, augmented and counted; the others go along as they are.
         """
         checks.still_here(self._unloaded)

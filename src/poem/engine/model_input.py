@@ -152,13 +152,13 @@ def _known(model: nn.Module, given: Mapping[str, Any], *, first: bool, whole: bo
 
 
 def _worked_on(model: nn.Module, given: Mapping[str, Any]) -> str:
-    """The name of the tensor to work on: the first floating-point one with two axes or more, in the model's order."""
+    """The name of the tensor to work on: the largest floating-point one with two axes or more; the first of equals."""
     order = {name: place for place, name in enumerate(_parameters(model))}
     names = sorted(given, key=lambda name: order.get(name, len(order)))
     tensors = {name: given[name] for name in names if isinstance(given[name], Tensor)}
     found = [name for name, value in tensors.items() if value.is_floating_point() and value.dim() > 1]
     if found:
-        return found[0]
+        return max(found, key=lambda name: tensors[name].numel())  # not a mask, which may be floating point too
     came = ", ".join(f"{name} of {tensors[name].dtype}" if name in tensors else name for name in names)
     if any(not value.is_floating_point() and value.dim() > 1 for value in tensors.values()):
         raise TypeError(f"expected a floating-point tensor (batch, ...) among the arguments, got {came}; {EMBED}")
