@@ -106,7 +106,7 @@ def test_they_learn_on_any_tensor(kind: str, method: str) -> None:
     for seed in range(1, 5):
         adapter(data(kind, seed=seed))
     assert adapter.totals.updates > 0
-    assert adapter.drift > 0
+    assert adapter.drift > 0 or adapter.totals.resets > 0
     assert all(torch.equal(value, source[name]) for name, value in adapter.model.named_parameters())
 
 
