@@ -1,8 +1,9 @@
 """CLIP as a zero-shot classifier that learns while it predicts: a wrapper of a few lines around its image tower.
 
 A model such as CLIP compares images with texts. With the texts' features as the last layer its image tower is a
-classifier like any other, and every method adapts it. Run it: python examples/05_clip.py. It builds an untrained CLIP of
-Hugging Face's transformers where that is installed, else a stand-in; with trained weights the lines are the same.
+classifier like any other, and every method adapts it. Run it: python examples/05_clip.py
+It builds an untrained CLIP of Hugging Face's transformers where that is installed, else a stand-in; with trained
+weights the lines are the same.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ class ZeroShot(nn.Module):
         """Cosine of image and text, times CLIP's own temperature."""
         scale: Any = self.scale
         texts: Any = self.texts
-        return scale.exp() * F.normalize(self.images(pixel_values), dim=-1) @ texts.T
+        logits: Tensor = scale.exp() * F.normalize(self.images(pixel_values), dim=-1) @ texts.T
+        return logits
 
 
 class HuggingFaceTower(nn.Module):

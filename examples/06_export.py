@@ -59,7 +59,9 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as place:
         path = Path(place) / "adapted.onnx"
-        torch.onnx.export(program, (), path, input_names=["images"], output_names=["logits"], dynamo=True, verbose=False)
+        torch.onnx.export(
+            program, (), path, input_names=["images"], output_names=["logits"], dynamo=True, verbose=False
+        )
         session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
         found = [torch.from_numpy(session.run(None, {"images": piece.numpy()})[0]) for piece in (images, images[:1])]
     same = torch.allclose(found[0], wanted, atol=1e-4) and torch.allclose(found[1], wanted[:1], atol=1e-4)

@@ -140,7 +140,8 @@ def test_clip_is_refused_with_its_wrapper_and_the_wrapper_adapts(method: str) ->
     clip = transformers.CLIPModel(transformers.CLIPConfig(text_config=SMALL, vision_config=vision))
     with pytest.raises(TypeError, match=r"got CLIPModel, which compares images with texts; wrap its image tower"):
         poem.adapt(clip, "tent")
-    adapter = poem.adapt(wrapped, method, **({"threshold": 0.999} if method == "poem" else {}))
+    loose: dict[str, Any] = {"threshold": 0.999} if method == "poem" else {}
+    adapter = poem.adapt(wrapped, method, **loose)
     texts = wrapped.texts.clone()
     for seed in (1, 2):
         assert adapter(pixel_values=images(seed)).shape == (12, 5)

@@ -83,7 +83,9 @@ def test_an_export_goes_through_torch_export() -> None:
 
 
 @pytest.mark.parametrize("kind", ["bn", "gn", "ln"])
-@pytest.mark.parametrize("changes", [{}, {"mean": (0.1,) * 3, "std": (0.9,) * 3, "classes": [3, 1, 8]}], ids=["", "more"])
+@pytest.mark.parametrize(
+    "changes", [{}, {"mean": (0.1,) * 3, "std": (0.9,) * 3, "classes": [3, 1, 8]}], ids=["", "more"]
+)
 def test_without_a_branch_an_export_has_the_keys_of_the_model_and_loads_into_its_class(
     kind: str, changes: dict[str, Any]
 ) -> None:
@@ -167,7 +169,8 @@ def test_with_frozen_statistics_an_answer_depends_on_no_other_sample(changes: di
     if len(plain.heads) == 1:  # type: ignore[arg-type]
         mine = make_net("bn")
         mine.load_state_dict(plain.state_dict())
-        torch.testing.assert_close(mine.eval()(batch(seed=4)), plain.heads[0](batch(seed=4)))  # type: ignore[index]
+        head: Any = plain.heads[0]  # type: ignore[index]
+        torch.testing.assert_close(mine.eval()(batch(seed=4)), head(batch(seed=4)))
 
 
 @pytest.mark.parametrize("method", ["tent", "poem"])
@@ -188,12 +191,13 @@ def test_frozen_statistics_of_several_batches_are_those_of_all_samples_together(
     adapter(batch(seed=1))
     shown = [batch(8, seed=2), batch(4, seed=3)]
     plain = adapter.export(statistics="frozen", stream=[(each, torch.zeros(len(each))) for each in shown])
-    first = next(name for name, each in plain.heads[0].named_modules() if isinstance(each, nn.BatchNorm2d))  # type: ignore[index]
+    head: Any = plain.heads[0]  # type: ignore[index]
+    first = next(name for name, each in head.named_modules() if isinstance(each, nn.BatchNorm2d))
     reached: list[Tensor] = []
     adapter.model.get_submodule(first).register_forward_pre_hook(lambda _, args: reached.append(args[0].detach()))
     adapter.model(torch.cat(shown))
     flat = reached[0].transpose(0, 1).flatten(1)
-    layer: Any = plain.heads[0].get_submodule(first)  # type: ignore[index, union-attr]
+    layer = head.get_submodule(first)
     torch.testing.assert_close(layer.running_mean, flat.mean(1))
     torch.testing.assert_close(layer.running_var, flat.var(1, correction=0))
 

@@ -44,7 +44,9 @@ class Exported(nn.Module):
         self._remembered = self._hidden("remembered", memory)
         own_keys, mine = network.model.state_dict(), heads[0].state_dict()
         kept = {key: value for key, value in own_keys.items() if key not in mine and isinstance(value, Tensor)}
-        self._kept = self._hidden("kept", {key: value.clone() for key, value in kept.items()} if len(heads) == 1 else {})
+        self._kept = self._hidden(
+            "kept", {key: value.clone() for key, value in kept.items()} if len(heads) == 1 else {}
+        )
 
     def forward(self, images: Any = None, **further: Any) -> Tensor:
         """What the adapter answers when frozen; takes what the adapter takes."""
@@ -122,6 +124,7 @@ def exported(
     taught = recipe.teacher if recipe.readout.which == "teacher" else None
     values = state.moving if taught is None else state.teacher
     memory = inside(state.memory, "teacher") if taught is not None and taught.own_statistics else state.memory
+    written: Moments | None
     if frozen:
         written = _frozen(network, part, values, memory, batches)
         recipe = _uncorrected(recipe)
@@ -287,4 +290,3 @@ def _settle(head: nn.Module, written: Moments | None, deep: list[str]) -> None:
         if found is not None and layer.running_mean is not None and layer.running_var is not None:
             layer.running_mean.copy_(found[0])
             layer.running_var.copy_(found[1])
-

@@ -127,8 +127,8 @@ def normalisation(
         if needed:
             raise ValueError(
                 f"{name} augments images in [0, 1] and needs the normalisation inside: pass images in [0, 1], mean= "
-                "and std= (for a model that takes [0, 1] as it is: mean=(0, 0, 0), std=(1, 1, 1)). For input other than "
-                f"images {UNEDITED}"
+                "and std= (for a model that takes [0, 1] as it is: mean=(0, 0, 0), std=(1, 1, 1)). For other input "
+                f"than images {UNEDITED}"
             )
         return None
     centre, spread = _finite_numbers(mean), _finite_numbers(std)
@@ -263,7 +263,8 @@ def pictures(batch: Tensor, part: object, name: str) -> None:
     """Images, for methods that shuffle, cover or augment them."""
     if batch.dim() != 4:
         raise ValueError(
-            f"{name} needs images (batch, channels, height, width) for {part!r}, got shape {tuple(batch.shape)}; {UNEDITED}"
+            f"{name} needs images (batch, channels, height, width) for {part!r}, got shape {tuple(batch.shape)}; "
+            f"{UNEDITED}"
         )
 
 

@@ -450,19 +450,19 @@ def _logits_of(found: Any, model: str) -> Tensor:
     how = {
         1: "lambda out: out[:, None] for one logit per image (two classes)",
         3: "lambda out: out[:, 0] or out.mean(1): no method here adapts by several answers per sample (tokens, boxes)",
-        4: f"lambda out: out.mean((2, 3)), the image's mean prediction: {model} answers for each pixel, which no method "
-        "here adapts by (docs/segmentation.md)",
+        4: f"lambda out: out.mean((2, 3)), the image's mean prediction: {model} answers for each pixel, which no "
+        "method here adapts by (docs/segmentation.md)",
     }.get(found.dim(), "")
     raise ValueError(f"expected logits of shape (batch, classes), got {tuple(found.shape)}; pass logits={how}")
 
 
 def _told_by(found: Any, model: str) -> str:
-    """What an output that has no logits shows of the model: a detector, a segmentation network, a model such as CLIP."""
+    """What an output without logits shows of the model: that it detects, segments, or compares as CLIP does."""
     first = found[0] if isinstance(found, list | tuple) and found else found
     if isinstance(first, Mapping) and {"boxes", "scores"} <= set(first):
         return (
-            f" of boxes, labels and scores: {model} detects, and a list of boxes has no entropy to adapt by. What can be "
-            "adapted is its backbone with a classifier"
+            f" of boxes, labels and scores: {model} detects, and a list of boxes has no entropy to adapt by. What can "
+            "be adapted is its backbone with a classifier"
         )
     if isinstance(found, Mapping) and isinstance(found.get("out"), Tensor) and found["out"].dim() == 4:
         return (

@@ -47,8 +47,8 @@ STOPPED = "stopped by hand"
 ONE_ANSWER, POOR = 0.95, 0.7
 """A class's share of the source's answers from which on it gives one answer, and a poor network's steadiness."""
 NO_IMAGES = (
-    "the input is no batch of images (batch, channels, height, width), so it is not looked at shifted (view='none'): the "
-    "verdict rests on the balance of the answers alone"
+    "the input is no batch of images (batch, channels, height, width), so it is not looked at shifted (view='none'): "
+    "the verdict rests on the balance of the answers alone"
 )
 MOST_GAINED = 0.3
 """Nats of balance gained that count for the adapted answers, at most."""
@@ -280,9 +280,7 @@ class Guard:
             return False
         return images.dim() == 4 and min(images.shape[2:]) >= 8 and min(images.shape) > 0
 
-    def _source(
-        self, images: Tensor | ModelInput, moved: Tensor | ModelInput | None
-    ) -> tuple[Tensor, Tensor | None]:
+    def _source(self, images: Tensor | ModelInput, moved: Tensor | ModelInput | None) -> tuple[Tensor, Tensor | None]:
         """The source's log-probabilities for the images, and for the shifted ones; in one pass where rows are alone."""
         if not (self._rows_alone and isinstance(images, Tensor) and isinstance(moved, Tensor)):
             own = _log_probs(self.adapter.source(images))
