@@ -536,7 +536,14 @@ def test_a_model_of_two_towers_is_refused_with_the_wrapper() -> None:
 
 
 def test_patches_need_images_of_some_size() -> None:
-    """DeYO on a table is one plain error; its neighbours on the same table learn."""
+    """DeYO on a table, or on images smaller than its tiles, is one plain error; others learn from the same table."""
+    small = poem.adapt(Two().eval(), "deyo")
+    before = snapshot(small)
+    with pytest.raises(
+        ValueError, match=r"deyo cuts images into 4 x 4 tiles .*got images of \(3, 9\) pixels; pass larger"
+    ):
+        small(torch.rand(2, 3, 3, 9))
+    assert snapshot(small) == before
     adapter = poem.adapt(table(), "deyo", select=EntropyBelow(0.9))
     with pytest.raises(ValueError, match=r"deyo needs images .* got shape \(16, 12\)"):
         adapter(data("table"))

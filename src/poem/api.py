@@ -53,7 +53,7 @@ def adapt(
     compile: bool = False,
     precision: Precision = "fp32",
     logits: Callable[[Any], Tensor] | None = None,
-    example: Tensor | None = None,
+    example: Tensor | Mapping[str, Any] | None = None,
     **changes: Any,
 ) -> Adapter | Guard:
     """Turn a classifier into one that learns while it predicts.
@@ -61,7 +61,7 @@ def adapt(
     The model is borrowed, not copied: between calls it is as it came, and `adapter.unload()` gives it back.
 
     Args:
-        model: Any module from one image tensor to logits.
+        model: Any module from a batch to logits: from one floating-point tensor, keywords or a dictionary.
         method: A name from `poem.methods()`, such as `"deyo+poem"`, or a `Recipe` of your own.
         lr: Learning rate; by default the method's rule by network family and batch size.
         batch_size: What the learning-rate rule and ROID divide by; by default the first batch's size.
@@ -86,7 +86,8 @@ def adapt(
         changes: Fields of the recipe, and the aliases `threshold`, `rounds`, `alpha`, `depth`, `readout`.
 
     Returns:
-        The adapter; call it with images.
+        The adapter; call it as the model, with images or any other floating-point tensor whose first axis is the
+        batch.
     """
     if not (isinstance(fast, bool) or fast == "auto"):
         raise ValueError(f"expected fast 'auto', True or False, got {fast!r}")

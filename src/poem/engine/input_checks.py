@@ -266,6 +266,12 @@ def pictures(batch: Tensor, part: object, name: str) -> None:
             f"{name} needs images (batch, channels, height, width) for {part!r}, got shape {tuple(batch.shape)}; "
             f"{UNEDITED}"
         )
+    grid = getattr(part, "grid", 1)
+    if min(batch.shape[2:]) < grid:
+        raise ValueError(
+            f"{name} cuts images into {grid} x {grid} tiles ({part!r}), got images of {tuple(batch.shape[2:])} pixels; "
+            f"pass larger ones, or {UNEDITED}"
+        )
 
 
 def finite(batch: Tensor) -> None:
