@@ -6,12 +6,12 @@ import copy
 import logging
 import math
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args
 
 import torch
 from torch import Tensor, nn
@@ -22,9 +22,10 @@ from poem.accelerate.capture import Captures, Fast
 from poem.engine import input_checks as checks
 from poem.engine.accounting import BatchRecord, RunningTotals, Totals, anomaly_texts
 from poem.engine.anatomy import Anatomy, anatomy, has_batch_norm, is_norm
-from poem.engine.branch_check import check_doubling
-from poem.engine.export import exported
+from poem.engine.branch_check import MISFITS, check_doubling
+from poem.engine.export import ExportStatistics, exported
 from poem.engine.loop import BatchLoop
+from poem.engine.model_input import ModelInput, moved_input, not_taken, read_input
 from poem.engine.model_lock import model_lock
 from poem.engine.network import Network
 from poem.engine.precision import Precision
@@ -114,7 +115,9 @@ class Adapter:
         self.facts, self.name = anatomy(model), name
         recipe = recipe.fitted(batch_norm=has_batch_norm(model))
         self.recipe = recipe
-        mean, std = checks.normalisation(recipe.unit_range, name, mean, std, self.facts.channels) or (None, None)
+        mean, std = checks.normalisation(
+            recipe.unit_range, name, mean, std, self.facts.channels, self.facts.spatial
+        ) or (None, None)  # fmt: skip
         self._settings: dict[str, Any] = {
             "name": name, "batch_size": batch_size, "classes": indices, "mean": mean, "std": std, "split": split,
             "seed": seed, "precision": precision, "fast": fast, "compile": compile, "logits": logits,
@@ -131,33 +134,44 @@ class Adapter:
         self._captures = Captures(recipe, self._network, self._state, fast)
         self._unloaded, self._editor = False, recipe.first_with(Need.UNIT_RANGE, Need.PICTURES)
         self._warned: set[str] = set()  # kinds of warnings that were logged
+        self._odd_inputs: set[object] = set()  # kinds of input that a pass showed the model to take
+        self._keeps = any(norm.batch for norm in self._network.norms) and not recipe.statistics.remembers
+        self._seen: tuple[Tensor | ModelInput, list[int]] | None = None  # the last batch and its versions, if kept
         self._between = Between(self._state.snapshot())
         self.preparation = {"forwards": 0, "backwards": 0}
         """Source images that parts were prepared on before the stream, apart from `totals`."""
         with model_lock(model).lock:
             model_lock(model).adapters += 1
 
-    def __call__(self, images: Tensor) -> Tensor:
+    def __call__(self, images: Tensor | Mapping[str, Any] | ModelInput | None = None, **keywords: Any) -> Tensor:
         """Predict and learn: logits (B, C), or the log of the combined probability where a branch answers too.
 
         A model with one logit, whose sigmoid is the probability of class 1, gets such logits (B, 1) back.
+
+        Args:
+            images: A floating-point tensor whose first axis is the batch, or the model's arguments as a mapping, such
+                as a batch of a Hugging Face processor. Labels in it are dropped.
+            keywords: The model's arguments by name, as in `adapter(pixel_values=x)`. Of all arguments the largest
+                floating-point tensor is normalised, augmented and counted; the others go along as they are.
         """
         checks.still_here(self._unloaded)
+        given = read_input(self._network.model, images, keywords)
         record, learn = BatchRecord(), id(self) not in _FROZEN.get()
         flags = ThreadFlags()
         try:
             with self._lock, torch.inference_mode(False), torch.enable_grad():
                 self._settle()
-                images = self._taken(images)
-                if self._state.follow(images.device):
+                batch = self._taken(given)
+                if self._state.follow(batch.device):
                     self._between = replace(self._between, state=self._state.snapshot())
                 self._state.entered = True
-                answer = self._answer(images, record, learn)
+                answer = self._answer(batch, record, learn)
                 if learn:
-                    self._commit(record, len(images))
+                    self._commit(record, len(batch))
+                    self._keep(batch)
                 self._settle()
                 if learn:
-                    self._warn(images.device.type == "cpu")
+                    self._warn(batch.device.type == "cpu")
         except BaseException:
             self._network.abandon()
             flags.restore()
@@ -181,18 +195,19 @@ class Adapter:
             self._state.prepared = prepared
         self.preparation = {"forwards": count, "backwards": count}
 
-    def stream(self, loader: Iterable[Any], *, call: Callable[[Tensor], Tensor] | None = None) -> Iterator[Tensor]:
-        """Answers for each batch of a loader of images, or of tuples that begin with images (labels are dropped).
+    def stream(self, loader: Iterable[Any], *, call: Callable[[Any], Tensor] | None = None) -> Iterator[Tensor]:
+        """Answers for each batch of a loader of images, of tuples that begin with images, or of mappings.
+
+        Labels in tuples and mappings are dropped.
 
         `call` answers in the adapter's place, for what is built around it.
         """
         for item in loader:
             images = item[0] if isinstance(item, tuple | list) else item
-            if not isinstance(images, Tensor):
+            if not isinstance(images, Tensor | Mapping):
                 kind = type(images).__name__
                 raise TypeError(f"expected batches of images or (images, ...), got {kind}; hand adapter() the tensor")
-            place = next(self._network.model.parameters()).device
-            yield (call or self)(images.to(place, non_blocking=True))
+            yield (call or self)(moved_input(images, next(self._network.model.parameters()).device))
 
     @contextmanager
     def frozen(self) -> Iterator[Adapter]:
@@ -207,7 +222,7 @@ class Adapter:
         finally:
             _FROZEN.reset(token)
 
-    def source(self, images: Tensor) -> Tensor:
+    def source(self, images: Tensor | Mapping[str, Any] | ModelInput | None = None, **keywords: Any) -> Tensor:
         """Logits (B, C) of the model as it came, for comparison: its own weights and statistics, nothing adapted.
 
         `mean=`, `std=`, `classes=`, `logits=` and `precision=` apply as in a call. Nothing is updated: the state, the
@@ -219,28 +234,30 @@ class Adapter:
         """
         checks.still_here(self._unloaded)
         network = self._network
+        given = read_input(network.model, images, keywords)
         with self._lock, torch.inference_mode(False), torch.no_grad():
             self._settle()
-            images = self._taken(images)
-            checks.finite(images)
-            with network.borrowed(images.device.type):
-                (logits,), _ = network.heads(images, None, None, Source(), {}, doubled=False)
+            batch = self._taken(given)
+            checks.finite(batch)
+            with network.borrowed(batch.device.type):
+                (logits,), _ = network.heads(batch, None, None, Source(), {}, doubled=False)
             return network.in_model_shape(logits)
 
-    def gradient_norms(self, images: Tensor) -> Tensor:
+    def gradient_norms(self, images: Tensor | Mapping[str, Any] | ModelInput) -> Tensor:
         """(B,) norm, over theta, of each sample's entropy gradient in a first forward pass; nothing is updated.
 
         A backward pass per sample: a measurement. The state, random generator and counts stay as they were.
         """
         checks.still_here(self._unloaded)
         network, state = self._network, self._state
+        given = read_input(network.model, images, {})
         with self._lock, torch.inference_mode(False), torch.enable_grad():
             self._settle()
-            images = self._taken(images)
-            checks.finite(images)
-            with state.rolled_back(), network.borrowed(images.device.type), self._doubling_checked(images):
-                state.follow(images.device)
-                batch = Batch(images, state.rng, len(images))
+            shown = self._taken(given)
+            checks.finite(shown)
+            with state.rolled_back(), network.borrowed(shown.device.type), self._doubling_checked(shown):
+                state.follow(shown.device)
+                batch = Batch(shown, state.rng, len(shown))
                 outputs = BatchLoop(self.recipe, network, state, batch, self.lr, learn=False).forward()
                 norms = [gradient.norm() for gradient in _each_gradient(outputs.entropy, outputs.theta)]
         return torch.stack(norms).detach()
@@ -254,6 +271,7 @@ class Adapter:
             self._between = Between(self._state.snapshot())
             self._state.entered = False
             self._warned.clear()
+            self._seen = None
 
     def checkpoint(self) -> Between:
         """All that adapting has changed, as it is between two batches; tensors are shared, since none is written to."""
@@ -302,16 +320,55 @@ class Adapter:
             log.info("%d other adapters still use this model", shared.adapters)
         return self._given
 
-    def export(self) -> nn.Module:
+    def export(
+        self, *, statistics: ExportStatistics = "recipe", stream: Iterable[Any] | Tensor | None = None
+    ) -> nn.Module:
         """A plain module with the adapted weights, which predicts as the adapter does when frozen.
 
-        Batch norm keeps to the recipe's statistics, so with the usual ones an answer depends on the batch it is in. An
-        adapt branch makes two whole networks, side by side: its keys begin with `heads.0.` and `heads.1.`.
+        Its `state_dict` has the keys of the model and loads into the model's class. An adapt branch makes two whole
+        networks, side by side: keys begin with `heads.0.` and `heads.1.` then, and a warning says so.
+
+        Args:
+            statistics: `"recipe"`: batch norm keeps to the recipe's statistics, so with the usual ones an answer
+                depends on the batch it is in, and a batch of one is normalised by itself. `"frozen"`: the stream's
+                statistics are written into the running averages, and answers depend on the batch no more. They are
+                what the recipe's statistics remember: the average of `RunningMean` and of `Robust`, the components of
+                `Components` together, of `Blended` the copy that counts most, but for the one that follows each batch.
+                Other statistics remember nothing and are taken of `stream`.
+            stream: For `"frozen"`, images or a loader of them to measure the statistics on, where the recipe remembers
+                none; by default the last batch that was answered.
+
+        Raises:
+            ValueError: Statistics or a readout that depend on each batch, and are not frozen; a `stream` where none is
+                used; no batch to measure on.
         """
         checks.still_here(self._unloaded)
-        with self._lock:
+        if statistics not in get_args(ExportStatistics):
+            raise ValueError(f"expected statistics 'recipe' or 'frozen', got {statistics!r}")
+        if stream is not None and (statistics == "recipe" or not self._keeps):
+            why = "statistics='recipe' measures nothing" if statistics == "recipe" else "nothing has to be measured"
+            raise ValueError(f"expected no stream=, because {why}, got {type(stream).__name__}; leave it out")
+        with self._lock, torch.inference_mode(False):
             self._settle()
-            return exported(self._network, self.recipe, self._state)
+            batches = self._to_measure(stream) if statistics == "frozen" else []
+            return exported(self._network, self.recipe, self._state, statistics, batches)
+
+    def _to_measure(self, stream: Iterable[Any] | Tensor | None) -> Iterator[Tensor | ModelInput]:
+        """Batches to measure statistics on: those given, or the last one."""
+        network = self._network
+        if stream is None and self._seen is not None:
+            last, versions = self._seen
+            tensors = last.tensors if isinstance(last, ModelInput) else [last]
+            if [tensor._version for tensor in tensors] != versions:
+                raise ValueError("the last batch was written to since it was answered; pass stream= to measure on")
+            yield last
+        given = [] if stream is None else [stream] if isinstance(stream, Tensor | Mapping) else stream
+        for item in given:
+            images = item[0] if isinstance(item, tuple | list) else item
+            images = moved_input(images, next(network.model.parameters()).device)
+            batch = self._taken(read_input(network.model, images, {}))
+            checks.finite(batch)
+            yield network.given or batch
 
     def as_module(self) -> nn.Module:
         """The adapter inside a module without parameters, to sit in `nn.Sequential`."""
@@ -331,6 +388,7 @@ class Adapter:
             self._settle()
             self._state.entered = True
             self._state.load(state, self.name)
+            self._seen = None
             self._between = replace(self._between, state=self._state.snapshot())
             self._state.entered = False
 
@@ -401,19 +459,46 @@ class Adapter:
             raise RuntimeError("expected the adapter to be called between batches, got a call from inside its own call")
         return lock
 
-    def _taken(self, images: Tensor) -> Tensor:
-        """The batch, if the network and the recipe can take it."""
-        images = checks.images(images, self._network.model, self.facts.channels, self.facts.spatial)
+    def _taken(self, given: Tensor | ModelInput) -> Tensor:
+        """The batch, if the network and the recipe can take it; arguments that go along are handed to the network."""
+        network, name = self._network, self.name
+        images = checks.images(given.images if isinstance(given, ModelInput) else given, network.model)
         checks.compiled(self._settings["compile"], images)
         if self._editor is not None:
-            checks.pictures(images, self._editor, self.name)
+            checks.pictures(images, self._editor, name)
+        if isinstance(given, ModelInput):
+            checks.further(given, network.model, self.recipe, name)
+            network.given = replace(given, images=images).taken()
+            if given.whole:
+                self._try_pass(images, "whole", TypeError(not_taken(network.model, given)))
+        odd = checks.odd_shape(images, self.facts.channels, self.facts.spatial)
+        if odd is not None:
+            self._try_pass(images, images.shape[1:], ValueError(odd))
         return images
+
+    def _try_pass(self, images: Tensor, kind: object, refusal: Exception) -> None:
+        """A pass of the source, once for each kind of input that the model may take after all; raises the refusal."""
+        if kind in self._odd_inputs:
+            return
+        try:
+            with torch.no_grad(), self._network.borrowed(images.device.type):
+                self._network.heads(images, None, None, Source(), {}, doubled=False)
+        except MISFITS as error:
+            raise refusal from error
+        self._odd_inputs.add(kind)
 
     def _settle(self) -> None:
         """The state between two batches; of a call that was interrupted, or was not to be kept, nothing is left."""
         if self._state.entered:
             self._state.restore(self._between.state)
             self._state.entered = False
+        self._network.given = None
+
+    def _keep(self, images: Tensor) -> None:
+        """Keep hold of the batch where batch norm remembers nothing of it, for an export with frozen statistics."""
+        if self._keeps:
+            given = self._network.given
+            self._seen = given or images, [tensor._version for tensor in (given.tensors if given else [images])]
 
     def _commit(self, record: BatchRecord, count: int) -> None:
         """Keep what the batch left behind: one assignment, so that an interrupt finds all of it or nothing."""
@@ -461,6 +546,8 @@ class Adapter:
                 answers, pieces = self._run_eagerly(images, learn)
                 if self._settings["compile"] and self._network.hooked:
                     record.remarks.append("not compiled: the model has hooks, which a compiled pass would not call")
+                if self._settings["compile"] and self._network.given is not None:
+                    record.remarks.append("not compiled: the model is called with more than one tensor")
             answer = torch.cat(answers)
         if not (learn and self.recipe.learns):
             checks.finite(images)
@@ -547,13 +634,13 @@ class Adapter:
 class AsModule(nn.Module):
     """An adapter where a module is expected. It has no parameters: the adapter owns what moves."""
 
-    def __init__(self, adapter: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, adapter: Callable[..., Tensor]) -> None:
         super().__init__()
         self.adapter = adapter
 
-    def forward(self, images: Tensor) -> Tensor:
+    def forward(self, images: Tensor | Mapping[str, Any] | None = None, **keywords: Any) -> Tensor:
         """Predict and learn."""
-        return self.adapter(images)
+        return self.adapter(images, **keywords)
 
 
 def _each_gradient(losses: Tensor, tensor: Tensor | None) -> Iterator[Tensor]:

@@ -65,7 +65,7 @@ def adapt(
     compile: bool = False,
     precision: Precision = "fp32",
     logits: Callable[[Any], Tensor] | None = None,
-    example: Tensor | None = None,
+    example: Tensor | Mapping[str, Any] | None = None,
     **changes: Any,
 ) -> Adapter | Guard:
     """Turn a classifier into one that learns while it predicts.
@@ -73,7 +73,7 @@ def adapt(
     The model is borrowed, not copied: between calls it is as it came, and `adapter.unload()` gives it back.
 
     Args:
-        model: Any module from one image tensor to logits.
+        model: Any module from a batch to logits: from one floating-point tensor, keywords or a dictionary.
         method: A name from `poem.methods()`, such as `"deyo+poem"`, or a `Recipe` of your own. Without one it is
             `"auto"`, guarded.
         lr: Learning rate; by default the method's rule by network family and batch size.
@@ -100,7 +100,8 @@ def adapt(
         changes: Fields of the recipe, and the aliases `threshold`, `rounds`, `alpha`, `depth`, `readout`.
 
     Returns:
-        The adapter, or the guard around it; call it with images.
+        The adapter, or the guard around it; call it as the model, with images or any other floating-point tensor whose
+        first axis is the batch.
     """
     guard = method is None if guard is None else guard
     method = "auto" if method is None else method

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import copy
+import logging
+import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from compare import assert_same_answers
 from learners import RICH, UNIT, batch, begun, learner, sharp
-from nets import Wrapped
-from torch import Tensor
+from nets import Wrapped, make_net
+from torch import Tensor, nn
 from toys import images
 
 import poem
-from poem.parts import EntropyBelow, Source
+from poem.parts import Blended, Components, EntropyBelow, Mixed, RunningMean, Significant, Source
 
 
 def test_an_export_with_a_branch_copes_with_a_network_that_writes_into_its_input() -> None:
@@ -73,3 +77,231 @@ def test_an_export_goes_through_torch_export() -> None:
     plain = adapter.export()
     program = torch.export.export(plain, (batch(),)).module()
     torch.testing.assert_close(program(batch(seed=2)), plain(batch(seed=2)))
+
+
+# The user's own keys -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["bn", "gn", "ln"])
+@pytest.mark.parametrize(
+    "changes", [{}, {"mean": (0.1,) * 3, "std": (0.9,) * 3, "classes": [3, 1, 8]}], ids=["", "more"]
+)
+def test_without_a_branch_an_export_has_the_keys_of_the_model_and_loads_into_its_class(
+    kind: str, changes: dict[str, Any]
+) -> None:
+    adapter = begun("tent", kind, lr=0.01, **changes)
+    plain, mine = adapter.export(), make_net(kind)
+    state = plain.state_dict()
+    assert list(state) == list(mine.state_dict()) or set(state) == set(mine.state_dict())
+    mine.load_state_dict(state)
+    for name, value in adapter._state.named().items():
+        assert torch.equal(dict(mine.named_parameters())[name], value)
+    untouched = {name: value for name, value in adapter.model.state_dict().items() if name not in adapter.adapted}
+    assert all(torch.equal(mine.state_dict()[name], value) for name, value in untouched.items())
+
+
+def test_an_export_takes_its_own_state_back_alone_and_inside_another_module() -> None:
+    plain = begun("tent", "bn").export()
+    wanted = plain(batch(seed=4))
+    for holder in (copy.deepcopy(plain), nn.Sequential(copy.deepcopy(plain), nn.Identity())):
+        state = {key: value.clone() for key, value in holder.state_dict().items()}
+        with torch.no_grad():
+            for parameter in holder.parameters():
+                parameter.zero_()
+        assert not torch.allclose(holder(batch(seed=4)), wanted)
+        holder.load_state_dict(state)
+        assert torch.equal(holder(batch(seed=4)), wanted)
+        with pytest.raises(RuntimeError, match="Unexpected key"):
+            holder.load_state_dict({**state, f"{'0.' if isinstance(holder, nn.Sequential) else ''}strange": wanted})
+    assert torch.equal(pickle.loads(pickle.dumps(plain))(batch(seed=4)), wanted)
+
+
+def test_with_a_branch_an_export_says_that_it_holds_two_networks(caplog: pytest.LogCaptureFixture) -> None:
+    adapter = begun("poem", "gn")
+    with caplog.at_level(logging.WARNING, "poem"):
+        plain = adapter.export()
+    assert "two networks, with keys heads.0. and heads.1." in caplog.text
+    assert {key.split(".")[1] for key in plain.state_dict()} == {"0", "1"}
+    caplog.clear()
+    begun("tent", "gn").export()
+    assert not caplog.records
+
+
+def test_a_correction_that_remembers_is_exported_as_it_stands() -> None:
+    adapter = learner("gn", "auto", preset="cifar")
+    for seed in (1, 2, 3):
+        adapter(batch(seed=seed))
+    with adapter.frozen(), torch.no_grad():
+        torch.testing.assert_close(adapter.export()(batch(seed=4)), adapter(batch(seed=4)), atol=1e-4, rtol=1e-4)
+
+
+# Frozen statistics ---------------------------------------------------------------------------------------------------
+
+
+def one_by_one(plain: nn.Module, shown: Tensor) -> Tensor:
+    return torch.cat([plain(each[None]) for each in shown])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"method": "tent"},
+        {"method": "tent", "statistics": RunningMean(0.2)},
+        {"method": "tent", "statistics": Mixed(0.3)},
+        {"method": "tent", "statistics": Significant()},
+        {"method": "tent", "statistics": Components()},
+        {"method": "poem"},
+        {"method": "auto"},
+        {"method": "memo", **UNIT},
+        {"method": "rotta", **UNIT},
+        {"method": "roid", "lr": 0.001, **UNIT},
+        {"method": "lame"},
+    ],
+    ids=lambda changes: f"{changes['method']} {changes.get('statistics', '')}",
+)
+def test_with_frozen_statistics_an_answer_depends_on_no_other_sample(changes: dict[str, Any]) -> None:
+    adapter = learner("bn", **changes)
+    for seed in (1, 2, 3):
+        adapter(batch(16, seed=seed))
+    plain = adapter.export(statistics="frozen")
+    with torch.no_grad():
+        torch.testing.assert_close(one_by_one(plain, batch(16, seed=3)), plain(batch(16, seed=3)), atol=1e-4, rtol=1e-4)
+    if len(plain.heads) == 1:  # type: ignore[arg-type]
+        mine = make_net("bn")
+        mine.load_state_dict(plain.state_dict())
+        head: Any = plain.heads[0]  # type: ignore[index]
+        torch.testing.assert_close(mine.eval()(batch(seed=4)), head(batch(seed=4)))
+
+
+@pytest.mark.parametrize("method", ["tent", "poem"])
+def test_frozen_statistics_are_those_of_the_last_batch_where_none_are_remembered(method: str) -> None:
+    adapter = learner("bn", method, **RICH) if method == "poem" else learner("bn", method)
+    for seed in (1, 2):
+        adapter(batch(16, seed=seed))
+    before = adapter.state_dict()["tensors"]
+    plain = adapter.export(statistics="frozen")
+    with adapter.frozen(), torch.no_grad():
+        torch.testing.assert_close(plain(batch(16, seed=2)), adapter(batch(16, seed=2)), atol=1e-4, rtol=1e-4)
+        assert not torch.allclose(plain(batch(16, seed=5)), adapter(batch(16, seed=5)), atol=1e-2)
+    assert all(torch.equal(value, before[name]) for name, value in adapter.state_dict()["tensors"].items())
+
+
+def test_frozen_statistics_of_several_batches_are_those_of_all_samples_together() -> None:
+    adapter = learner("bn", "bn")
+    adapter(batch(seed=1))
+    shown = [batch(8, seed=2), batch(4, seed=3)]
+    plain = adapter.export(statistics="frozen", stream=[(each, torch.zeros(len(each))) for each in shown])
+    head: Any = plain.heads[0]  # type: ignore[index]
+    first = next(name for name, each in head.named_modules() if isinstance(each, nn.BatchNorm2d))
+    reached: list[Tensor] = []
+    adapter.model.get_submodule(first).register_forward_pre_hook(lambda _, args: reached.append(args[0].detach()))
+    adapter.model(torch.cat(shown))
+    flat = reached[0].transpose(0, 1).flatten(1)
+    layer = head.get_submodule(first)
+    torch.testing.assert_close(layer.running_mean, flat.mean(1))
+    torch.testing.assert_close(layer.running_var, flat.var(1, correction=0))
+
+
+def test_blended_copies_become_the_one_that_counts_most() -> None:
+    """Beside each copy alone: the frozen export is one of them, and not the one that follows the batch."""
+    adapter = learner("bn", "auto", preset="cifar")
+    for seed in range(1, 6):
+        adapter(batch(16, seed=seed))
+    part = adapter.recipe.statistics
+    assert isinstance(part, Blended)
+    memory, norms = adapter._state.memory, [norm for norm in adapter._network.norms if norm.batch]
+    place = part.frozen_copy(memory)
+    assert place != part._closest
+    alone: Any = adapter.export(statistics="frozen").heads[0]  # type: ignore[index]
+    for norm in norms:
+        mean, var = part.frozen(norm, memory, norm.key) or (None, None)
+        torch.testing.assert_close(alone.get_submodule(norm.name).running_mean, mean)
+        torch.testing.assert_close(alone.get_submodule(norm.name).running_var, var)
+    for favoured in range(part.copies):
+        told = {**memory, "statistics.entropy": torch.full((part.copies,), 2.0)}
+        told["statistics.entropy"][favoured] = 0.0
+        told["statistics.near"], told["statistics.far"] = torch.tensor(1.0), torch.tensor(1.0)
+        told["statistics.predicted"] = torch.full_like(memory["statistics.predicted"], 0.1)
+        assert part.frozen_copy(told) == favoured or favoured == part._closest
+    source = part.frozen(norms[0], {**told, "statistics.seen": torch.tensor(0.0)}, norms[0].key)
+    assert source is not None
+    torch.testing.assert_close(source[0], norms[0].source_mean)
+
+
+def test_frozen_statistics_leave_a_correction_by_other_samples_out(caplog: pytest.LogCaptureFixture) -> None:
+    adapter = begun("roid", "gn", lr=0.001, **UNIT)
+    with caplog.at_level(logging.WARNING, "poem"):
+        adapter.export(statistics="frozen")
+    assert "depends on other samples; the export with frozen statistics leaves it out" in caplog.text
+
+
+def test_bad_asks_for_frozen_statistics_say_what_to_type() -> None:
+    fresh = learner("bn")
+    with pytest.raises(ValueError, match=r"remembers none; pass some of the stream: .*stream=images\)"):
+        fresh.export(statistics="frozen")
+    assert fresh.export(statistics="frozen", stream=batch(seed=1)) is not None
+    with pytest.raises(ValueError, match="expected statistics 'recipe' or 'frozen', got 'source'"):
+        fresh.export(statistics="source")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"expected no stream=, because statistics='recipe' measures nothing"):
+        fresh.export(stream=batch())
+    with pytest.raises(ValueError, match=r"expected no stream=, because nothing has to be measured"):
+        learner("gn").export(statistics="frozen", stream=batch())
+    with pytest.raises(ValueError, match="finite images"):
+        fresh.export(statistics="frozen", stream=batch() * torch.nan)
+    shown = batch(seed=1)
+    fresh(shown)
+    shown.mul_(2)
+    with pytest.raises(ValueError, match="last batch was written to since it was answered; pass stream="):
+        fresh.export(statistics="frozen")
+    fresh.reset()
+    with pytest.raises(ValueError, match="remembers none"):
+        fresh.export(statistics="frozen")
+    never = sharp("bn")
+    for layer in never.modules():
+        if isinstance(layer, nn.BatchNorm2d):
+            layer.running_mean = layer.running_var = None
+    bare = poem.adapt(never, "tent")
+    bare(batch())
+    with pytest.raises(ValueError, match="has no running averages to write into"):
+        bare.export(statistics="frozen")
+
+
+# torch.export and ONNX -----------------------------------------------------------------------------------------------
+
+ANY_SIZE = {"images": {0: torch.export.Dim("batch")}}
+TAKEN_HOME = [("bn", "tent", "frozen"), ("bn", "poem", "frozen"), ("bn", "tent", "recipe"), ("gn", "poem", "recipe"),
+              ("gn", "tent", "recipe"), ("bn", "auto", "frozen")]  # fmt: skip
+
+
+def taken_home(kind: str, method: str, statistics: Any) -> nn.Module:
+    changes = RICH if method == "poem" else {}
+    adapter = learner(kind, method, **{**changes, "mean": (0.1,) * 3, "std": (0.9,) * 3, "classes": [3, 1, 8]})
+    for seed in (1, 2):
+        adapter(batch(16, seed=seed))
+    return adapter.export(statistics=statistics)
+
+
+@pytest.mark.parametrize(("kind", "method", "statistics"), TAKEN_HOME)
+def test_torch_export_takes_a_batch_of_any_size(kind: str, method: str, statistics: str) -> None:
+    plain = taken_home(kind, method, statistics)
+    program = torch.export.export(plain, (batch(16),), dynamic_shapes=ANY_SIZE).module()
+    for count in (3, 16, 20):
+        torch.testing.assert_close(program(batch(count, seed=4)), plain(batch(count, seed=4)), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("kind", "method", "statistics"), TAKEN_HOME)
+def test_onnxruntime_answers_as_the_export(kind: str, method: str, statistics: str, tmp_path: Path) -> None:
+    for name in ("onnx", "onnxscript"):
+        pytest.importorskip(name)
+    onnxruntime = pytest.importorskip("onnxruntime")
+    plain, path = taken_home(kind, method, statistics), tmp_path / "adapted.onnx"
+    torch.onnx.export(
+        plain, (batch(16),), path, dynamic_shapes=ANY_SIZE, input_names=["images"], output_names=["logits"],
+        dynamo=True, verbose=False,
+    )  # fmt: skip
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    for count in (1, 16, 20) if statistics == "frozen" or kind != "bn" else (3, 16, 20):
+        shown = batch(count, seed=4)
+        found = torch.from_numpy(session.run(None, {"images": shown.numpy()})[0])
+        with torch.no_grad():
+            torch.testing.assert_close(found, plain(shown), atol=1e-3, rtol=1e-3)

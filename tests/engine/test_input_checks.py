@@ -543,8 +543,11 @@ def test_a_lazy_layer_is_refused_by_name() -> None:
 
 def test_the_error_for_a_loader_of_dictionaries_says_what_is_expected() -> None:
     adapter = poem.adapt(make_net("bn"), "tent")
-    with pytest.raises(TypeError, match="expected batches of images"):
+    said = r"takes no dictionary, and no argument of 'image'; it takes .*hand adapter\(\) the tensor"
+    with pytest.raises(TypeError, match=said):
         list(adapter.stream([{"image": images(4, 0)}]))
+    with pytest.raises(TypeError, match="expected batches of images"):
+        list(adapter.stream(["image"]))
 
 
 def test_other_batch_sizes_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -283,6 +283,8 @@ class Captures:
         part = self._recipe.first_with(Need.HOST)
         if part is not None:
             return f"not captured: {part} decides on the host as it goes"
+        if self._network.given is not None:
+            return "not captured: the model is called with more than one tensor, and a replay copies one"
         if self._network.hooked:
             return "not captured: the model has hooks, which a replay would not call"
         return None

@@ -35,6 +35,8 @@ def selected_rows(
         return whole
     if not loop.recipe.per_sample or accelerated.independent is False or accelerated.compiled is not None:
         return whole
+    if loop.network.given is not None:  # arguments beside the batch would need the same rows
+        return whole
     if mixes_samples(loop.network, loop.recipe.statistics):
         return whole
     rows = mask.long().argsort(descending=True, stable=True)[:count]

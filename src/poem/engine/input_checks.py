@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import math
 from collections.abc import Iterable, Sequence
@@ -12,11 +13,18 @@ from torch import Tensor, nn
 
 from poem._util.integers import as_integer, plain_scalar
 from poem.engine.anatomy import WITHOUT_NORMS, is_norm
+from poem.engine.model_input import EMBED, ModelInput
 from poem.parts.base import Need
 from poem.parts.fields import LARGEST
 from poem.recipes.recipe import Recipe
 
 log = logging.getLogger("poem")
+UNEDITED = "use a method that does not edit its input, such as 'tent', 'eata', 'sar' or 'poem'"
+ZERO_SHOT = (
+    "wrap its image tower, with the texts' features as the last layer: class ZeroShot(nn.Module), forward(self, x): "
+    "return self.scale.exp() * F.normalize(self.images(x), dim=-1) @ self.texts.T; examples/05_clip.py has it whole"
+)
+"""What to type where a model compares images with texts."""
 
 
 def model(module: nn.Module) -> nn.Module:
@@ -28,6 +36,11 @@ def model(module: nn.Module) -> nn.Module:
     if isinstance(module, torch.jit.ScriptModule):
         raise TypeError(
             "expected a module whose layers can be reached, got a ScriptModule; adapt the module it came from"
+        )
+    if _two_towers(module):
+        raise TypeError(
+            f"expected a module from images to logits, got {type(module).__name__}, which compares images with texts; "
+            f"{ZERO_SHOT}"
         )
     inner = getattr(module, "_orig_mod", None)
     if isinstance(inner, nn.Module):
@@ -47,6 +60,13 @@ def model(module: nn.Module) -> nn.Module:
         if parameter.is_inference():
             raise ValueError(f"{name} was made under inference_mode and cannot learn; build the model outside it")
     return module
+
+
+def _two_towers(module: nn.Module) -> bool:
+    """Whether a model such as CLIP embeds images and texts, and its forward wants both."""
+    names = (("get_image_features", "get_text_features"), ("encode_image", "encode_text"))
+    towers = any(all(callable(getattr(module, name, None)) for name in pair) for pair in names)
+    return towers and any(name in ("input_ids", "text") for name in inspect.signature(module.forward).parameters)
 
 
 def batch_size(given: int | None) -> int | None:
@@ -88,16 +108,27 @@ def indices(classes: Sequence[int] | Tensor | None) -> list[int] | None:
 
 
 def normalisation(
-    needed: bool, name: str, mean: Sequence[float] | None, std: Sequence[float] | None, channels: int | None
+    needed: bool,
+    name: str,
+    mean: Sequence[float] | None,
+    std: Sequence[float] | None,
+    channels: int | None,
+    spatial: int | None = 2,
 ) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
     """Mean and std as plain numbers, one per channel, where they are given; methods that augment need them."""
     if (mean is None) != (std is None):
         raise ValueError("expected mean and std together, got one of them; pass both, or neither")
     if mean is None or std is None:
+        if needed and spatial not in (2, None):
+            raise ValueError(
+                f"{name} augments images, and the network convolves over {spatial} dimension{'s' * (spatial != 1)}; "
+                f"{UNEDITED}"
+            )
         if needed:
             raise ValueError(
                 f"{name} augments images in [0, 1] and needs the normalisation inside: pass images in [0, 1], mean= "
-                "and std= (for a model that takes [0, 1] as it is: mean=(0, 0, 0), std=(1, 1, 1))"
+                "and std= (for a model that takes [0, 1] as it is: mean=(0, 0, 0), std=(1, 1, 1)). For other input "
+                f"than images {UNEDITED}"
             )
         return None
     centre, spread = _finite_numbers(mean), _finite_numbers(std)
@@ -154,32 +185,16 @@ def still_here(unloaded: bool) -> None:
         raise RuntimeError("this adapter was unloaded; make a new one with poem.adapt(model, ...)")
 
 
-def images(batch: Tensor, module: nn.Module, channels: int | None, spatial: int | None = 2) -> Tensor:
-    """A batch that the network can take, free of inference mode; of images unless its convolutions say otherwise."""
+def images(batch: Tensor, module: nn.Module) -> Tensor:
+    """A batch that the network can take, free of inference mode: floating point, on its device, the batch axis first.
+
+    `odd_shape` tells whether its shape is one that the network's first convolution takes.
+    """
     if not isinstance(batch, Tensor):
         remedy = "use torch.from_numpy" if type(batch).__name__ == "ndarray" else "adapter.stream(loader) takes loaders"
         raise TypeError(f"expected a tensor of images, got {type(batch).__name__}; {remedy}")
     if not batch.is_floating_point():
-        raise ValueError(f"expected floating-point images, got {batch.dtype}; divide by 255: x.float() / 255")
-    if channels is not None and channels > 16:  # the network folds pixels into channels before its first convolution
-        channels = None
-    if channels is not None and spatial is not None and spatial != 2 and batch.dim() != 2 + spatial:
-        shape = tuple(batch.shape)
-        raise ValueError(f"expected a batch of {2 + spatial} dimensions, (batch, {channels}, ...), got shape {shape}")
-    if channels is not None and spatial == 2 and batch.dim() != 4:
-        remedy = "; for one image use x.unsqueeze(0)" if batch.dim() == 3 else ""
-        shape = tuple(batch.shape)
-        raise ValueError(f"expected images of shape (batch, {channels}, height, width), got {shape}{remedy}")
-    if channels is not None and batch.shape[1] != channels:
-        last = batch.shape[-1] == channels and batch.dim() == 4
-        remedy = (
-            "; use x.permute(0, 3, 1, 2)"
-            if last
-            else "; use x.expand(-1, 3, -1, -1)"
-            if batch.shape[1] == 1 and batch.dim() == 4
-            else ""
-        )
-        raise ValueError(f"expected {channels} channels, got {batch.shape[1]} in shape {tuple(batch.shape)}{remedy}")
+        raise ValueError(_not_floating(batch, module))
     if batch.dim() < 2 or len(batch) == 0:
         raise ValueError(f"expected at least one image, got shape {tuple(batch.shape)}")
     first = next(module.parameters(), None)
@@ -192,12 +207,70 @@ def images(batch: Tensor, module: nn.Module, channels: int | None, spatial: int 
     return batch.clone() if batch.is_inference() else batch.detach()
 
 
+def odd_shape(batch: Tensor, channels: int | None, spatial: int | None) -> str | None:
+    """What is wrong with a batch for a network whose first convolution takes such input; None where nothing is.
+
+    A guess: the network may reshape its input before that convolution, which a pass shows.
+    """
+    if channels is None or channels > 16:  # the network folds pixels into channels before its first convolution
+        return None
+    shape = tuple(batch.shape)
+    if spatial is not None and spatial != 2 and batch.dim() != 2 + spatial:
+        return f"expected a batch of {2 + spatial} dimensions, (batch, {channels}, ...), got shape {shape}"
+    if spatial == 2 and batch.dim() != 4:
+        remedy = "; for one image use x.unsqueeze(0)" if batch.dim() == 3 else ""
+        return f"expected images of shape (batch, {channels}, height, width), got {shape}{remedy}"
+    if batch.shape[1] != channels:
+        last = batch.shape[-1] == channels and batch.dim() == 4
+        remedy = (
+            "; use x.permute(0, 3, 1, 2)"
+            if last
+            else "; use x.expand(-1, 3, -1, -1)"
+            if batch.shape[1] == 1 and batch.dim() == 4
+            else ""
+        )
+        return f"expected {channels} channels, got {batch.shape[1]} in shape {shape}{remedy}"
+    return None
+
+
+def _not_floating(batch: Tensor, module: nn.Module) -> str:
+    """What to do with integers: bytes of images are divided, token ids embedded."""
+    if batch.dtype != torch.uint8 and any(isinstance(each, nn.Embedding) for each in module.modules()):
+        return f"expected floating-point input, got {batch.dtype}: token ids have no gradient; {EMBED}"
+    return f"expected floating-point images, got {batch.dtype}; divide by 255: x.float() / 255"
+
+
+def further(given: ModelInput, module: nn.Module, recipe: Recipe, name: str) -> None:
+    """Arguments beside the batch: on the model's device, finite, and with rows for all that the recipe learns from."""
+    first = next(module.parameters(), None)
+    for key, value in given.further.items():
+        if not isinstance(value, Tensor):
+            continue
+        if first is not None and value.device != first.device:
+            raise ValueError(f"expected {key} on {first.device}, where the model is, got {value.device}; move it there")
+        if value.is_floating_point() and value.dim() > 0 and bool(value.isnan().any()):
+            raise ValueError(f"expected {key} without NaN, got some; nothing was learnt")
+    along = given.along
+    if along and (recipe.views is not None or recipe.recover.each_image):
+        part = recipe.views if recipe.views is not None else recipe.recover
+        raise ValueError(
+            f"{name} learns from other images than the batch's own ({part!r}), for which {along[0]!r} has no rows; "
+            f"leave it out, or {UNEDITED}"
+        )
+
+
 def pictures(batch: Tensor, part: object, name: str) -> None:
     """Images, for methods that shuffle, cover or augment them."""
     if batch.dim() != 4:
         raise ValueError(
-            f"{name} needs images (batch, channels, height, width) for {part!r}, got shape {tuple(batch.shape)}; use a "
-            "method that does not edit its input, such as 'tent', 'eata', 'sar' or 'poem'"
+            f"{name} needs images (batch, channels, height, width) for {part!r}, got shape {tuple(batch.shape)}; "
+            f"{UNEDITED}"
+        )
+    grid = getattr(part, "grid", 1)
+    if min(batch.shape[2:]) < grid:
+        raise ValueError(
+            f"{name} cuts images into {grid} x {grid} tiles ({part!r}), got images of {tuple(batch.shape[2:])} pixels; "
+            f"pass larger ones, or {UNEDITED}"
         )
 
 

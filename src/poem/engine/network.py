@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from poem.engine.acceleration import Acceleration
 from poem.engine.anatomy import is_norm
+from poem.engine.model_input import ModelInput
 from poem.engine.norm_layers import ForwardContext, PatchedNorm
 from poem.engine.parameter_groups import HALF, ParameterGroup, Swap, memory_places, swapped
 from poem.engine.precision import Autocast, Precision, enter_tf32, leave_tf32
@@ -66,6 +67,8 @@ class Network:
         self.one_logit = False
         """Whether the model has one logit per image, as the last pass showed; the engine then sees two classes."""
         self.tracing = False  # passes are traced, to be compiled
+        self.given: ModelInput | None = None
+        """The arguments that go along with the batch in hand; None where the model takes one tensor alone."""
         self._copies: dict[tuple[Any, ...], Tensor] = {}
         self._current: ForwardContext | None = None
         self.acceleration = acceleration or Acceleration()
@@ -238,7 +241,7 @@ class Network:
         """Logits of each head, and what the pass recorded. `theta=None` runs the source's own tensors."""
         copies = self.copies(statistics)
         run = ForwardContext(statistics, memory, mask, traced=self.tracing, training=training, copies=copies)
-        if not self.tracing and doubled is None:
+        if not self.tracing and doubled is None and self.given is None:
             faster = self.acceleration.heads(images, theta, branch, run)
             if faster is not None:
                 return faster, run
@@ -301,8 +304,10 @@ class Network:
                 self.autocast.context(x.device.type),
                 self.acceleration.forward_pass(images, cacheable=cacheable),
             ):
-                call = self.twin.root if self._reached or self.tracing else self._checked
-                logits = _logits_of(self._logits(call(x)))
+                args, named = ((x,), {}) if self.given is None else self.given.arguments(x)
+                checked = self._reached or self.tracing
+                output = self.twin.root(*args, **named) if checked else self._checked(x, args, named)
+                logits = _logits_of(self._logits(output), type(self.model).__name__)
         finally:
             self._current = None
         times = run.copies * (2 if run.doubled else 1)
@@ -361,11 +366,11 @@ class Network:
         once: Tensor = prepared() if self._untracked else self.acceleration.once(key, images, prepared)
         return once
 
-    def _checked(self, x: Tensor) -> Any:
+    def _checked(self, x: Tensor, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """The first pass: does the model reach its layers through the twin, and does it write into its input unseen?"""
         before, version = x.clone(), x._version
         with self.twin.watched():
-            output = self.twin.root(x)
+            output = self.twin.root(*args, **named)
         ran = self._running().ran
         silent = [norm.name for norm in self.norms if norm.batch and norm.name not in ran]
         if silent:
@@ -433,12 +438,38 @@ def tensor_of(output: Any) -> Any:
     return output if isinstance(output, Tensor) else getattr(output, "logits", output)
 
 
-def _logits_of(found: Any) -> Tensor:
+def _logits_of(found: Any, model: str) -> Tensor:
     """The logits, if they are a tensor (batch, classes)."""
     if not isinstance(found, Tensor):
-        kind = type(found).__name__
-        raise TypeError(f"expected logits (a tensor, .logits or ['logits']), got {kind}; pass logits=lambda out: ...")
-    if found.dim() != 2:
-        how = "lambda out: out[:, None] for one logit per image (two classes)" if found.dim() == 1 else ""
-        raise ValueError(f"expected logits of shape (batch, classes), got {tuple(found.shape)}; pass logits={how}")
-    return found
+        raise TypeError(
+            f"expected logits (a tensor, .logits or ['logits']), got {type(found).__name__}{_told_by(found, model)}; "
+            "pass logits=lambda out: ..."
+        )
+    if found.dim() == 2:
+        return found
+    how = {
+        1: "lambda out: out[:, None] for one logit per image (two classes)",
+        3: "lambda out: out[:, 0] or out.mean(1): no method here adapts by several answers per sample (tokens, boxes)",
+        4: f"lambda out: out.mean((2, 3)), the image's mean prediction: {model} answers for each pixel, which no "
+        "method here adapts by (docs/segmentation.md)",
+    }.get(found.dim(), "")
+    raise ValueError(f"expected logits of shape (batch, classes), got {tuple(found.shape)}; pass logits={how}")
+
+
+def _told_by(found: Any, model: str) -> str:
+    """What an output without logits shows of the model: that it detects, segments, or compares as CLIP does."""
+    first = found[0] if isinstance(found, list | tuple) and found else found
+    if isinstance(first, Mapping) and {"boxes", "scores"} <= set(first):
+        return (
+            f" of boxes, labels and scores: {model} detects, and a list of boxes has no entropy to adapt by. What can "
+            "be adapted is its backbone with a classifier"
+        )
+    if isinstance(found, Mapping) and isinstance(found.get("out"), Tensor) and found["out"].dim() == 4:
+        return (
+            f" with 'out' of shape {tuple(found['out'].shape)}: {model} segments, which no method here adapts by "
+            "(docs/segmentation.md); by the image's mean prediction it can be adapted, logits=lambda out: "
+            "out['out'].mean((2, 3))"
+        )
+    if hasattr(found, "logits_per_image"):
+        return f" with logits_per_image: {model} compares images with texts; examples/05_clip.py has a wrapper for it"
+    return f" with {', '.join(map(repr, list(found)[:6]))}" if isinstance(found, Mapping) else ""

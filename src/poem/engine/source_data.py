@@ -10,7 +10,8 @@ order, and each is then prepared anew.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from poem._util.caching import Fingerprint, Key, LRUCache, cache_key, fingerprint
 from poem.engine.input_checks import finite
 from poem.engine.input_checks import images as checked_images
+from poem.engine.model_input import ModelInput, read_input
 from poem.engine.network import Network
 from poem.parts.base import Memory, Outputs, Part
 from poem.parts.statistics import Statistics
@@ -104,18 +106,21 @@ class SourceBatches:
     def images(self) -> Iterator[Tensor]:
         """The images alone."""
         theta, left = self._network.theta.source().requires_grad_(), SAMPLES
-        for item in torch.split(self._data, self._size) if isinstance(self._data, Tensor) else self._data:
-            images = item[0] if isinstance(item, tuple | list) else item
+        data = [self._data] if isinstance(self._data, Mapping) else self._data
+        for item in torch.split(data, self._size) if isinstance(data, Tensor) else data:
             if left <= 0:
                 return
-            came = images[:left]
+            came = read_input(self._network.model, item[0] if isinstance(item, tuple | list) else item, {})
+            given = came.first(left).to(theta.device).taken() if isinstance(came, ModelInput) else None
+            came = came[:left] if given is None else given.images
             images = came.to(theta.device) if isinstance(came, Tensor) else came
-            images = checked_images(images, self._network.model, None)
+            images = checked_images(images, self._network.model)
             finite(images)
+            self._network.given = None if given is None else replace(given, images=images)
             if left == SAMPLES:  # with gradients, as it is measured: another mode may be another computation
                 answers, _ = self._network.heads(images.clone(), theta, None, self._statistics, {})
                 self._hash.update(*answers)
-            self._hash.update(came)
+            self._hash.update(came, *([] if given is None else given.tensors[1:]))
             left -= len(images)
             self.count += len(images)
             yield images

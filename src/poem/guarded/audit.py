@@ -142,11 +142,13 @@ def read_audit(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     return lines[0], lines[1:]
 
 
-def tensor_hash(tensor: Tensor) -> str:
-    """Sixteen digits of the SHA-256 of a tensor's type, shape and bytes."""
-    held = tensor.detach().cpu().contiguous()
-    digest = hashlib.sha256(f"{held.dtype} {tuple(held.shape)}".encode())
-    digest.update(held.flatten().view(torch.uint8).numpy().tobytes() if held.numel() else b"")
+def tensor_hash(*tensors: Tensor) -> str:
+    """Sixteen digits of the SHA-256 of each tensor's type, shape and bytes."""
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        held = tensor.detach().cpu().contiguous()
+        digest.update(f"{held.dtype} {tuple(held.shape)}".encode())
+        digest.update(held.flatten().view(torch.uint8).numpy().tobytes() if held.numel() else b"")
     return digest.hexdigest()[:16]
 
 

@@ -25,6 +25,8 @@ from torch import Tensor, nn
 from poem._util import state_file
 from poem.adapter import Adapter, AsModule
 from poem.engine.accounting import BatchRecord, Totals
+from poem.engine.export import ExportStatistics
+from poem.engine.model_input import ModelInput, moved_input, read_input
 from poem.engine.network import two_columns
 from poem.engine.state import Snapshot
 from poem.guarded.alarms import MeanBound, ShiftAlarm
@@ -44,6 +46,10 @@ Verdict = Literal["source", "mean", "adapted"]
 STOPPED = "stopped by hand"
 ONE_ANSWER, POOR = 0.95, 0.7
 """A class's share of the source's answers from which on it gives one answer, and a poor network's steadiness."""
+NO_IMAGES = (
+    "the input is no batch of images (batch, channels, height, width), so it is not looked at shifted (view='none'): "
+    "the verdict rests on the balance of the answers alone"
+)
 MOST_GAINED = 0.3
 """Nats of balance gained that count for the adapted answers, at most."""
 SPIKE = 10.0
@@ -153,11 +159,15 @@ class Guard:
 
     # Calls ------------------------------------------------------------------------------------------------------------
 
-    def __call__(self, images: Tensor) -> Tensor:
-        """Predict, learn if allowed, and answer with the source, the adapted model, or the mean of both."""
-        return self._call(images, learn=None)
+    def __call__(self, images: Tensor | Mapping[str, Any] | ModelInput | None = None, **keywords: Any) -> Tensor:
+        """Predict, learn if allowed, and answer with the source, the adapted model, or the mean of both.
 
-    def repeat(self, images: Tensor, *, learn: bool) -> dict[str, Any]:
+        Takes what the adapter takes: a tensor, a mapping, or keywords. What is no batch of images is not looked at
+        shifted, as with `view="none"`; an event of the first batch says so.
+        """
+        return self._call(read_input(self.model, images, keywords), learn=None)
+
+    def repeat(self, images: Tensor | ModelInput, *, learn: bool) -> dict[str, Any]:
         """One batch of a recorded run: learns if `learn` says so, and returns the line that an audit gets of it.
 
         Whether a batch is learnt from may have depended on time; everything else is computed as in a call.
@@ -176,7 +186,7 @@ class Guard:
                 self._audit = own
         return lines.lines[0]
 
-    def _call(self, images: Tensor, learn: bool | None) -> Tensor:
+    def _call(self, images: Tensor | ModelInput, learn: bool | None) -> Tensor:
         """One batch; `learn` repeats a recorded decision instead of making one."""
         if self.adapter.is_frozen:
             with torch.inference_mode(False), torch.no_grad():
@@ -196,14 +206,16 @@ class Guard:
             return answer
 
     def _batch(
-        self, images: Tensor, held: GuardState, events: list[Event], learn: bool | None
+        self, images: Tensor | ModelInput, held: GuardState, events: list[Event], learn: bool | None
     ) -> tuple[Tensor, GuardState, Signals, tuple[Verdict, Tensor]]:
         """Both answers, what they show, what follows from it."""
         settings = self.settings
         shift, worse = held.shift.copied(), copy.copy(held.worse)
         with_source = held.batches % settings.every == 0 or held.verdict == "source"
-        moved = shifted(images) if with_source and self._views(images) else None
+        moved = _shifted(images) if with_source and self._views(images) else None
         source, source_moved = self._source(images, moved) if with_source else (None, None)
+        if held.batches == 0 and settings.view == "shift" and _tensor(images).dim() != 4:
+            events.append(Event(0, "view", NO_IMAGES))
         if source is not None and shift.update(_entropies(source)):
             events.append(Event(held.batches, "alarm", _shift_text(shift)))
         allowed, why = self._may_learn(held, shift)
@@ -252,7 +264,7 @@ class Guard:
             held = self._act(held, judged, signals, record, adapted, events)
         line = {
             "kind": "batch", "batch": held.batches, "count": len(images),
-            "images": tensor_hash(images) if self._audit else "", "learn": learning, "verdict": verdict,
+            "images": tensor_hash(*_tensors(images)) if self._audit else "", "learn": learning, "verdict": verdict,
             "events": [event.kind for event in events], "signals": signals.as_dict(),
             "answer": tensor_hash(answer) if self._audit else "",
         }  # fmt: skip
@@ -261,15 +273,16 @@ class Guard:
             events.append(lost)
         return answer, replace(held, batches=held.batches + 1), signals, given
 
-    def _views(self, images: Tensor) -> bool:
+    def _views(self, given: Tensor | ModelInput) -> bool:
         """Whether images are looked at shifted too: pictures of some size. What is no batch the source refuses."""
+        images = _tensor(given)
         if self.settings.view != "shift" or not isinstance(images, Tensor) or not images.is_floating_point():
             return False
         return images.dim() == 4 and min(images.shape[2:]) >= 8 and min(images.shape) > 0
 
-    def _source(self, images: Tensor, moved: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def _source(self, images: Tensor | ModelInput, moved: Tensor | ModelInput | None) -> tuple[Tensor, Tensor | None]:
         """The source's log-probabilities for the images, and for the shifted ones; in one pass where rows are alone."""
-        if moved is None or not self._rows_alone:
+        if not (self._rows_alone and isinstance(images, Tensor) and isinstance(moved, Tensor)):
             own = _log_probs(self.adapter.source(images))
             return own, None if moved is None else _log_probs(self.adapter.source(moved))
         both = _log_probs(self.adapter.source(torch.cat([images, moved])))
@@ -349,7 +362,7 @@ class Guard:
             return learns, "" if learns else f"a batch takes more than max_ms={settings.max_ms:g}"
         return True, ""
 
-    def _adapted(self, images: Tensor, learning: bool) -> tuple[Tensor, float]:
+    def _adapted(self, images: Tensor | ModelInput, learning: bool) -> tuple[Tensor, float]:
         """The adapted answer as the adapter gives it, and the milliseconds it took."""
         began = time.perf_counter()
         with ExitStack() as block:
@@ -414,7 +427,7 @@ class Guard:
         trial = settings.horizon // 2 if held.rollbacks else 0
         return replace(held, averages=averages, rollbacks=held.rollbacks + 1, wait=settings.snapshot_every, trial=trial)
 
-    def _frozen_answer(self, images: Tensor) -> Tensor:
+    def _frozen_answer(self, images: Tensor | ModelInput) -> Tensor:
         """The answer as things stand; nothing is learnt, and nothing is remembered."""
         held, verdict = self._held, self._held.verdict
         source = _log_probs(self.adapter.source(images))
@@ -422,15 +435,15 @@ class Guard:
             return self.adapter.in_model_shape(source)
         adapted = _log_probs(self.adapter(images))
         if self._views(images):
-            adapted = _mean(adapted, _log_probs(self.adapter(shifted(images))))
+            adapted = _mean(adapted, _log_probs(self.adapter(_shifted(images))))
         answer, _, _ = self._answer(source, adapted, verdict, copy.copy(held.worse), replace(held, budget=None))
         return self.adapter.in_model_shape(answer)
 
     # The same as an adapter's -----------------------------------------------------------------------------------------
 
-    def source(self, images: Tensor) -> Tensor:
+    def source(self, images: Tensor | Mapping[str, Any] | ModelInput | None = None, **keywords: Any) -> Tensor:
         """Logits of the model as it came."""
-        return self.adapter.source(images)
+        return self.adapter.source(images, **keywords)
 
     def stream(self, loader: Iterable[Any]) -> Iterator[Tensor]:
         """Answers for each batch of a loader of images, or of tuples that begin with images."""
@@ -500,9 +513,11 @@ class Guard:
             self._audit.close()
         return self.adapter.unload()
 
-    def export(self) -> nn.Module:
-        """The adapted network as a plain module, without the guard."""
-        return self.adapter.export()
+    def export(
+        self, *, statistics: ExportStatistics = "recipe", stream: Iterable[Any] | Tensor | None = None
+    ) -> nn.Module:
+        """The adapted network as a plain module, without the guard; `Adapter.export` explains the arguments."""
+        return self.adapter.export(statistics=statistics, stream=stream)
 
     def as_module(self) -> nn.Module:
         """The guarded adapter inside a module without parameters."""
@@ -615,10 +630,12 @@ class Guard:
     def _source_entropies(self, source_data: Iterable[Any] | Tensor) -> list[float]:
         """Entropies of the source's predictions on source images."""
         batches = source_data.split(64) if isinstance(source_data, Tensor) else source_data
+        batches = [batches] if isinstance(batches, Mapping) else batches
         found: list[float] = []
         for item in batches:
             images = item[0] if isinstance(item, tuple | list) else item
-            found += _entropies(_log_probs(self.adapter.source(images.to(next(self.model.parameters()).device))))
+            images = moved_input(images, next(self.model.parameters()).device)
+            found += _entropies(_log_probs(self.adapter.source(images)))
         if not found:
             raise ValueError("expected source_data with at least one batch of images, got none")
         return found
@@ -683,6 +700,21 @@ def guard_adapter(
 def _answers_as_source(recipe: Recipe) -> bool:
     """Whether a method neither adapts nor corrects anything."""
     return not recipe.learns and recipe.statistics == Source() and recipe.readout.correct == Uncorrected()
+
+
+def _tensor(given: Tensor | ModelInput) -> Tensor:
+    """The tensor that the adapter works on."""
+    return given.images if isinstance(given, ModelInput) else given
+
+
+def _tensors(given: Tensor | ModelInput) -> list[Tensor]:
+    """Every tensor of the model's arguments."""
+    return given.tensors if isinstance(given, ModelInput) else [given]
+
+
+def _shifted(given: Tensor | ModelInput) -> Tensor | ModelInput:
+    """Images moved by a few pixels; what goes along stays."""
+    return replace(given, images=shifted(given.images)) if isinstance(given, ModelInput) else shifted(given)
 
 
 def _log_probs(logits: Tensor) -> Tensor:

@@ -58,6 +58,18 @@ class Statistics(Part):
         return False
 
     @property
+    def remembers(self) -> bool:
+        """Whether `frozen` finds the stream's statistics in what layers remember."""
+        return type(self).frozen is not Statistics.frozen
+
+    def frozen(self, layer: BatchLayer, memory: Memory, key: str) -> tuple[Tensor, Tensor] | None:
+        """A layer's mean and variance (C,) for images to come, whatever batch they are in, from what is remembered.
+
+        None where nothing is remembered of the layer.
+        """
+        return None
+
+    @property
     def copies(self) -> int:
         """How often the batch runs through the network at once, each copy with statistics of its own.
 
@@ -88,6 +100,10 @@ class Statistics(Part):
 @dataclass(frozen=True, repr=False)
 class Source(Statistics):
     """The statistics of the training data, as the model came. Without any (never tracked): the batch's."""
+
+    def frozen(self, layer: BatchLayer, memory: Memory, key: str) -> tuple[Tensor, Tensor] | None:
+        """As they came."""
+        return None if layer.source_mean is None or layer.source_var is None else (layer.source_mean, layer.source_var)
 
     def __call__(self, layer: BatchLayer, x: Tensor, mask: Tensor | None, memory: Memory, key: str) -> Tensor:
         """The layer as it came."""
@@ -152,6 +168,10 @@ class RunningMean(Statistics):
             return {}
         return {f"{key}.mean": layer.source_mean.clone(), f"{key}.var": layer.source_var.clone()}
 
+    def frozen(self, layer: BatchLayer, memory: Memory, key: str) -> tuple[Tensor, Tensor] | None:
+        """The average so far."""
+        return (memory[f"{key}.mean"], memory[f"{key}.var"]) if f"{key}.mean" in memory else None
+
     def __call__(self, layer: BatchLayer, x: Tensor, mask: Tensor | None, memory: Memory, key: str) -> Tensor:
         """The average, this batch included."""
         new = self.remember_layer(layer, x, mask, memory, key)
@@ -190,6 +210,10 @@ class Robust(Statistics):
         if layer.source_mean is None or layer.source_var is None:
             return {}
         return {f"{key}.mean": layer.source_mean.clone(), f"{key}.var": layer.source_var.clone()}
+
+    def frozen(self, layer: BatchLayer, memory: Memory, key: str) -> tuple[Tensor, Tensor] | None:
+        """As a pass that is not learnt from normalises."""
+        return (memory[f"{key}.mean"], memory[f"{key}.var"]) if f"{key}.mean" in memory else None
 
     def __call__(self, layer: BatchLayer, x: Tensor, mask: Tensor | None, memory: Memory, key: str) -> Tensor:
         """Mixed in a learning pass, else as remembered."""

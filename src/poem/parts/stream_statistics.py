@@ -17,7 +17,7 @@ from torch import Tensor
 
 from poem.parts.base import Memory, Outputs, entropy, masked_mean
 from poem.parts.fields import Count, NotNegative, Positive, Range, Share
-from poem.parts.runs import RUNS, moved_runs, start_runs
+from poem.parts.runs import RUNS, UNKNOWN_RUNS, moved_runs, start_runs
 from poem.parts.statistics import BatchLayer, FromBatch, Statistics
 
 FORGET = 0.1
@@ -84,21 +84,55 @@ class Blended(Statistics):
             held[name] = mean.new_tensor(each)[:, None]
         return {f"{key}.{name}": tensor for name, tensor in held.items()} | {f"{key}.batches": none[0, 0]}
 
+    def frozen(self, layer: BatchLayer, memory: Memory, key: str) -> tuple[Tensor, Tensor] | None:
+        """Those of one copy: the one that counts most of those that do not follow each batch, if there are any.
+
+        One and not all, since a network has one running average for a layer; the copy's own in every layer, since a
+        layer's statistics are of what the layers before it made.
+        """
+        if f"{key}.mean" not in memory or layer.source_mean is None or layer.source_var is None:
+            return None
+        rate = _moved(memory[f"{key}.rates"], memory[f"{key}.mean"].new_full((), 64.0))
+        own, place = (_precise(layer.source_mean), _precise(layer.source_var)), self.frozen_copy(memory)
+        mean, var = self._mixtures(own, memory, rate, memory[f"{key}.weights"], key)
+        return mean[place], var[place]
+
+    def frozen_copy(self, memory: Memory) -> int:
+        """Which copy an export with frozen statistics takes; before the first batch the source's, or the slowest."""
+        if "statistics.predicted" not in memory or float(memory["statistics.seen"]) == 0:
+            return min(range(self.copies), key=lambda place: (self.weights[place], self.rates[place]))
+        predicted, unsure = memory["statistics.predicted"], memory["statistics.entropy"]
+        information = _share_of_most(entropy(predicted.clamp(min=1e-12).log()) - unsure, predicted.shape[-1])
+        near, far = memory["statistics.near"], memory["statistics.far"]
+        runs = torch.where(far > 0, near / far.clamp(min=1e-9), UNKNOWN_RUNS)
+        scores = self._preferred(self.trust * information, runs).tolist()
+        every = range(self.copies)
+        lasting = [place for place in every if self.weights[place] == 0 or self.rates[place] < 1]
+        others = lasting or [place for place in every if place != self._closest] or [0]
+        return max(others, key=lambda place: (scores[place], -self.rates[place]))
+
+    def _mixtures(
+        self, own: tuple[Tensor, Tensor], new: Memory, rate: Tensor, weight: Tensor, key: str
+    ) -> tuple[Tensor, Tensor]:
+        """Each copy's mean and variance (copies, C): the source's, mixed with what is significant of the stream's."""
+        mean, var = own
+        averaged = rate / (2 - rate)  # the variance of an average, as a share of that of a batch
+        doubts = new[f"{key}.doubts"]
+        seen = mean + _beyond(new[f"{key}.mean"] - mean, doubts * (new[f"{key}.mean_moves"] * averaged).sqrt())
+        spread = var + _beyond(new[f"{key}.var"] - var, doubts * (new[f"{key}.var_moves"] * averaged).sqrt())
+        return mixture(mean, var, seen, spread, weight)
+
     def __call__(self, layer: BatchLayer, x: Tensor, mask: Tensor | None, memory: Memory, key: str) -> Tensor:
         """Each copy with its own statistics."""
         new = self.remember_layer(layer, x, mask, memory, key)
         if not new or layer.source_mean is None or layer.source_var is None:
             return FromBatch()(layer, x, mask, memory, key)
-        mean, var = _precise(layer.source_mean), _precise(layer.source_var)
-        count = _count(x, mask, self.copies)
-        rate = _moved(memory[f"{key}.rates"], count)
-        averaged = rate / (2 - rate)  # the variance of an average, as a share of that of a batch
+        own, count = (_precise(layer.source_mean), _precise(layer.source_var)), _count(x, mask, self.copies)
         doubts = memory[f"{key}.doubts"]
-        seen = mean + _beyond(new[f"{key}.mean"] - mean, doubts * (new[f"{key}.mean_moves"] * averaged).sqrt())
-        spread = var + _beyond(new[f"{key}.var"] - var, doubts * (new[f"{key}.var_moves"] * averaged).sqrt())
         unknown = (memory[f"{key}.batches"] == 0) & (count < 2) & (doubts > 0)
         weight = torch.where(unknown, 0, memory[f"{key}.weights"])
-        return layer.with_moments(x, *mixture(mean, var, seen, spread, weight))
+        rate = _moved(memory[f"{key}.rates"], count)
+        return layer.with_moments(x, *self._mixtures(own, new | {f"{key}.doubts": doubts}, rate, weight, key))
 
     def remember_layer(self, layer: BatchLayer, x: Tensor, mask: Tensor | None, memory: Memory, key: str) -> Memory:
         """Each copy's average moved by the batch, and how much batches differ from each other."""
@@ -139,8 +173,7 @@ class Blended(Statistics):
         mean, sure = known.exp().mean(1), entropy(known).mean(1)
         predicted = torch.lerp(memory.get("statistics.predicted", mean), mean, share)
         unsure = torch.lerp(memory.get("statistics.entropy", sure), sure, share)
-        most = math.log(max(2, known.shape[-1]))
-        information = (entropy(predicted.clamp(min=1e-12).log()) - unsure) / most
+        information = _share_of_most(entropy(predicted.clamp(min=1e-12).log()) - unsure, known.shape[-1])
         slowest = known[self._slowest].exp()
         held = {name: memory.get(f"statistics.{name}", value) for name, value in start_runs(slowest).items()}
         runs, record = moved_runs(held, slowest, seen)
@@ -155,9 +188,14 @@ class Blended(Statistics):
         moving = [place for place, weight in enumerate(self.weights) if weight > 0] or [0]
         return min(moving, key=lambda place: self.rates[place])
 
+    @property
+    def _closest(self) -> int:
+        """The copy that follows the batch most closely."""
+        return max(range(self.copies), key=lambda place: (self.weights[place] * self.rates[place], place))
+
     def _preferred(self, scores: Tensor, runs: Tensor) -> Tensor:
         """Each copy's score: the closest to the batch as good as the best, all quick ones less where classes run."""
-        closest = max(range(self.copies), key=lambda place: (self.weights[place] * self.rates[place], place))
+        closest = self._closest
         slowest = self.rates[self._slowest]
         least = self.caution * (runs - RUNS).clamp(min=0)
         found = []
@@ -221,6 +259,13 @@ class Components(Statistics):
         apart = math.sqrt(0.5 * self.count / (self.count - 1)) * var.sqrt() * draws
         return {f"{key}.mean": mean + apart, f"{key}.var": (0.5 * var).repeat(self.count, 1)}
 
+    def frozen(self, layer: BatchLayer, memory: Memory, key: str) -> tuple[Tensor, Tensor] | None:
+        """Mean and variance of all components together."""
+        if f"{key}.mean" not in memory:
+            return None
+        means, spreads = memory[f"{key}.mean"], memory[f"{key}.var"]
+        return means.mean(0), spreads.mean(0) + means.var(0, correction=0)
+
     def __call__(self, layer: BatchLayer, x: Tensor, mask: Tensor | None, memory: Memory, key: str) -> Tensor:
         """Every image with its own mean and variance."""
         if f"{key}.mean" not in memory:
@@ -261,6 +306,11 @@ def mixture(
     apart = other_mean - mean
     spread = weight * (1 - weight) * apart.square()
     return mean + weight * apart, var + weight * (other_var - var) + spread
+
+
+def _share_of_most(information: Tensor, classes: int) -> Tensor:
+    """Information as a share of the most that so many classes can carry."""
+    return information / math.log(max(2, classes))
 
 
 def _beyond(difference: Tensor, error: Tensor) -> Tensor:
