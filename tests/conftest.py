@@ -29,6 +29,14 @@ def pytest_configure(config: pytest.Config) -> None:
     adapters.ASKED.fast, adapters.ASKED.device = config.getoption("--fast"), config.getoption("--device")
 
 
+@pytest.fixture(autouse=True, scope="session")
+def losses_are_known() -> None:
+    """`poem.adapt` warns once in a process of methods that lost; no test's log depends on whether it was the first."""
+    from poem.recipes import known_losses
+
+    known_losses._told.update((name, kind) for name, each in known_losses.LOSSES.items() for kind in each)
+
+
 @pytest.fixture(scope="module")
 def as_asked() -> Iterator[None]:
     """Under `--fast`, what capturing needs."""

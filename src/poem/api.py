@@ -19,6 +19,7 @@ from poem.engine.precision import Precision
 from poem.guarded.guard import Guard, guard_adapter
 from poem.parts.base import Need
 from poem.parts.objective import FisherAnchor
+from poem.recipes.known_losses import warn_of_loss
 from poem.recipes.methods import Preset, recipe
 from poem.recipes.recipe import ALIASES, FIELDS, Recipe
 
@@ -144,6 +145,7 @@ def adapt(
             with adapter.frozen():
                 adapter(example)
         if guard is False:
+            warn_of_loss(name, model)
             return adapter
         return guard_adapter(adapter, **({} if guard is True else dict(guard)))
 

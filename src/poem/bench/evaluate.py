@@ -19,6 +19,7 @@ from poem.bench.collect import DomainMetrics
 from poem.bench.evaluation_table import By, Difference, Row, Table
 from poem.bench.metrics import ECE, NLL, Accuracy, NonFinite
 from poem.bench.run_stream import SameBatches, StreamRun
+from poem.recipes.known_losses import comparing
 from poem.recipes.recipe import Recipe
 from poem.streams.datasets.classes import imagenet_wnids, is_wnid
 from poem.streams.datasets.own_sets import dataset_order, is_dataset, is_images
@@ -249,7 +250,8 @@ def _class_names(data: Any) -> Sequence[str]:
 
 def _run(name: str, model: nn.Module, loader: Iterable[Any], method: str | Recipe, settings: dict[str, Any]) -> _Run:
     """One method over one stream."""
-    run = StreamRun(adapt(model, method, **settings))
+    with comparing():
+        run = StreamRun(adapt(model, method, **settings))
     accuracy, ece, nll, nonfinite = Accuracy(), ECE(), NLL(), NonFinite()
     domains: dict[str, DomainMetrics] = {}
     seen, highest, logits = 0, 0, 0
