@@ -133,7 +133,7 @@ FAULTS = [
     Fault(
         "importance kept though the images differ",
         "engine/source_data.py",
-        "            self._hash.update(came)\n",
+        "            self._hash.update(came, *([] if given is None else given.tensors[1:]))\n",
         "",
         KEYS,
     ),

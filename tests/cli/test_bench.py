@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -320,12 +321,11 @@ def test_the_passes_of_a_method_are_those_that_the_ledger_counts(method: str) ->
         adapter(toys.images(8, seed=seed).clamp(0, 1))
     spent = adapter.totals
     counted = (spent.forwards_computed + 2 * spent.backwards_computed) / 16
-    assert counted <= forward_passes(recipe), "an upper bound"
-    assert counted >= forward_passes(recipe) / 4, (
-        "and not far above: batches that teach nobody, or look once, cost less"
-    )
+    stated = forward_passes(replace(recipe, on_batch_norm=None))  # the net has group norm
+    assert counted <= stated, "an upper bound"
+    assert counted >= stated / 4, "and not far above: batches that teach nobody, or look once, cost less"
     if method in ("source", "tent", "sar", "memo", "tent*"):
-        assert counted == forward_passes(recipe)
+        assert counted == stated
 
 
 def test_memo_is_named_where_most_of_the_time_goes_to_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
