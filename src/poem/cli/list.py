@@ -84,7 +84,7 @@ def names_of(kind: str) -> dict[str, str]:
     if kind not in groups:
         return own
     found = announced(groups[kind])
-    hidden = {name: f"{own[name]}; another is {each}" for name, each in found.items() if name in own}
+    hidden = {name: f"another is {each}; {own[name]}" for name, each in found.items() if name in own}
     return own | hidden | {name: str(each) for name, each in found.items() if name not in own}
 
 
