@@ -61,7 +61,7 @@ def _sentence(network: str, rows: list[Summary]) -> str:
     source = next((each for each in rows if each.source), None)
     close = [each for each in rows if each is not best and best.mean - each.mean <= _error(best, each)]
     if best.source:
-        return f"{where}no method is above {best.row}, {best.mean:.1f} %."
+        return f"{where}no method is above {best.row}, which has {best.mean:.1f} %."
     gain = "" if source is None else f", {signed(best.mean - source.mean)} points over {source.row}"
     text = f"{where}{best.row} is best, {best.mean:.1f} %{gain}"
     if len(close) == len(rows) - 1:
@@ -77,7 +77,7 @@ def _sentence(network: str, rows: list[Summary]) -> str:
         which = "" if len(lost) == 1 else " most"
         count = f"{worst.row} loses" if len(lost) == 1 else f"{count}, {worst.row}{which}"
         text += f"; {count}, {signed(worst.mean - source.mean)}"
-    return f"{text}."
+    return f"{text.removesuffix('.')}."
 
 
 def _error(one: Summary, other: Summary) -> float:
