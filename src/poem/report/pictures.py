@@ -80,8 +80,11 @@ class Answers:
         return 100 * sum(self.answers[at] == label for at, label in self.labels.items()) / max(1, len(self.labels))
 
 
-def run_again(cell: Cell, machine: Machine = Machine()) -> Answers:  # noqa: B008 - frozen
-    """Run a cell and keep what it answered for each image.
+def run_again(
+    cell: Cell,
+    machine: Machine = Machine(),  # noqa: B008 - frozen
+) -> tuple[CellResult, Answers]:
+    """Run a cell, and keep what it answered for each image beside the result.
 
     Args:
         cell: What to run; a stream of one shift, in which every image comes once.
@@ -97,8 +100,8 @@ def run_again(cell: Cell, machine: Machine = Machine()) -> Answers:  # noqa: B00
             answers.update(zip(indices, batch.logits.argmax(1).tolist(), strict=True))
 
     with errors_only():  # what it warns of was said when it was measured
-        measure(cell, machine, on_answers=keep)
-    return Answers(labels, answers)
+        result = measure(cell, machine, on_answers=keep)
+    return result, Answers(labels, answers)
 
 
 def best_pair(results: Iterable[CellResult]) -> tuple[CellResult, CellResult] | None:
@@ -153,7 +156,7 @@ def picture(
         return None
     before, after = pair
     try:
-        runs = [run_again(each.cell, machine) for each in pair]
+        runs = [run_again(each.cell, machine)[1] for each in pair]
     except (FileNotFoundError, ImportError, ValueError):  # its data is not on this machine
         return None
     if any(abs(run.accuracy - each.metrics["top1"]) > SAME for run, each in zip(runs, pair, strict=True)):
