@@ -176,12 +176,12 @@ def _draw(axes: Axes, panel: Panel, styles: Styles) -> None:
     if panel.from_zero:
         axes.set_ylim(bottom=0)
     elif high - low < panel.min_range:
-        axes.set_ylim(*_widened(low, high, panel.min_range))
+        axes.set_ylim(*widened(low, high, panel.min_range))
     if panel.log_x:
         axes.set_xscale("log")
 
 
-def _widened(low: float, high: float, least: float) -> tuple[float, float]:
+def widened(low: float, high: float, least: float) -> tuple[float, float]:
     """A range of this width around another one, moved to stay between 0 and 100 where that one does."""
     below, above = (low + high - least) / 2, (low + high + least) / 2
     if high <= 100 < above:
