@@ -23,7 +23,14 @@ from PIL.PngImagePlugin import PngInfo
 ROOT = Path(__file__).parent.parent
 PICTURE, NUMBERS = ROOT / "docs" / "demo.png", ROOT / "results" / "demo.json"
 WIDTH, COLOURS = 1180, 96
-FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-dev-shm-usage", "--hide-scrollbars")
+FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-dev-shm-usage",
+    "--hide-scrollbars",
+)
 
 
 def screenshot(page: Path) -> bytes:
@@ -45,7 +52,9 @@ def screenshot(page: Path) -> bytes:
             size = {"width": WIDTH, "height": 900, "deviceScaleFactor": 1, "mobile": False}
             driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
             driver.get(page.resolve().as_uri())
-            end = driver.execute_script("return document.querySelector('section figure').getBoundingClientRect().bottom")
+            end = driver.execute_script(
+                "return document.querySelector('section figure').getBoundingClientRect().bottom"
+            )
             clip = {"x": 0, "y": 0, "width": WIDTH, "height": round(end) + 12, "scale": 1.25}
             asked = {"format": "png", "captureBeyondViewport": True, "clip": clip}
             return base64.b64decode(driver.execute_cdp_cmd("Page.captureScreenshot", asked)["data"])

@@ -433,7 +433,9 @@ def test_the_page_begins_with_pictures_sentences_and_bars_and_ends_with_provenan
     assert "of 384 images the model as it is gets 10.0 % right, with tent 60.0 %" in text
     assert "after: &lt;4 ✓" in text
     plain = render_markdown(page)
-    assert plain.index("Tent is best") < plain.index("| Tent |") < plain.index("## Provenance") < plain.index("- commit")
+    assert (
+        plain.index("Tent is best") < plain.index("| Tent |") < plain.index("## Provenance") < plain.index("- commit")
+    )
     assert 'class="picture"' not in render_html(build_page([made], reports, {}))
 
 

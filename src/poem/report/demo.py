@@ -53,7 +53,9 @@ def _demo_row(results: Sequence[CellResult], source: Sequence[CellResult]) -> De
     mean = statistics.fmean(own.values())
     shifts = {shift: (before[shift], top1) for shift, top1 in own.items() if shift in before}
     images = [float(each.ledger.get("images") or 1) for each in results]
-    spread = [(percent_variance(a) + percent_variance(b)) / n for (a, b), n in zip(shifts.values(), images, strict=False)]
+    spread = [
+        (percent_variance(a) + percent_variance(b)) / n for (a, b), n in zip(shifts.values(), images, strict=False)
+    ]
     error = math.sqrt(sum(spread)) / max(1, len(spread))
     gain = mean - statistics.fmean(before.values())
     return DemoRow(mean, gain, _pseudo_label_accuracy(results), error, shifts)
@@ -101,7 +103,7 @@ def _methods_and_bases(suite: Suite) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def sentences(suite: Suite, found: DemoTable) -> list[str]:
-    """One sentence on the largest gain, one on `auto`, and for each network where adapting loses, on the largest loss."""
+    """One sentence on the largest gain, one on `auto`, and one for each network where adapting loses."""
     methods, bases = _methods_and_bases(suite)
     learning = {at: each for at, each in found.items() if recipe(methods[at[0]]).learns}
     if not learning:

@@ -190,7 +190,8 @@ def _speed(grid: Grid) -> Figure | None:
             )
             panels.append(
                 Panel(form="scatter", title=block_title(grid, group), description=text,
-                      x="images per second, log scale", y="top-1 accuracy (%)", series=tuple(series), log_x=True, min_range=MIN_RANGE)
+                      x="images per second, log scale", y="top-1 accuracy (%)", series=tuple(series), log_x=True,
+                      min_range=MIN_RANGE)
             )  # fmt: skip
     header = ("group", "row", "images/s", "top-1 (%)")
     data = group_table("Speed and accuracy, mean over cells", header, rows)

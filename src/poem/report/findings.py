@@ -111,9 +111,14 @@ def bars(grid: Grid) -> Figure | None:
         text = "; ".join(f"{each.row} {each.mean:.1f} %" for each in rows)
         panels.append(
             Panel(
-                form="rows", title=title, description=f"accuracy: {text}", x="top-1 accuracy (%)", series=tuple(series),
-                tick_labels=tuple(each.row for each in rows), level=None if source is None else source.mean,
-            )  # fmt: skip
+                form="rows",
+                title=title,
+                description=f"accuracy: {text}",
+                x="top-1 accuracy (%)",
+                series=tuple(series),
+                tick_labels=tuple(each.row for each in rows),
+                level=None if source is None else source.mean,
+            )
         )
     if not panels:
         return None

@@ -62,8 +62,8 @@ class Picture:
     def caption(self) -> str:
         """What is seen, in two sentences."""
         return (
-            f"{self.base} in {self.shift}: of {self.images:,} images the model as it is gets {self.before:.1f} % right, "
-            f"with {self.method} {self.after:.1f} %. Shown are images that were wrong before and right after."
+            f"{self.base} in {self.shift}: of {self.images:,} images the model as it is gets {self.before:.1f} % "
+            f"right, with {self.method} {self.after:.1f} %. Shown are images that were wrong before and right after."
         )
 
 
@@ -156,22 +156,24 @@ def picture(
         return None
     before, after = pair
     try:
-        runs = [run_again(each.cell, machine)[1] for each in pair]
+        first, second = (run_again(each.cell, machine)[1] for each in pair)
     except (FileNotFoundError, ImportError, ValueError):  # its data is not on this machine
         return None
-    if any(abs(run.accuracy - each.metrics["top1"]) > SAME for run, each in zip(runs, pair, strict=True)):
+    if any(abs(run.accuracy - each.metrics["top1"]) > SAME for run, each in zip((first, second), pair, strict=True)):
         return None
-    shown = corrected(*runs, count)
+    shown = corrected(first, second, count)
+    if not shown:
+        return None
     cell = after.cell
     return Picture(
         base=cell.base,
         shift=f"{cell.corruptions[0].replace('_', ' ')}, severity {cell.severity}",
         method=cell.method_label,
-        images=len(runs[0].labels),
+        images=len(first.labels),
         before=before.metrics["top1"],
         after=after.metrics["top1"],
-        examples=tuple(examples(cell, shown, *runs, machine=machine)),
-    ) if shown else None
+        examples=tuple(examples(cell, shown, first, second, machine)),
+    )
 
 
 def corrected(before: Answers, after: Answers, count: int) -> list[int]:
