@@ -407,8 +407,8 @@ def test_where_all_are_within_chance_no_bar_is_marked() -> None:
     made, reports = table({"No Adapt.": {"Fog": [50.0]}, "Tent": {"Fog": [50.6]}, "SAR": {"Fog": [49.8]}}, group="G")
     (section,) = build_page([made], reports, {}).sections
     assert section.findings == (
-        "digits-bn (G): Tent is best, 50.6 %, +0.6 points over No Adapt.; all others are within one standard error of "
-        "it.",
+        "digits-bn (G): none stands out: Tent has most, 50.6 %, +0.6 points over No Adapt., and all others are within "
+        "one standard error of it.",
     )
     assert section.bars is not None
     assert list(section.bars.styles.values()) == [SOURCE, PLAIN, PLAIN]

@@ -63,10 +63,11 @@ def _sentence(network: str, rows: list[Summary]) -> str:
     if best.source:
         return f"{where}no method is above {best.row}, which has {best.mean:.1f} %."
     gain = "" if source is None else f", {signed(best.mean - source.mean)} points over {source.row}"
-    text = f"{where}{best.row} is best, {best.mean:.1f} %{gain}"
     if len(close) == len(rows) - 1:
-        text += "; all others are within one standard error of it"
-    elif close:
+        most = f"{best.row} has most, {best.mean:.1f} %{gain}"
+        return f"{where}none stands out: {most}, and all others are within one standard error of it."
+    text = f"{where}{best.row} is best, {best.mean:.1f} %{gain}"
+    if close:
         are = "are" if len(close) > 1 else "is"
         named = f"{len(close)} others" if len(close) > 2 else " and ".join(each.row for each in close)
         text += f"; {named} {are} within one standard error of it"
@@ -74,8 +75,7 @@ def _sentence(network: str, rows: list[Summary]) -> str:
     if source is not None and lost:
         worst = min(lost, key=lambda each: each.mean)
         count = f"{len(lost)} of {sum(not each.source for each in rows)} methods lose"
-        which = "" if len(lost) == 1 else " most"
-        count = f"{worst.row} loses" if len(lost) == 1 else f"{count}, {worst.row}{which}"
+        count = f"{worst.row} loses" if len(lost) == 1 else f"{count}, {worst.row} most"
         text += f"; {count}, {signed(worst.mean - source.mean)}"
     return f"{text.removesuffix('.')}."
 
