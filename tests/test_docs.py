@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import json
 import re
@@ -38,6 +39,13 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 
+def nearly_same(printed: str, expected: str) -> bool:
+    """Whether two outputs are equal, but for percentages of up to 2 points: another processor rounds otherwise."""
+    pairs = zip(*(re.findall(r"\b(\d+)%", text) for text in (printed, expected)), strict=False)
+    words = [re.sub(r"\b\d+%", "%", text) for text in (printed, expected)]
+    return words[0] == words[1] and all(abs(int(one) - int(other)) <= 2 for one, other in pairs)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_python_blocks_of_a_page_run_one_after_the_other(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -49,7 +57,8 @@ def test_python_blocks_of_a_page_run_one_after_the_other(
     for block, expected in blocks:
         with contextlib.redirect_stdout(io.StringIO()) as printed:
             exec(compile(block, str(page), "exec", dont_inherit=True), names)
-        assert not expected or printed.getvalue() == expected, f"{page.name} shows another output than its block prints"
+        same = not expected or nearly_same(printed.getvalue(), expected)
+        assert same, f"{page.name} shows another output than its block prints: {printed.getvalue()}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
@@ -86,16 +95,62 @@ def test_the_notebook_runs_and_holds_no_output() -> None:
     assert "table" in names
 
 
-def test_the_first_block_of_the_readme_prints_the_accuracies_that_it_states() -> None:
+def test_outputs_may_differ_in_the_last_percent_and_in_nothing_else() -> None:
+    assert nearly_same("source 10%, auto 37%", "source 11%, auto 35%")
+    assert not nearly_same("source 10%, auto 37%", "source 10%, auto 34%")
+    assert not nearly_same("source 10%, auto 37%", "source 10%, tent 37%")
+    assert not nearly_same("share 0.37", "share 0.38")
+
+
+def first_screen() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(_read("results/first_screen.json"))
+    return found
+
+
+def test_the_first_block_of_the_readme_prints_the_accuracies_of_the_picture() -> None:
     readme = _read("README.md")
-    block = re.findall(r"```python\n(.*?)```", readme, flags=re.DOTALL)[0]
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
-        exec(compile(block, "README.md", "exec", dont_inherit=True), {})
-    (stated,) = re.findall(r"It prints `source (\d+)%, poem (\d+)%`", readme)
-    ran = re.findall(r"source (\d+)%, poem (\d+)%", printed.getvalue())
-    assert len(ran) == 1
-    for number, expected in zip(ran[0], stated, strict=True):
-        assert abs(int(number) - int(expected)) <= 2, "another processor may round otherwise"
+    block, output = re.findall(r"```python\n(.*?)```\n+```output\n(.*?)```", readme, flags=re.DOTALL)[0]
+    assert "adapter = poem.adapt(model, **settings)" in block, "no method is named"
+    top1 = {(row["network"], row["method"]): row["accuracy"] for row in first_screen()["rows"]}
+    for line in output.splitlines():
+        name, _, shares = line.partition(": ")
+        stated = [(method, int(share)) for method, share in re.findall(r"(\w+) (\d+)%", shares)]
+        assert stated == [(method, round(top1[name, method])) for method in ("source", "tent", "auto")]
+    assert len(output.splitlines()) == 2
+    assert top1["digits-bn", "source"] < top1["digits-bn", "auto"] < top1["digits-bn", "tent"]
+    assert top1["digits-gn", "tent"] < top1["digits-gn", "source"] < top1["digits-gn", "auto"]
+
+
+def test_the_readme_opens_with_one_picture_and_one_command() -> None:
+    readme = _read("README.md")
+    opening = readme[: readme.index("```python")]
+    assert opening.index("(docs/first_screen.png)") < opening.index("make demo")
+    assert len(re.findall(r"!\[", opening)) == opening.count("```text") == 1
+    assert (ROOT / "docs" / "first_screen.png").stat().st_size < 200_000
+    words = re.search(r"!\[(.*?)\]\(docs/first_screen.png\)", readme)
+    assert words is not None
+    top1 = [round(row["accuracy"]) for row in first_screen()["rows"]]
+    assert [int(number) for number in re.findall(r"(\d+) %", words[1])] == top1, "for readers who cannot see it"
+    for each in first_screen()["examples"]:
+        assert each["before"] != each["truth"] == each["after"]
+
+
+def test_the_readme_says_what_the_guard_costs() -> None:
+    seconds = {(row["network"], row["method"]): row["seconds"] for row in first_screen()["rows"]}
+    ratio = {name: seconds[name, "auto"] / seconds[name, "tent"] for name in ("digits-bn", "digits-gn")}
+    text = " ".join(_read("README.md").split())
+    assert "five to seven times Tent's time on digits-bn and about three times on digits-gn" in text
+    assert 4.5 <= ratio["digits-bn"] <= 7.5
+    assert 2.5 <= ratio["digits-gn"] <= 3.5
+
+
+def test_the_screenshot_of_the_demo_is_of_the_numbers_in_the_readme() -> None:
+    from PIL import Image
+
+    with Image.open(ROOT / "docs" / "demo.png") as picture:
+        picture.load()
+        held = picture.info["demo.json"]
+    assert held == hashlib.sha256((ROOT / "results" / "demo.json").read_bytes()).hexdigest()
 
 
 def test_the_readme_shows_the_demo_s_numbers() -> None:

@@ -44,7 +44,7 @@ def suite() -> Suite:
 def test_gains_are_over_the_model_unadapted(suite: Suite) -> None:
     value = {"source": 50.0, "tent": 60.0}
     found = demo_rows(suite, [report(cell, value.get(cell.method, 40.0)) for cell in suite.cells])
-    assert len(found) == 8 * 3
+    assert len(found) == 9 * 3
     assert found["Tent", "batch norm"].gain == pytest.approx(10)
     assert found["POEM", "layer norm"].gain == pytest.approx(-10)
     assert found["No Adapt.", "group norm"].right is None, "it teaches itself nothing"
@@ -55,7 +55,7 @@ def test_the_text_fits_a_terminal_and_says_who_loses_and_where(suite: Suite) -> 
     said = demo_text(suite, demo_rows(suite, reports))
     assert max(map(len, said.splitlines())) <= 100
     flat = " ".join(said.split())
-    assert "adapting loses with 1 of 6 methods; POEM most, -20.0, in impulse noise from 50.0 to 30.0." in flat
+    assert "adapting loses with 1 of 7 methods; POEM most, -20.0, in impulse noise from 50.0 to 30.0." in flat
     assert "wrong" not in flat, "a share of wrong labels is no reason"
 
 
@@ -69,10 +69,23 @@ def test_the_shift_where_most_was_lost_is_named_and_chance_is_called_so(suite: S
     plain, poem = 70.0 * 30.0 / 100, 42.0 * 58.0 / 100  # variances of a shift of 100 images, in squared points
     assert found["POEM", "group norm"].error == pytest.approx((7 * plain + poem) ** 0.5 / 4)
     flat = " ".join(demo_text(suite, found).split())
-    assert "On digits-gn adapting loses with 1 of 6 methods; POEM most, -7.0, in fog from 70.0 to 42.0; 1 more" in flat
+    assert "On digits-gn adapting loses with 1 of 7 methods; POEM most, -7.0, in fog from 70.0 to 42.0; 1 more" in flat
     assert "1 more loses less than one standard error." in flat
     assert "On digits-ln no loss is beyond chance: Tent loses most, -0.2, and one standard error is 3.2." in flat
     assert "On digits-bn adapting loses" not in flat
+
+
+def test_what_the_default_gains_is_said_for_every_network_and_a_loss_is_called_so(suite: Suite) -> None:
+    def said(gain: float) -> str:
+        lost = {"digits-gn": gain}
+        found = [
+            report(cell, 70.0 + (lost.get(cell.base, 2.0) if cell.method == "auto" else 0.0)) for cell in suite.cells
+        ]
+        return " ".join(demo_text(suite, demo_rows(suite, found)).split())
+
+    start = "auto, guarded (the default, where no method is named): +2.0 on digits-bn,"
+    assert f"{start} -9.0 on digits-gn, +2.0 on digits-ln; it loses on digits-gn." in said(-9.0)
+    assert f"{start} -1.0 on digits-gn, +2.0 on digits-ln; no loss beyond chance." in said(-1.0)
 
 
 def test_a_failed_cell_is_shown_as_failed(suite: Suite) -> None:
@@ -103,10 +116,13 @@ def test_the_command_prints_writes_and_goes_on(tmp_path: Path, capsys: pytest.Ca
     assert shown[0].startswith("The largest gain: ")
     assert all(sentence in flat for sentence in shown), "the page says what the terminal says"
     assert 'id="paper"' not in page, "there is no number of the paper to show or hide"
+    places = [page.index(words) for words in ('class="picture"', 'class="said"', "<svg", "<table", "<dl ")]
+    assert places == sorted(places), "images and answers, sentences, bars, tables, and provenance last"
+    assert "one seed, so no ±" in page
     assert shown[0] in " ".join((tmp_path / "demo" / "report.md").read_text().split())
-    assert len(json.loads((tmp_path / "d.json").read_text())["rows"]) == 24
+    assert len(json.loads((tmp_path / "d.json").read_text())["rows"]) == 27
     assert main(words) == 0
-    assert "96 of 96 cells were there already" in capsys.readouterr().out
+    assert "108 of 108 cells were there already" in capsys.readouterr().out
 
 
 def test_photos_need_a_folder(capsys: pytest.CaptureFixture[str]) -> None:
@@ -137,7 +153,11 @@ def test_photos_become_a_page_with_a_picture_for_every_changed_answer(
     rows = list(csv.DictReader((tmp_path / "out" / "predictions.csv").open()))
     changed = sum(row["label"] != row["source_label"] for row in rows)
     assert changed > 0
-    assert (tmp_path / "out" / "photos.html").read_text().count("<img ") == changed
+    page = (tmp_path / "out" / "photos.html").read_text()
+    first, grids = page.partition('class="picture"')[2].split("</figure>")
+    assert grids.count("<img ") == changed
+    assert first.count("<img ") == 2 * min(changed, 4), "each beside the photo as it is in its file"
+    assert "Photos whose answer changed." in first, "nothing is known of what is right"
     assert "24 images answered" in capsys.readouterr().out
 
 
@@ -175,6 +195,8 @@ def test_photos_with_labels_show_what_batch_statistics_do_alone(
     assert "16 photos: unadapted 50.0 %, batch statistics alone (bn) 100.0 %, tent 100.0 %" in said
     page = (tmp_path / "out" / "photos.html").read_text()
     assert "tent on 16 photos in brightness, severity 1, test_demo:rigged" in page
+    assert "Photos that were wrong before and are right after." in page
+    assert page.count('<span class="wrong">before: goldfish ✗</span>') == 4
     assert page.count("(right), unadapted: goldfish (wrong)") == page.count("true class: tench") == 8
     assert "No image that was too uncertain at first became reliable." in page
     widths = re.findall(r"<polyline [^>]*stroke-width=\"([^\"]+)\"", page)

@@ -42,7 +42,7 @@ def test_report_shows_whole_suites_and_not_parts_of_others(tmp_path: Path, capsy
     assert len(select_suites(made.cells[:1])) >= 1, "a part of one, where none is whole"
     assert main(["report", str(folder)]) == 0
     titles = re.findall(r"^## (.*)$", (folder / "report.md").read_text(encoding="utf-8"), re.M)
-    assert titles == ["Contents", made.title]
+    assert titles == ["Contents", made.title, "Provenance"]
     assert "left out" not in capsys.readouterr().out
     kept(folder, report(load("fig6b", "tiny", limit=128).cells[0]))
     assert main(["report", str(folder)]) == 0

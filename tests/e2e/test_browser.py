@@ -15,13 +15,15 @@ pytest.importorskip("matplotlib")
 pytest.importorskip("jinja2")
 pytest.importorskip("selenium", reason="pip install selenium")
 
-from fixture_reports import everything
+import torch
+from fixture_reports import everything, table
 from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select
 
 from poem.report import build
+from poem.report.pictures import Example, Picture, png
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 DRIVER = shutil.which("chromedriver")
@@ -220,6 +222,68 @@ def test_the_first_stop_of_the_tab_key_leads_to_the_contents(opened: Any) -> Non
     assert opened.execute_script("return location.hash") == "#contents"
 
 
+@pytest.fixture
+def printed(opened: Any) -> Iterator[Any]:
+    """The page as on paper, of a reader with a dark theme."""
+    opened.find_element(By.ID, "theme").click()
+    opened.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    yield opened
+    opened.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+    opened.execute_script("localStorage.clear()")
+
+
+def test_paper_is_white_and_without_the_bar(printed: Any) -> None:
+    assert luminance(printed, "body") == pytest.approx(1)
+    assert luminance(printed, "#table1 tbody th") == pytest.approx(1)
+    assert not printed.find_element(By.CSS_SELECTOR, ".bar").is_displayed()
+    ink = printed.execute_script("return getComputedStyle(document.querySelector('h1')).color")
+    assert ink == "rgb(0, 0, 0)"
+
+
+def test_headers_on_paper_are_text_since_buttons_are_not_repeated(printed: Any) -> None:
+    head = "document.querySelector('table[data-table=table1] thead tr:last-child th')"
+    assert printed.execute_script(f"return getComputedStyle({head}, '::after').content") == '"Method"'
+    assert not printed.find_element(By.CSS_SELECTOR, "table[data-table=table1] thead button").is_displayed()
+    pdf = base64.b64decode(printed.execute_cdp_cmd("Page.printToPDF", {})["data"])
+    assert pdf.startswith(b"%PDF")
+
+
+def test_folded_parts_are_open_on_paper_and_closed_afterwards(opened: Any) -> None:
+    folded = "return document.querySelectorAll('details:not([open])').length"
+    before = opened.execute_script(folded)
+    assert before > 5
+    opened.execute_script("dispatchEvent(new Event('beforeprint'))")
+    assert opened.execute_script(folded) == 0
+    opened.execute_script("dispatchEvent(new Event('afterprint'))")
+    assert opened.execute_script(folded) == before
+
+
+def test_provenance_is_last_and_folded(opened: Any) -> None:
+    facts = opened.find_element(By.CSS_SELECTOR, ".provenance")
+    assert not facts.find_element(By.CSS_SELECTOR, "dl").is_displayed()
+    assert facts.location["y"] > opened.find_element(By.CSS_SELECTOR, "main section:last-child").location["y"]
+
+
+def test_the_first_screen_has_the_picture_the_sentences_and_the_bars(chromium: Any, tmp_path: Path) -> None:
+    rows = {"No Adapt.": {"Fog": [50.0]}, "Tent": {"Fog": [70.0]}, "SAR": {"Fog": [40.0]}}
+    made, reports = table(rows, group="G")
+    pixel = png(torch.zeros(3, 32, 32, dtype=torch.uint8))
+    example = Example(clean=pixel, corrupted=pixel, truth="4", before="8", after="4")
+    shown = Picture(base="digits-bn", shift="fog, severity 4", method="tent", images=384, before=50.0, after=70.0,
+                    examples=(example,) * 4)  # fmt: skip
+    _, web = build([made], reports, tmp_path, picture=shown)
+    set_scheme(chromium, "light")
+    for width in (1280, 390):
+        set_size(chromium, width)
+        chromium.get(web.as_uri())
+        assert chromium.execute_script("return document.documentElement.scrollWidth") <= width
+        boxes = [chromium.find_element(By.CSS_SELECTOR, each).rect for each in (".picture", ".said", "section svg")]
+        tops = [box["y"] for box in boxes]
+        assert tops == sorted(tops)
+        assert width < 500 or boxes[-1]["y"] + boxes[-1]["height"] < 900, "seen without scrolling"
+    assert complaints(chromium) == []
+
+
 def test_it_works_without_scripts(chromium: Any, page: Path) -> None:
     chromium.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
     try:
@@ -230,17 +294,21 @@ def test_it_works_without_scripts(chromium: Any, page: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "width", "scheme"), [("light", 1280, "light"), ("dark", 1280, "dark"), ("narrow", 390, "light")]
+    ("name", "width", "scheme"),
+    [("light", 1280, "light"), ("dark", 1280, "dark"), ("narrow", 390, "light"), ("print", 794, "light")],
 )
 def test_pictures_are_taken(opened: Any, page: Path, tmp_path: Path, name: str, width: int, scheme: str) -> None:
     """Into $POEM_SHOTS, for people to look at."""
     set_scheme(opened, scheme)
+    if name == "print":
+        opened.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
     set_size(opened, width)
     opened.get(page.as_uri())
     high = opened.execute_script("return document.documentElement.scrollHeight")
     clip = {"x": 0, "y": 0, "width": width, "height": min(high, 8000), "scale": 1}
     asked = {"format": "png", "captureBeyondViewport": True, "clip": clip}
     picture = base64.b64decode(opened.execute_cdp_cmd("Page.captureScreenshot", asked)["data"])
+    opened.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
     folder = Path(os.environ.get("POEM_SHOTS", tmp_path))
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.png").write_bytes(picture)

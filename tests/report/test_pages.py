@@ -20,11 +20,13 @@ from poem.bench.store import Failure, Store
 from poem.bench.suites import Claim, Placed, Suite
 from poem.recipes.text import written as written_recipe
 from poem.report import build
-from poem.report.figures import figures
+from poem.report.figures import MIN_RANGE, figures
+from poem.report.findings import BEST, LOSS, PLAIN, SOURCE
 from poem.report.formatting import MISSING, signed
 from poem.report.html import render_html
 from poem.report.markdown import escape, render_markdown
-from poem.report.plots import series_styles
+from poem.report.pictures import Example, Picture
+from poem.report.plots import series_styles, widened
 from poem.report.protocol import cards
 from poem.report.sections import Page, build_page
 from poem.report.tables import comparable_with_paper, result_table
@@ -376,6 +378,82 @@ def test_two_sources_of_frost_in_one_block_are_told_loudly() -> None:
         assert f"mixes 2 sources of frost on digits-test: {first} (1 cell), {second} (1 cell)" in warning
 
 
+# --- the first screen
+
+
+ROWS = {
+    "No Adapt.": {"Fog": [50.0], "Snow": [60.0]},
+    "Tent": {"Fog": [70.0], "Snow": [80.0]},
+    "EATA": {"Fog": [69.5], "Snow": [80.0]},
+    "SAR": {"Fog": [40.0], "Snow": [60.0]},
+}
+
+
+def test_a_table_says_who_won_who_is_as_good_and_who_loses() -> None:
+    (section,) = build_page([table(ROWS, group="G")[0]], table(ROWS, group="G")[1], {}).sections
+    (sentence,) = section.findings
+    assert sentence == (
+        "digits-bn (G): Tent is best, 75.0 %, +20.0 points over No Adapt.; EATA is within one standard error of it; "
+        "SAR loses, \u22125.0."
+    )
+    assert section.bars is not None
+    (panel,) = section.bars.panels
+    assert (panel.level, [each.y[0] for each in panel.series]) == (55.0, [55.0, 75.0, 74.75, 50.0])
+    colours = [section.bars.styles[each.name] for each in panel.series]
+    assert colours == [SOURCE, BEST, BEST, LOSS]
+
+
+def test_where_all_are_within_chance_no_bar_is_marked() -> None:
+    made, reports = table({"No Adapt.": {"Fog": [50.0]}, "Tent": {"Fog": [50.6]}, "SAR": {"Fog": [49.8]}}, group="G")
+    (section,) = build_page([made], reports, {}).sections
+    assert section.findings == (
+        "digits-bn (G): none stands out: Tent has most, 50.6 %, +0.6 points over No Adapt., and all others are within "
+        "one standard error of it.",
+    )
+    assert section.bars is not None
+    assert list(section.bars.styles.values()) == [SOURCE, PLAIN, PLAIN]
+    assert section.bars.note == "Dashed: the model as it is."
+    worse, reports = table({"No Adapt.": {"Fog": [50.0]}, "Tent": {"Fog": [20.0]}}, group="")
+    (section,) = build_page([worse], reports, {}).sections
+    assert section.findings == ("no method is above No Adapt., which has 50.0 %.",)
+
+
+def test_the_page_begins_with_pictures_sentences_and_bars_and_ends_with_provenance() -> None:
+    made, reports = table(ROWS, group="G")
+    example = Example(clean="data:image/png;base64,AA", corrupted="data:image/png;base64,BB", truth="<4", before="8",
+                      after="<4")  # fmt: skip
+    shown = Picture(base="digits-bn", shift="fog, severity 4", method="tent", images=384, before=10.0, after=60.0,
+                    examples=(example,))  # fmt: skip
+    page = build_page([made], reports, {}, shown)
+    text = render_html(page)
+    order = ["<h1>", 'class="picture"', "before: 8 ✗", 'class="said"', "<svg", "<table", "Protocol card", "Provenance"]
+    places = [text.index(words) for words in order]
+    assert places == sorted(places)
+    assert text.index("<dl ") > text.index("</main>")
+    assert "of 384 images the model as it is gets 10.0 % right, with tent 60.0 %" in text
+    assert "after: &lt;4 ✓" in text
+    plain = render_markdown(page)
+    assert (
+        plain.index("Tent is best") < plain.index("| Tent |") < plain.index("## Provenance") < plain.index("- commit")
+    )
+    assert 'class="picture"' not in render_html(build_page([made], reports, {}))
+
+
+def test_one_seed_is_called_so() -> None:
+    assert "one seed, so no ±" in shown(*table({"Tent": {"Fog": [40.0]}}))
+    assert "so no ±" not in shown(*table({"Tent": {"Fog": [40.0, 41.0]}}))
+
+
+def test_an_axis_of_accuracy_is_never_narrower_than_twenty_points() -> None:
+    made, reports = curves()
+    panels = [panel for figure in figures(Grid(made, reports)) for panel in figure.panels]
+    panels += [panel for figure in figures(Grid(*wide(seeds=1))) for panel in figure.panels]
+    assert {panel.min_range for panel in panels} == {MIN_RANGE}
+    assert widened(49.0, 51.0, 20.0) == (40.0, 60.0)
+    assert widened(97.0, 99.0, 20.0) == (80.0, 100.0)
+    assert widened(1.0, 3.0, 20.0) == (0.0, 20.0)
+
+
 # --- figures
 
 
@@ -551,4 +629,3 @@ def test_only_pages_with_the_papers_numbers_have_a_box_for_them(written: str) ->
     assert 'id="paper"' in written
     made, reports = table({"Tent": {"Fog": [40.0]}})
     assert 'id="paper"' not in render_html(build_page([replace(made, numbers={})], reports, {}))
-    assert 'class="said"' not in written, "the demo alone says what its numbers show"

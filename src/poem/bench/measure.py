@@ -17,7 +17,7 @@ from poem.bench.collect import Collector
 from poem.bench.load_cell import CellData, LoadedModel, Machine, load_model, source_images
 from poem.bench.provenance import host, outside_versions, peak_memory, provenance, reset_peak_memory
 from poem.bench.result import CellResult
-from poem.bench.run_stream import Delay, StreamRun
+from poem.bench.run_stream import AnsweredBatch, Delay, StreamRun
 from poem.engine.precision import Precision
 from poem.guarded.guard import guard_adapter
 from poem.recipes.text import written
@@ -31,6 +31,7 @@ def measure(
     machine: Machine = Machine(),  # noqa: B008 - frozen
     *,
     on_progress: Callable[[int, int], None] | None = None,
+    on_answers: Callable[[AnsweredBatch], None] | None = None,
 ) -> CellResult:
     """Run one cell: its stream through an adapter with its method, and everything that is measured on the way.
 
@@ -41,6 +42,7 @@ def measure(
         cell: What to measure.
         machine: Folders with data and weights, and the device.
         on_progress: Called after each batch with the images done and the images in all.
+        on_answers: Called with the answers of each batch, which a result holds no longer.
     """
     started, began = datetime.now(timezone.utc), time.perf_counter()
     device = torch.device(machine.device)
@@ -64,6 +66,8 @@ def measure(
             card = _card(described, loaded, adapter)
             for answered in run.answers(stream):
                 collector.update(answered)
+                if on_answers is not None:
+                    on_answers(answered)
                 if on_progress is not None:
                     on_progress(collector.n, card["total"])
             collector.flush()

@@ -15,6 +15,7 @@ def run_photo_demo(args: argparse.Namespace) -> int:
     """Predict, measure the accuracy where folders are named by wnid, and write a CSV file and a page."""
     import math
     import random
+    from dataclasses import replace
 
     from poem._util.files import check_file_writable, write_atomic
     from poem._util.progress import track
@@ -23,7 +24,7 @@ def run_photo_demo(args: argparse.Namespace) -> int:
     from poem.cli.predict import restrict_to_classes, wnids_by_index
     from poem.predict import answers, find_images, summary, wnid_folders
     from poem.recipes.methods import recipe
-    from poem.report.photo_page import Photo, photo_page, thumbnail
+    from poem.report.photo_page import Photo, file_thumbnail, first_photos, photo_page, thumbnail
     from poem.streams.shift import Shift
 
     if args.images is None:
@@ -75,12 +76,16 @@ def run_photo_demo(args: argparse.Namespace) -> int:
     read = [each for each in found if not each.error]
     named = {file: (label, settings["names"].get(label, str(label))) for file, label in labels.items()}
     photos = [Photo(each, thumbnails[each.file], *named.get(each.file, (None, ""))) for each in read]
+    changed = [each for each in photos if each.answer.label != each.answer.source_label]
+    if corruption is not None:  # the first ones are shown beside the photos as they are in their files
+        clean = {each.answer.file: file_thumbnail(args.images / each.answer.file) for each in first_photos(changed)}
+        changed = [replace(each, clean=clean.get(each.answer.file, "")) for each in changed]
     where = "" if corruption is None else f" in {corruption[0]}, severity {corruption[1]}"
     text = photo_page(
         f"{method} on {len(read)} photos{where}, {name}",
         lines, found,
         [each for each in photos if each.answer.newly_reliable],
-        [each for each in photos if each.answer.label != each.answer.source_label],
+        changed,
         max_entropy=math.log(len(indices or ()) or count or 1000),
     )  # fmt: skip
     write_atomic(args.out / "photos.html", text)

@@ -72,6 +72,7 @@ def _run_digits_demo(args: argparse.Namespace) -> int:
     from poem.cli._sweep_progress import SweepProgress
     from poem.report import build
     from poem.report.demo import demo_rows, demo_text
+    from poem.report.pictures import picture
 
     check_folder_writable(args.out)
     if args.json is not None:
@@ -106,7 +107,9 @@ def _run_digits_demo(args: argparse.Namespace) -> int:
         about = {"command": "poem demo", "count": count, "severity": args.severity, "batch_size": size, "seed": 0}
         write_atomic(args.json, json.dumps({**about, "rows": rows}, indent=1) + "\n")
     try:
-        _, page = build([suite], results, args.out, failures=store.failures())
+        shown = {cell.key for cell in suite.cells}
+        drawn = picture(each for each in results if each.cell_key in shown)
+        _, page = build([suite], results, args.out, failures=store.failures(), picture=drawn)
         print(f"\nThe same with plots: {page}")
     except ImportError as error:
         print(f"\nNo page was made: {error}")

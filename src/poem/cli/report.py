@@ -43,6 +43,7 @@ def run(args: argparse.Namespace) -> int:
     from poem._util.files import check_folder_writable
     from poem.bench.store import Store
     from poem.report import build
+    from poem.report.pictures import picture
     from poem.report.select_suites import select_suites
 
     checks.check_range(args, *SEED_RANGE, "seeds")
@@ -55,9 +56,10 @@ def run(args: argparse.Namespace) -> int:
     settings, requests = _sweep.suite_settings(args), store.requests()
     suites = select_suites(cells, names=args.suites, scale=args.scale, settings=settings, requests=requests)
     out = args.out or args.results
-    for path in build(suites, results, out, failures=failures, formats=args.format):
-        print(path)
     shown = {cell.key for suite in suites for cell in suite.cells}
+    drawn = picture(each for each in results if each.cell_key in shown) if "html" in args.format else None
+    for path in build(suites, results, out, failures=failures, formats=args.format, picture=drawn):
+        print(path)
     if rest := sum(cell.key not in shown for cell in cells):
         print(
             f"left out: {rest} of {len(cells)} cells, of other suites or settings; --suites and the run's flags show "

@@ -50,8 +50,11 @@ def run(args: argparse.Namespace) -> int:
 def _write_page(suites: Sequence[Suite], store: Store) -> None:
     try:
         from poem.report import build
+        from poem.report.pictures import picture
 
-        text, page = build(suites, store.results(), store.folder, failures=store.failures())
+        results, shown = list(store.results()), {cell.key for suite in suites for cell in suite.cells}
+        drawn = picture(each for each in results if each.cell_key in shown)
+        text, page = build(suites, results, store.folder, failures=store.failures(), picture=drawn)
         print(f"page: {page}\ntext: {text}")
     except ImportError as error:  # the page needs an extra; the results do not
         print(f"results in {store.folder}; no page was made: {error}")

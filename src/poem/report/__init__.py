@@ -17,6 +17,7 @@ from poem.report.comparison import Comparison, compare
 from poem.report.export import FORMATS, TABLE_FORMATS, ExportTable, export_tables
 from poem.report.html import render_html
 from poem.report.markdown import render_markdown
+from poem.report.pictures import Picture
 from poem.report.sections import build_page
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ def build(
     *,
     failures: Mapping[str, Failure] | None = None,
     formats: Sequence[str] = ("markdown", "html"),
+    picture: Picture | None = None,
 ) -> tuple[Path, ...]:
     """Write a report into a folder and return the paths of its files: by default `report.md` and `report.html`.
 
@@ -42,6 +44,7 @@ def build(
         out: A folder; it is created if it does not exist.
         failures: Failed cells by key.
         formats: Of `FORMATS`. `latex`, `csv` and `json` write one file for each table into the folder `tables`.
+        picture: What the page begins with: images and their answers (`poem.report.pictures.picture`).
 
     Raises:
         ValueError: No suite, or a format that is not known.
@@ -51,7 +54,7 @@ def build(
     for name in formats:
         if name not in FORMATS:
             raise ValueError(f"unknown format {name!r}; {nearest_hint(name, FORMATS)}")
-    page = build_page(suites, results, failures or {})
+    page = build_page(suites, results, failures or {}, picture)
     paths = []
     for name in dict.fromkeys(formats):
         if name in TABLE_FORMATS:

@@ -53,13 +53,15 @@ def _demo_row(results: Sequence[CellResult], source: Sequence[CellResult]) -> De
     mean = statistics.fmean(own.values())
     shifts = {shift: (before[shift], top1) for shift, top1 in own.items() if shift in before}
     images = [float(each.ledger.get("images") or 1) for each in results]
-    spread = [(_variance(a) + _variance(b)) / n for (a, b), n in zip(shifts.values(), images, strict=False)]
+    spread = [
+        (percent_variance(a) + percent_variance(b)) / n for (a, b), n in zip(shifts.values(), images, strict=False)
+    ]
     error = math.sqrt(sum(spread)) / max(1, len(spread))
     gain = mean - statistics.fmean(before.values())
     return DemoRow(mean, gain, _pseudo_label_accuracy(results), error, shifts)
 
 
-def _variance(percent: float) -> float:
+def percent_variance(percent: float) -> float:
     """Variance of one prediction that is right in so many percent of all cases, in squared percentage points."""
     return percent * (100 - percent)
 
@@ -101,7 +103,7 @@ def _methods_and_bases(suite: Suite) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def sentences(suite: Suite, found: DemoTable) -> list[str]:
-    """One sentence on the largest gain, and for each network where adapting loses, one on the largest loss."""
+    """One sentence on the largest gain, one on `auto`, and one for each network where adapting loses."""
     methods, bases = _methods_and_bases(suite)
     learning = {at: each for at, each in found.items() if recipe(methods[at[0]]).learns}
     if not learning:
@@ -110,6 +112,7 @@ def sentences(suite: Suite, found: DemoTable) -> list[str]:
     bn = [each.gain for (other, its_group), each in found.items() if its_group == group and methods[other] == "bn"]
     bn_gain = f"; batch statistics alone bring {bn[0]:+.1f}" if bn else ""
     lines = [f"The largest gain: {row} on {bases[group]}, {best.gain:+.1f} points{bn_gain}."]
+    lines += _auto_sentence(methods, bases, found)
     for group, base in bases.items():
         rows = {row: each for (row, its_group), each in learning.items() if its_group == group}
         lost = [(row, each) for row, each in rows.items() if each.gain < -ROUNDING]
@@ -128,3 +131,15 @@ def sentences(suite: Suite, found: DemoTable) -> list[str]:
         others = f"; {rest} more {'loses' if rest == 1 else 'lose'} less than one standard error" if rest else ""
         lines.append(f"On {base} adapting loses with {count} methods; {where}{others}.")
     return lines
+
+
+def _auto_sentence(methods: Mapping[str, str], bases: Mapping[str, str], found: DemoTable) -> list[str]:
+    """What the default, `auto` with a guard, gains on each network, and whether it loses on any beyond chance."""
+    rows = {(row, group): each for (row, group), each in found.items() if methods[row] == "auto"}
+    if not rows:
+        return []
+    name = next(iter(rows))[0]
+    gains = ", ".join(f"{each.gain:+.1f} on {bases[group]}" for (_, group), each in rows.items())
+    lost = [bases[group] for (_, group), each in rows.items() if each.gain < -max(ROUNDING, each.error)]
+    loss = f"it loses on {' and '.join(lost)}" if lost else "no loss beyond chance"
+    return [f"{name} (the default, where no method is named): {gains}; {loss}."]

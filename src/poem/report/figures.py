@@ -13,6 +13,9 @@ from poem.report.formatting import MISSING
 from poem.report.plots import Figure, Panel, Series, SeriesStyle
 from poem.report.tables import CORRUPTION_FAMILIES, TextTable, block_title, group_table
 
+MIN_RANGE = 20.0
+"""Smallest range of an axis of accuracy in percentage points: what chance does to a few hundred images stays small."""
+
 
 def figures(grid: Grid) -> tuple[Figure, ...]:
     """The figures of a suite; none where no cell has their data."""
@@ -52,7 +55,7 @@ def _curves(grid: Grid, read: Read, y: str, title: str) -> Figure:
             panel = Panel(
                 form="lines", title=block_title(grid, group), description=text, x=grid.suite.x, y=y,
                 series=tuple(series), tick_labels=() if numeric else tuple(grid.columns),
-                min_range=2.0 if "%" in y else 0.0, from_zero="second" in y,
+                min_range=MIN_RANGE if "%" in y else 0.0, from_zero="second" in y,
             )  # fmt: skip
             panels.append(panel)
     legend = dict.fromkeys(series.name for panel in panels for series in panel.series)
@@ -148,7 +151,7 @@ def _windows(grid: Grid) -> Figure | None:
                 text = "accuracy window by window: " + "; ".join(_series_text(each) for each in series)
                 panels.append(
                     Panel(form="lines", title=title, description=text, x="window of the stream", y="top-1 accuracy (%)",
-                          series=tuple(series), min_range=2.0)
+                          series=tuple(series), min_range=MIN_RANGE)
                 )  # fmt: skip
     width = max((len(row) for row in rows), default=2)
     filled = [row + (MISSING,) * (width - len(row)) for row in rows]
@@ -187,7 +190,8 @@ def _speed(grid: Grid) -> Figure | None:
             )
             panels.append(
                 Panel(form="scatter", title=block_title(grid, group), description=text,
-                      x="images per second, log scale", y="top-1 accuracy (%)", series=tuple(series), log_x=True)
+                      x="images per second, log scale", y="top-1 accuracy (%)", series=tuple(series), log_x=True,
+                      min_range=MIN_RANGE)
             )  # fmt: skip
     header = ("group", "row", "images/s", "top-1 (%)")
     data = group_table("Speed and accuracy, mean over cells", header, rows)

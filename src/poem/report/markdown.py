@@ -17,14 +17,16 @@ def render_markdown(page: Page) -> str:
     lines = [f"# {escape(page.title)}", ""]
     if page.smoke:
         lines += [f"> **{SMOKE}**", ""]
-    lines += [f"- {name}: {escape(text)}" for name, text in page.facts]
-    lines += ["", "## Contents", ""]
+    if page.picture is not None:
+        lines += [escape(page.picture.caption.partition(" Shown are")[0]), ""]
+    lines += ["## Contents", ""]
     for section in page.sections:
         lines.append(
             f"- [{escape(section.title)}](#{section.name}): {section.cell_count} {section.claims_summary}".rstrip()
         )
     for section in page.sections:
         lines += ["", *_section(section)]
+    lines += ["", "## Provenance", "", *(f"- {name}: {escape(text)}" for name, text in page.facts)]
     return without_controls("\n".join(lines) + "\n")
 
 
@@ -32,13 +34,13 @@ def _section(section: Section) -> list[str]:
     lines = [f'<a id="{section.name}"></a>', "", f"## {escape(section.title)}", ""]
     for warning in section.warnings:
         lines += [f"> **{escape(warning)}**", ""]
+    lines += [line for sentence in section.findings for line in (escape(sentence), "")]
     measured = section.stream and f"Measured on {section.stream}."
     texts = (section.readout, measured, section.coverage, section.paper_note)
     lines += [line for text in texts if text for line in (escape(text), "")]
     if section.numbers is not None:
         lines += [f"{METRICS['top1'].title}; {section.numbers.bold}.", ""]
         lines += [*_result_tables(section.numbers), ""]
-    lines += [line for sentence in section.findings for line in (escape(sentence), "")]
     if section.efficiency is not None:
         lines += [*pipe_table(_with_paper(section.efficiency)), ""]
     for figure in section.figures:

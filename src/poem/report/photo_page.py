@@ -1,4 +1,4 @@
-"""The page of `poem demo imagenet`: curves of entropy, photos that became reliable, and changed predictions."""
+"""The page of `poem demo imagenet`: answers before and after, changed predictions, photos that became reliable."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
+from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -16,6 +18,8 @@ from poem.predict import Answer
 BINS = 20
 MAX_PHOTOS = 48
 """Most photos that a grid shows."""
+FIRST = 4
+"""Most photos that the page begins with."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,13 @@ class Photo:
     """The true class, numbered as the answer's label, where it is known."""
     true_name: str = ""
     """Name of the true class."""
+    clean: str = ""
+    """The photo without the corruption, as another data URL; empty where there is none."""
+
+    @property
+    def corrected(self) -> bool:
+        """Whether the true class is known, and answered now but not by the model unadapted."""
+        return self.true_label is not None and self.answer.source_label != self.true_label == self.answer.label
 
     def right_or_wrong(self, label: int | None) -> str:
         """` (right)` or ` (wrong)` for a predicted label, or nothing where the true one is not known."""
@@ -42,9 +53,27 @@ def thumbnail(image: Tensor, side: int = 112) -> str:
     pixels = (image.clamp(0, 1) * 255).round().byte().permute(1, 2, 0).cpu().numpy()
     picture = Image.fromarray(pixels)
     picture.thumbnail((side, side))
+    return _jpeg(picture)
+
+
+def _jpeg(picture: Any) -> str:
     jpeg = io.BytesIO()
     picture.save(jpeg, "JPEG", quality=80)
     return "data:image/jpeg;base64," + base64.b64encode(jpeg.getvalue()).decode()
+
+
+def file_thumbnail(path: Path, side: int = 112) -> str:
+    """The middle of a photo's file as a small JPEG in a data URL."""
+    from PIL import Image, ImageOps
+
+    with Image.open(path) as opened:
+        picture = ImageOps.fit(ImageOps.exif_transpose(opened).convert("RGB"), (side, side))
+    return _jpeg(picture)
+
+
+def first_photos(changed: Sequence[Photo]) -> list[Photo]:
+    """The photos that a page begins with: those that are right only now, or without labels those that changed."""
+    return ([each for each in changed if each.corrected] or list(changed))[:FIRST]
 
 
 def histogram(values: Sequence[float], top: float) -> list[float]:
@@ -95,15 +124,16 @@ def photo_page(
     template = (folder / "photo_page.html").read_text(encoding="utf-8")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     grids = [
+        ("Another answer than the model's own", changed, "Every answer is the model's own."),
         (
             "Too uncertain at first, reliable after an update",
             newly,
             "No image that was too uncertain at first became reliable.",
         ),
-        ("Another answer than the model's own", changed, "Every answer is the model's own."),
     ]
     text = environment.from_string(template).render(
         title=title, lines=lines, paths=paths, max_entropy=max_entropy, max_photos=MAX_PHOTOS, grids=grids,
+        first=first_photos(changed),
         style=(folder / "style.css").read_text(encoding="utf-8"),
     )  # fmt: skip
     return without_controls(str(text))

@@ -46,7 +46,7 @@ class Panel:
     """One set of axes, or two in a stack."""
 
     form: str
-    """lines, bars, scatter, matrix or stack."""
+    """lines, bars, rows (bars from left to right), scatter, matrix or stack."""
     title: str
     description: str
     """Alternative text for readers who cannot see the drawing."""
@@ -65,6 +65,8 @@ class Panel:
     """Whether y starts at 0."""
     log_x: bool = False
     """Whether x is on a log scale."""
+    level: float | None = None
+    """A value that rows are compared with, drawn as a dashed line."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +132,7 @@ def draw(panel: Panel, styles: Styles, name: str) -> str:
         "axes.titlelocation": "left",
     }  # fmt: skip
     with rc_context(settings):
-        figure = Figure(figsize=(4.6, 4.6 if panel.below else 3.1), layout="constrained")
+        figure = Figure(figsize=(4.6, _height(panel)), layout="constrained")
         FigureCanvasSVG(figure)
         if panel.below is None:
             _draw(figure.add_subplot(), panel, styles)
@@ -144,10 +146,20 @@ def draw(panel: Panel, styles: Styles, name: str) -> str:
     return _page_svg(written.getvalue(), panel, name)
 
 
+def _height(panel: Panel) -> float:
+    """Height of a drawing in inches; rows need more of it the more there are."""
+    if panel.form == "rows":
+        return 0.8 + 0.25 * len(panel.series)
+    return 4.6 if panel.below else 3.1
+
+
 def _draw(axes: Axes, panel: Panel, styles: Styles) -> None:
     axes.set_title(panel.title)
     if panel.form == "matrix":
         _matrix(axes, panel)
+        return
+    if panel.form == "rows":
+        _rows(axes, panel, styles)
         return
     for at, (low, high, label) in enumerate(panel.spans):
         colour, shade = SERIES[2] if label == "zone" else RULE, 0.22 if at % 2 else 0.1
@@ -164,9 +176,19 @@ def _draw(axes: Axes, panel: Panel, styles: Styles) -> None:
     if panel.from_zero:
         axes.set_ylim(bottom=0)
     elif high - low < panel.min_range:
-        axes.set_ylim((low + high - panel.min_range) / 2, (low + high + panel.min_range) / 2)
+        axes.set_ylim(*widened(low, high, panel.min_range))
     if panel.log_x:
         axes.set_xscale("log")
+
+
+def widened(low: float, high: float, least: float) -> tuple[float, float]:
+    """A range of this width around another one, moved to stay between 0 and 100 where that one does."""
+    below, above = (low + high - least) / 2, (low + high + least) / 2
+    if high <= 100 < above:
+        below, above = 100 - least, 100.0
+    if low >= 0 > below:
+        below, above = 0.0, least
+    return below, above
 
 
 def _lines(axes: Axes, panel: Panel, styles: Styles) -> None:
@@ -208,6 +230,23 @@ def _bars(axes: Axes, panel: Panel, styles: Styles) -> None:
     values = [y for series in panel.series for y in series.y]
     if values and min(values) > 0 and max(values) <= 100:
         axes.set_ylim(0, min(112, max(values) * 1.15))
+
+
+def _rows(axes: Axes, panel: Panel, styles: Styles) -> None:
+    """Draw one bar for each series from left to right, in percent, with its number at the end."""
+    for at, series in enumerate(panel.series):
+        axes.barh(at, series.y[0], 0.72, color=SERIES[styles[series.name].colour])
+        end = series.y[0]
+        if panel.level is not None and end < panel.level < end + 15:  # beyond the line, which would cross the number
+            end = panel.level
+        axes.annotate(f"{series.y[0]:.1f}", (end, at), (3, 0), textcoords="offset points", va="center",
+                      fontsize=9, color=INK)  # fmt: skip
+    if panel.level is not None:
+        axes.axvline(panel.level, color=INK, linewidth=1, linestyle="--")
+    axes.set_yticks(range(len(panel.tick_labels)), panel.tick_labels)
+    axes.set(xlim=(0, 112), ylim=(len(panel.series) - 0.5, -0.5), xticks=[0, 50, 100], xlabel=panel.x)
+    axes.tick_params(length=0)
+    axes.spines["left"].set_visible(False)
 
 
 def _scatter(axes: Axes, panel: Panel, styles: Styles) -> None:

@@ -28,6 +28,17 @@
   system.addEventListener("change", showTheme);
   showTheme();
 
+  // Print: folded parts are open on paper, and as they were afterwards.
+  let opened = [];
+  addEventListener("beforeprint", () => {
+    opened = [...document.querySelectorAll("details:not([open])")];
+    for (const each of opened) each.open = true;
+  });
+  addEventListener("afterprint", () => {
+    for (const each of opened) each.open = false;
+    opened = [];
+  });
+
   // Metric: rows keep the order of print in data-at, whatever they are sorted by.
   const rowsOf = (table) => [...table.querySelectorAll("tr[data-row]")];
   for (const table of document.querySelectorAll("table[data-table]")) {

@@ -12,6 +12,8 @@ from poem.bench.analysis.aggregate import Grid
 from poem.bench.result import CellResult
 from poem.report import costs, demo, formatting, protocol, tables
 from poem.report.figures import figures
+from poem.report.findings import bars, findings
+from poem.report.pictures import Picture
 from poem.report.plots import Figure
 from poem.report.tables import ResultTable, TextTable
 
@@ -50,7 +52,9 @@ class Section:
     """Whether the suite is a figure; its table of numbers is then collapsed."""
     readout: str
     findings: tuple[str, ...]
-    """Sentences on what the numbers show; only the demo has any."""
+    """Sentences on what the numbers show, one or more for each network."""
+    bars: Figure | None
+    """Bars of every row for each network; None where rows are not methods."""
     warnings: tuple[str, ...]
     """Reasons not to trust the numbers: edited results, NaN answers, mixed weights."""
     coverage: str
@@ -85,6 +89,8 @@ class Page:
     smoke: bool
     facts: tuple[tuple[str, str], ...]
     sections: tuple[Section, ...]
+    picture: Picture | None = None
+    """Images with their answers before and after adapting."""
 
     @property
     def has_paper(self) -> bool:
@@ -92,7 +98,12 @@ class Page:
         return any(section.paper_note for section in self.sections)
 
 
-def build_page(suites: Sequence[Suite], results: Iterable[CellResult], failures: Mapping[str, Failure]) -> Page:
+def build_page(
+    suites: Sequence[Suite],
+    results: Iterable[CellResult],
+    failures: Mapping[str, Failure],
+    picture: Picture | None = None,
+) -> Page:
     """Build the page of some suites from the results that belong to them."""
     found = list(results)
     grids = [Grid(suite, found) for suite in suites]
@@ -103,6 +114,7 @@ def build_page(suites: Sequence[Suite], results: Iterable[CellResult], failures:
         smoke=any(suite.smoke for suite in suites),
         facts=tuple(_facts(suites, used, planned)),
         sections=tuple(_build_section(grid, failures) for grid in grids),
+        picture=picture,
     )
 
 
@@ -116,7 +128,8 @@ def _build_section(grid: Grid, failures: Mapping[str, Failure]) -> Section:
         title=suite.title,
         is_figure=suite.kind not in ("table", "efficiency"),
         readout=suite.readout,
-        findings=_demo_findings(grid) if suite.name == demo.SUITE else (),
+        findings=_demo_findings(grid) if suite.name == demo.SUITE else findings(grid),
+        bars=bars(grid),
         warnings=tuple(protocol.warnings(grid)),
         coverage=_coverage(grid, len(failed)) + ("" if drawn or numbers or not grid.present else NOTHING_DRAWN),
         cell_count=_cell_count(grid),
@@ -233,7 +246,7 @@ def _replaced_networks(grid: Grid) -> dict[str, str]:
 
 def _seeds(seeds: Sequence[int]) -> str:
     listed = ", ".join(str(seed) for seed in seeds)
-    return f"seed {listed}: no deviation" if len(seeds) == 1 else f"seeds {listed}: mean ± deviation"
+    return "one seed, so no ±" if len(seeds) == 1 else f"seeds {listed}: mean ± deviation"
 
 
 def _paper_note(grid: Grid, numbers: ResultTable | None) -> str:
@@ -262,7 +275,7 @@ def _facts(suites: Sequence[Suite], results: Sequence[CellResult], planned: int)
         ),
         ("cells", f"{formatting.count(len(results))} of {formatting.count(planned)}"),
         ("images", _images(results)),
-        ("seeds", ", ".join(map(str, seeds)) + (" (one seed: no deviation)" if len(seeds) == 1 else "")),
+        ("seeds", ", ".join(map(str, seeds)) + (" (one seed, so no ±)" if len(seeds) == 1 else "")),
         ("data", formatting.comma_list(list(made))),
         ("commit", formatting.comma_list(list(commits))),
         ("versions", formatting.comma_list(list(versions))),
