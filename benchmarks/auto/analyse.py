@@ -36,6 +36,7 @@ KEPT, NOT_BELOW, NINE_GAIN = 0.9, 0.9, 14.0
 PAGES = {
     "docs/methods/auto.md": ("criteria", "coverage", "means", "best", "losses", "short", "accuracy-*"),
     "docs/guard.md": ("guard", "guard-losses", "guard-kept"),
+    "README.md": ("readme",),
 }
 """Tables of each page."""
 PLACE = re.compile(r"<!-- auto:([\w.*-]+) -->\n(.*?)<!-- /auto -->", re.DOTALL)
@@ -284,6 +285,7 @@ def tables(results: Results) -> dict[str, str]:
         "guard": _guard(results),
         "guard-losses": _losses(results, [f"guarded {method}" for method in methods.GUARDED]),
         "guard-kept": _kept(results),
+        "readme": _readme(results),
     }
     for net in results.nets:
         free = [row for row in results.rows(net) if not row.startswith("guarded ")]
@@ -381,6 +383,40 @@ def _means(results: Results) -> str:
         values = [_number(each.get(row), bold=each.get(row) == best[net]) for net, each in found.items()]
         lines.append([row, *values])
     return _table(["mean over streams", *found], lines)
+
+
+README_NETS = {
+    "cifar10-bn": "small ResNet, batch norm; CIFAR-10",
+    "cifar10-gn": "small ResNet, group norm; CIFAR-10",
+    "cifar10-vit": "small ViT; CIFAR-10",
+    "resnet50-keras": "ResNet-50, batch norm; ImageNet",
+    "vit-tiny16": "ViT-Tiny; ImageNet",
+}
+
+
+def _readme(results: Results) -> str:
+    chosen, lines = ("tent", "poem", "guarded auto"), []
+    for net, words in README_NETS.items():
+        own = means(results, net)
+        if not all(row in own for row in ("source", *chosen)):
+            continue
+        best = max(own[row] for row in ("source", *chosen))
+        worst = [
+            min(paired.difference for place in results.places(row, main=True)
+                if place[0] == net and (paired := results.paired(place, row)) is not None)
+            for row in chosen
+        ]  # fmt: skip
+        means_of = [_number(own[row], bold=own[row] == best) for row in ("source", *chosen)]
+        lines.append([words, *means_of, ", ".join(f"{value + 0.0:+.1f}" for value in worst)])
+    head = [
+        "network, images",
+        "source",
+        "Tent",
+        "POEM",
+        "auto, guarded",
+        "worst stream of the last three against source",
+    ]
+    return _table(head, lines)
 
 
 def _best(results: Results) -> str:
