@@ -224,3 +224,61 @@ def test_the_citation_follows_its_schema() -> None:
             assert author
             assert set(author) <= person or set(author) <= group
     assert "POEM" in held["references"][0]["title"]
+
+
+WORKFLOW: dict[str, Any] = yaml.safe_load(_read(".github/workflows/test.yml"))
+
+
+def test_the_workflow_runs_make_test_on_every_version_of_python_that_the_package_names() -> None:
+    named = re.findall(r"Programming Language :: Python :: (3\.\d+)", _read("pyproject.toml"))
+    assert named[0] == "3.10"
+    assert 'requires-python = ">=3.10"' in _read("pyproject.toml")
+    whole, core = WORKFLOW["jobs"]["make-test"], WORKFLOW["jobs"]["core-windows"]
+    for job in (whole, core):
+        assert job["strategy"]["matrix"]["python"] == named
+    assert whole["strategy"]["matrix"]["os"] == ["ubuntu-latest", "macos-latest"]
+    assert whole["steps"][-1]["run"].startswith("make test ")
+    assert re.search(r"^test:", _read("Makefile"), re.M)
+
+
+def test_what_the_workflow_names_exists() -> None:
+    lines = [step["run"] for job in WORKFLOW["jobs"].values() for step in job["steps"] if "run" in step]
+    tests = {word for line in lines for word in line.split() if word.startswith("tests/")}
+    assert {"tests/engine", "tests/parts", "tests/recipes", "tests/test_contract.py", "tests/test_release.py"} <= tests
+    assert [name for name in tests if not (ROOT / name).exists()] == []
+    extras = {word for line in lines for found in re.findall(r'"\.\[([\w,]+)\]"', line) for word in found.split(",")}
+    declared = re.findall(r"^(\w+) = \[", _read("pyproject.toml").partition("[project.optional-dependencies]")[2], re.M)
+    assert extras
+    assert extras <= set(declared)
+
+
+def test_the_dockerfile_copies_what_the_wheel_is_made_of_and_runs_the_demo() -> None:
+    written = _read("Dockerfile")
+    copied = [line.split()[1:-1] for line in written.splitlines() if line.startswith("COPY ")]
+    sources = {name for names in copied for name in names}
+    assert sources == {"pyproject.toml", "README.md", "LICENSE", "src", "benchmarks/suites"}
+    let_in = {line[1:] for line in _read(".dockerignore").splitlines() if line.startswith("!")}
+    assert let_in == sources
+    assert all((ROOT / name).exists() for name in sources)
+    assert re.findall(r"^CMD (.*)$", written, re.M) == ['["poem", "demo"]']
+
+
+def test_what_runs_before_a_commit_is_what_make_check_runs() -> None:
+    hooks = {
+        hook["id"]: hook for repo in yaml.safe_load(_read(".pre-commit-config.yaml"))["repos"] for hook in repo["hooks"]
+    }
+    assert {"ruff-check", "ruff-format", "mypy", "trailing-whitespace", "check-yaml", "check-added-large-files"} <= set(
+        hooks
+    )
+    recipe = re.findall(r"^\t\$\(BIN\)/(.*)$", _read("Makefile").partition("\ncheck:")[2].partition("\n\n")[0], re.M)
+    programs = {" ".join(line.split()[: 2 if line.startswith("ruff") else 1]) for line in recipe}
+    entries = {hook["entry"].removesuffix(" --force-exclude") for hook in hooks.values() if "entry" in hook}
+    assert entries == programs == {"ruff check", "ruff format", "mypy"}
+
+
+def test_the_page_of_releases_says_what_nobody_has_run() -> None:
+    page = _read("docs/releasing.md")
+    untested = page.partition("## What is not tested")[2].partition("\n## ")[0]
+    for word in ("Dockerfile", ".github/workflows/test.yml", "MPS", "macOS", "Windows", "Colab"):
+        assert word in untested
+    assert "on no registry yet" in " ".join(_read("README.md").split())
