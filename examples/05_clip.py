@@ -57,7 +57,8 @@ def hugging_face(classes: int) -> ZeroShot:
     config = CLIPConfig(
         text_config=words, vision_config={**small, "image_size": 32, "patch_size": 8}, projection_dim=16
     )
-    clip = CLIPModel(config).eval()
+    clip: Any = CLIPModel(config)
+    clip.eval()
     ids = torch.cat([torch.randint(2, 97, (classes, 5)), torch.full((classes, 1), 98)], dim=1)
     with torch.no_grad():
         found = clip.text_model(input_ids=ids).pooler_output
