@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import poem
 from poem import zoo
-from poem.streams.datasets import Stream, open_dataset
+from poem.streams.datasets import Stream, Tensors, mnist_digits
 from poem.streams.orders import single
 
 
 def main() -> None:
     """Digits in fog and at low contrast, through a small network with batch norm."""
     model, base = zoo.load("digits-bn")
-    stream = Stream(data=open_dataset("digits-test"), order=single(["fog", "contrast"], severity=4), batch_size=128)
+    digits = mnist_digits(split="test")
+    third = Tensors(digits.images[::3], digits.labels[::3], name="every third test digit")  # any images and labels
+    stream = Stream(data=third, order=single(["fog", "contrast"], severity=4), batch_size=64)
     print(stream.card(base=base.tag, normalisation=base.normalisation))
     table = poem.evaluate(
         model, stream, ["source", "bn", "tent", "deyo", "poem", "deyo+poem"], mean=base.mean, std=base.std,

@@ -84,15 +84,27 @@ def test_the_pages_build_without_a_warning(tmp_path: Path) -> None:
     assert (tmp_path / "index.html").is_file()
 
 
-def test_the_notebook_runs_and_holds_no_output() -> None:
-    book = json.loads((ROOT / "examples" / "tour.ipynb").read_text())
+def test_the_notebook_runs_and_holds_no_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    book = json.loads(_read("examples/tour.ipynb"))
     names: dict[str, Any] = {}
     for cell in book["cells"]:
         assert not cell.get("outputs"), "a notebook is committed without what it printed"
-        if cell["cell_type"] == "code":
+        if cell["cell_type"] == "code" and "install" not in cell["metadata"].get("tags", []):
             with contextlib.redirect_stdout(io.StringIO()):
                 exec(compile("".join(cell["source"]), "tour.ipynb", "exec", dont_inherit=True), names)
-    assert "table" in names
+    assert {"table", "plain"} <= set(names)
+
+
+def test_the_notebook_s_first_cell_installs_from_the_address_that_the_readme_names() -> None:
+    codes = [cell for cell in json.loads(_read("examples/tour.ipynb"))["cells"] if cell["cell_type"] == "code"]
+    tagged = ["install" in cell["metadata"].get("tags", []) for cell in codes]
+    assert tagged == [True] + [False] * (len(codes) - 1)
+    addresses = set(re.findall(r"git\+(https://[\w./-]+)", _read("README.md")))
+    (address,) = re.findall(r'%pip install .*"poem-tta\[demo\] @ git\+(https://[\w./-]+)"', "".join(codes[0]["source"]))
+    assert addresses == {address}
+    assert all("%pip" not in line and not line.startswith("!") for cell in codes[1:] for line in cell["source"])
 
 
 def test_outputs_may_differ_in_the_last_percent_and_in_nothing_else() -> None:

@@ -34,27 +34,31 @@ def select_suites(
     """
     from poem.bench import suites
 
-    keys = {cell.key for cell in cells}
+    there = _Cells(cells)
     given = dict(settings or {})
     by_default = not names and scale is None and not any(given.values())
-    if by_default and (found := _as_requested(requests, keys)):
+    if by_default and (found := _as_requested(requests, there)):
         return found
     scales = [scale] if scale else suites.scales()
     candidates = list(names or dict.fromkeys(each.suite for each in requests) or _all_suites())
     limits = [given.pop("limit", None)]
     limits += sorted({cell.n for cell in cells if cell.n is not None}) if limits == [None] else []
     empty: list[str] = []
+    tried = list(scales)
     for limit in limits:
-        loaded = {each: _load_each(candidates, each, {**given, "limit": limit}, empty) for each in scales}
-        shared = {each: len({cell.key for suite in loaded[each] for cell in suite.cells} & keys) for each in scales}
-        best = max(scales, key=lambda each: shared[each])
+        loaded = {each: _load_each(candidates, each, {**given, "limit": limit}, empty) for each in tried}
+        shared = {each: len({key for suite in loaded[each] for key in there.keys_of(suite)}) for each in tried}
+        best = max(tried, key=lambda each: shared[each])
         if shared[best] and names:
             return loaded[best]
         if shared[best]:
-            complete = [suite for suite in loaded[best] if _count_missing(suite, keys) == 0]
-            return complete or [suite for suite in loaded[best] if _count_present(suite, keys)]
-    if names and len(empty) == len(candidates) * len(scales) * len(limits):
-        raise ValueError(empty[0])
+            complete = [suite for suite in loaded[best] if there.count_missing(suite) == 0]
+            return complete or [suite for suite in loaded[best] if there.keys_of(suite)]
+        if names and len(empty) == len(candidates) * len(scales):  # a limit leaves none out
+            raise ValueError(empty[0])
+        tried = [each for each in tried if any(map(there.resemble, loaded[each]))]
+        if not tried:
+            break
     sizes = Counter("all" if cell.n is None else str(cell.n) for cell in cells)
     raise ValueError(
         f"none of the {len(cells)} cells here belongs to {', '.join(names or ['a suite'])} at scale "
@@ -70,15 +74,43 @@ def _all_suites() -> list[str]:
     return [*suites.all_names(), *(name for name in suites.names() if name not in suites.all_names())]
 
 
-def _as_requested(requests: Sequence[Request], keys: Collection[str]) -> list[Suite]:
+class _Cells:
+    """The cells of a folder, to compare suites with.
+
+    A key needs the cell's recipe, which takes most of the time, so it is made only for cells of a suite whose model,
+    data, method, corruptions and seed are those of a cell in the folder; no other can have the key of one.
+    """
+
+    def __init__(self, cells: Collection[Cell]) -> None:
+        self._keys = {cell.key for cell in cells}
+        self._plain = {_plain_fields(cell) for cell in cells}
+
+    def keys_of(self, suite: Suite) -> set[str]:
+        """Keys of the suite's cells that are in the folder."""
+        return {cell.key for cell in suite.cells if _plain_fields(cell) in self._plain} & self._keys
+
+    def count_missing(self, suite: Suite) -> int:
+        """How many of the suite's cells are not in the folder."""
+        return len(suite.cells) - len(self.keys_of(suite))
+
+    def resemble(self, suite: Suite) -> bool:
+        """Whether the suite may share a cell with the folder at another limit, which changes numbers of images only."""
+        return any(_plain_fields(cell) in self._plain for cell in suite.cells)
+
+
+def _plain_fields(cell: Cell) -> tuple[Any, ...]:
+    return cell.base, cell.data, cell.method, cell.corruptions, cell.seed
+
+
+def _as_requested(requests: Sequence[Request], there: _Cells) -> list[Suite]:
     """Each requested suite, with the settings of that request, or with none, that most cells of the folder match."""
     chosen: dict[str, Suite] = {}
     for name in sorted(dict.fromkeys(each.suite for each in requests), key=_rank):
         tried: list[Suite] = []
         for each in (each for each in reversed(requests) if each.suite == name):
             tried += [*_load_each([name], each.scale, each.settings), *_load_each([name], each.scale, {})]
-        best = max(tried, key=lambda suite: (_count_present(suite, keys), -_count_missing(suite, keys)), default=None)
-        if best is not None and _count_present(best, keys):
+        best = max(tried, key=lambda suite: (len(there.keys_of(suite)), -there.count_missing(suite)), default=None)
+        if best is not None and there.keys_of(best):
             chosen.setdefault(best.name, best)
     return list(chosen.values())
 
@@ -102,11 +134,3 @@ def _load_each(
             if empty is not None:
                 empty.append(str(error))
     return found
-
-
-def _count_present(suite: Suite, keys: Collection[str]) -> int:
-    return len({cell.key for cell in suite.cells} & set(keys))
-
-
-def _count_missing(suite: Suite, keys: Collection[str]) -> int:
-    return len({cell.key for cell in suite.cells} - set(keys))

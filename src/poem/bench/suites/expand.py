@@ -79,6 +79,7 @@ class Expansion:
     def __init__(self, suite: SuiteBlock, scale: str, overrides: Overrides) -> None:
         self.suite, self.scale, self.overrides = suite, scales()[scale], overrides
         self.seeds: list[int] = list(overrides.seeds or suite.seeds or self.scale.seeds)
+        self._known: dict[tuple[Any, ...], bool] = {}
         self._check_corruptions(overrides.corruptions or ())
         for pattern in overrides.methods or ():
             if ":" not in pattern and not any(fnmatchcase(each, pattern) for each in method_names()):
@@ -129,7 +130,7 @@ class Expansion:
         merged = self._with_flags(self._limited(merge_fields(self.scale.cell.fields, own)))
         merged = merge_fields({"changes": self._authors_changes(merged)}, merged)
         merged["seed"], merged["version"] = seed, self.suite.version
-        return _valid(self._with_learning_rate(merged, stated.get("factor")))
+        return _valid(self._with_learning_rate(merged, stated.get("factor")), self._known)
 
     def _with_flags(self, stated: Fields) -> Fields:
         """The fields with the flags merged over them, and names in place of roles."""
@@ -207,8 +208,11 @@ def _set(stated: Fields, name: str, value: Any) -> Fields:
     return stated if recipes and not _recipe(stated.get("method", ""), "imagenet").learns else found
 
 
-def _valid(stated: Fields) -> Cell:
-    """The cell, with every name checked; changes that change nothing are dropped, so that equal cells have one key."""
+def _valid(stated: Fields, known: dict[tuple[Any, ...], bool]) -> Cell:
+    """The cell, with every name checked; changes that change nothing are dropped, so that equal cells have one key.
+
+    Whether changes change nothing is the same for all corruptions and seeds, and kept in `known`.
+    """
     base, data, method = stated["base"], stated["data"], stated.get("method")
     if ":" in str(base) or outside.is_outside("base", str(base)):
         zoo.base(base)
@@ -223,9 +227,12 @@ def _valid(stated: Fields) -> Cell:
             raise ValueError(f"unknown {kind} {value!r}; {nearest_hint(str(value), names)}")
     if stated.get("changes"):
         changes = {name: str(value) for name, value in stated["changes"].items()}
-        plain = _recipe(stated["method"], stated.get("preset", "imagenet"))
-        same = plain.changed({name: parse(value) for name, value in changes.items()}) == plain
-        stated = {**stated, "changes": {} if same else changes}
+        preset = stated.get("preset", "imagenet")
+        asked = (method, preset, *changes.items())
+        if asked not in known:
+            plain = _recipe(stated["method"], preset)
+            known[asked] = plain.changed({name: parse(value) for name, value in changes.items()}) == plain
+        stated = {**stated, "changes": {} if known[asked] else changes}
     cell = read_cell(stated)
     cell.order()
     return cell
