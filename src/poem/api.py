@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from typing import Any, Literal, get_args, overload
 
 import torch
@@ -16,7 +17,7 @@ from poem.adapter import Adapter
 from poem.engine import input_checks as checks
 from poem.engine.anatomy import anatomy
 from poem.engine.precision import Precision
-from poem.guarded.guard import Guard, guard_adapter
+from poem.guarded.guard import Guard, GuardSettings, guard_adapter
 from poem.parts.base import Need
 from poem.parts.objective import FisherAnchor
 from poem.recipes.known_losses import warn_of_loss
@@ -24,6 +25,8 @@ from poem.recipes.methods import Preset, recipe
 from poem.recipes.recipe import ALIASES, FIELDS, Recipe
 
 log = logging.getLogger("poem")
+GUARD_WORDS = (*(each.name for each in fields(GuardSettings)), "on_event", "audit", "append", "about")
+"""Settings of the guard, which `adapt` takes inside `guard=`."""
 
 
 @overload
@@ -82,7 +85,7 @@ def adapt(
         classes: Indices the logits are cut to, before softmax, entropy and thresholds.
         mean: Channel means, subtracted inside; methods that augment images need it, with images in [0, 1].
         std: Channel deviations, divided by inside.
-        source_data: Images, or a loader of them, for EATA's Fisher anchor.
+        source_data: Images, or a loader of them, for EATA's Fisher anchor and for a guard's alarm of shifts.
         split: Name of the module whose input is the split point, where the structure does not show it.
         preset: Published constants: `"imagenet"`, `"cifar"` (or `"cifar10"`), `"cifar100"`. By default the first; for
             `"auto"` those that fit the number of classes.
@@ -147,7 +150,10 @@ def adapt(
         if guard is False:
             warn_of_loss(name, model)
             return adapter
-        return guard_adapter(adapter, **({} if guard is True else dict(guard)))
+        own = {} if guard is True else dict(guard)
+        if source_data is not None and not isinstance(source_data, Iterator):
+            own.setdefault("source_data", source_data)
+        return guard_adapter(adapter, **own)
 
 
 def fitting_preset(model: nn.Module, classes: Sequence[int] | Tensor | None) -> Preset:
@@ -167,6 +173,8 @@ def fitting_preset(model: nn.Module, classes: Sequence[int] | Tensor | None) -> 
 
 def _own_word(word: str) -> None:
     """Refuses what is no field of a recipe but nearly an argument of `adapt`."""
+    if word in GUARD_WORDS and word not in FIELDS + ALIASES:
+        raise TypeError(f"adapt has no argument {word!r}: it is the guard's, guard={{{word!r}: ...}}")
     if word == "device":
         raise TypeError("adapt has no device: move the model, model.to(...), and hand in images on the same device")
     own = [name for name in inspect.signature(adapt).parameters if name != "changes"]

@@ -16,6 +16,7 @@ import pytest
 import torch
 import toys
 from compare import assert_same_state, differing
+from nets import make_net
 from test_contract import moved, source_of
 from torch import Tensor, nn
 
@@ -426,7 +427,7 @@ def test_a_wrong_setting_says_what_to_type(settings: dict[str, Any], why: str) -
 
 
 def test_what_cannot_be_guarded_is_refused() -> None:
-    with pytest.raises(TypeError, match="guarded already"):
+    with pytest.raises(TypeError, match="got a guarded one"):
         poem.guard(toy())  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"as poem\.adapt makes it, got ConvNet"):
         poem.guard(toys.trained("gn"))  # type: ignore[arg-type]
@@ -461,3 +462,45 @@ def test_constant_images_and_noise_between_real_ones(kind: str, method: str) -> 
     twin = toy(kind, method, budget=0.5)
     twin.load_state_dict(state)
     assert_same_state(twin.state_dict(), state)
+
+
+# What users of a service ran into -------------------------------------------------------------------------------------
+
+
+def test_the_time_of_a_whole_call_counts_and_a_limit_that_cannot_be_kept_is_said_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The source's and the shifted pass take most of the time here; the adapter's own call is far below the limit."""
+    clock = iter(range(0, 10_000_000, 1))
+    monkeypatch.setattr("poem.guarded.guard.time.perf_counter", lambda: next(clock) * 0.05)  # 50 ms between readings
+    guarded = poem.guard(poem.adapt(make_net("bn"), "tent"), max_ms=20.0)
+    for seed in range(6):
+        guarded(toys.images(8, seed=seed))
+    said = [event.why for event in guarded.events if event.kind == "skip"]
+    assert [text.partition(",")[0] for text in said] == [
+        "a batch that learns takes more than max_ms=20", "predicting alone takes longer than max_ms=20"
+    ]  # fmt: skip
+
+
+def test_an_export_says_where_the_guard_does_not_answer_with_the_adapted_model(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    guarded = poem.guard(poem.adapt(make_net("gn"), "tent"))
+    guarded.stop()
+    guarded(toys.images(8, seed=0))
+    with caplog.at_level("WARNING", logger="poem"):
+        guarded.export()
+    assert "poem.check(guarded.adapter, images, labels)" in caplog.text
+
+
+def test_settings_of_the_guard_beside_it_name_their_place() -> None:
+    with pytest.raises(TypeError, match=r"it is the guard's, guard=\{'budget': \.\.\.\}"):
+        poem.adapt(make_net("bn"), budget=0.1)
+
+
+def test_source_data_reach_the_guard_s_alarm() -> None:
+    images = toys.images(40, seed=3)
+    plain = poem.adapt(make_net("bn"), guard=True)
+    given = poem.adapt(make_net("bn"), source_data=images, guard=True)
+    assert not plain.state.shift.given
+    assert given.state.shift.given

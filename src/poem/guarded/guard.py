@@ -44,6 +44,7 @@ from poem.recipes.text import written
 log = logging.getLogger("poem")
 Verdict = Literal["source", "mean", "adapted"]
 STOPPED = "stopped by hand"
+TOO_SLOW = "predicting alone takes longer than max_ms={:g}, which cannot be kept; every 100th batch is learnt from"
 ONE_ANSWER, POOR = 0.95, 0.7
 """A class's share of the source's answers from which on it gives one answer, and a poor network's steadiness."""
 NO_IMAGES = (
@@ -128,7 +129,10 @@ class Guard:
         about: Mapping[str, Any] | None = None,
     ) -> None:
         if isinstance(adapter, Guard):
-            raise TypeError("expected an adapter, got one that is guarded already; change its settings instead")
+            raise TypeError(
+                "expected an adapter without a guard, got a guarded one; poem.guard(guarded.adapter, ...) or "
+                "poem.adapt(..., guard={...}) makes one with other settings"
+            )
         if not isinstance(adapter, Adapter):
             raise TypeError(f"expected an adapter, as poem.adapt makes it, got {type(adapter).__name__}")
         if on_event is not None and not callable(on_event):
@@ -209,7 +213,7 @@ class Guard:
         self, images: Tensor | ModelInput, held: GuardState, events: list[Event], learn: bool | None
     ) -> tuple[Tensor, GuardState, Signals, tuple[Verdict, Tensor]]:
         """Both answers, what they show, what follows from it."""
-        settings = self.settings
+        settings, began = self.settings, time.perf_counter()
         shift, worse = held.shift.copied(), copy.copy(held.worse)
         with_source = held.batches % settings.every == 0 or held.verdict == "source"
         moved = _shifted(images) if with_source and self._views(images) else None
@@ -222,11 +226,9 @@ class Guard:
         learning = allowed if learn is None else learn
         if why not in ("", held.skipped):  # once, however many batches it holds for
             events.append(Event(held.batches, "skip", why))
-        raw, milliseconds = self._adapted(images, learning)
+        raw = self._adapted(images, learning)
         record, adapted = self.adapter.last, _log_probs(raw)
         held = replace(held, skipped=why)
-        if settings.max_ms is not None:
-            held = _timed(held, learning, milliseconds)
         if source is None:
             measured, differs = self.signals or _no_signals(), math.nan
             answer, verdict, sound = raw, held.verdict, adapted.amax(1).isfinite()
@@ -260,6 +262,10 @@ class Guard:
             measured, disagreement=differs, selected=selected, gradient=gradient, drift=self.adapter.drift
         )
         held = replace(held, shift=shift, worse=worse, verdict=verdict)
+        if settings.max_ms is not None:
+            if answer.is_cuda:
+                torch.cuda.synchronize(answer.device)
+            held = _timed(held, learning, 1000 * (time.perf_counter() - began))
         if learning:
             held = self._act(held, judged, signals, record, adapted, events)
         line = {
@@ -359,19 +365,17 @@ class Guard:
             extra = max(held.learn_ms - held.plain_ms, 0.0)
             turn = math.ceil(extra / spare) if spare > 0 else 100
             learns = held.batches % max(turn, 1) == 0
-            return learns, "" if learns else f"a batch takes more than max_ms={settings.max_ms:g}"
+            if spare <= 0:
+                return learns, TOO_SLOW.format(settings.max_ms)
+            return learns, "" if learns else f"a batch that learns takes more than max_ms={settings.max_ms:g}"
         return True, ""
 
-    def _adapted(self, images: Tensor | ModelInput, learning: bool) -> tuple[Tensor, float]:
-        """The adapted answer as the adapter gives it, and the milliseconds it took."""
-        began = time.perf_counter()
+    def _adapted(self, images: Tensor | ModelInput, learning: bool) -> Tensor:
+        """The adapted answer as the adapter gives it."""
         with ExitStack() as block:
             if not learning:
                 block.enter_context(self.adapter.frozen())
-            raw = self.adapter(images)
-        if self.settings.max_ms is not None and raw.is_cuda:
-            torch.cuda.synchronize(raw.device)
-        return raw, 1000 * (time.perf_counter() - began)
+            return self.adapter(images)
 
     def _act(
         self, held: GuardState, verdict: Verdict, signals: Signals, record: BatchRecord, adapted: Tensor,
@@ -516,7 +520,15 @@ class Guard:
     def export(
         self, *, statistics: ExportStatistics = "recipe", stream: Iterable[Any] | Tensor | None = None
     ) -> nn.Module:
-        """The adapted network as a plain module, without the guard; `Adapter.export` explains the arguments."""
+        """The adapted network as a plain module, without the guard; `Adapter.export` explains the arguments.
+
+        It answers as the adapted model does, also where the guard answers with the source; a warning says so then.
+        """
+        if self.verdict != "adapted":
+            log.warning(
+                "the guard's verdict is %r, so its answers are not the adapted model's, which is what an export has; "
+                "compare first: poem.check(guarded.adapter, images, labels)", self.verdict
+            )  # fmt: skip
         return self.adapter.export(statistics=statistics, stream=stream)
 
     def as_module(self) -> nn.Module:
