@@ -18,7 +18,7 @@ $(VENV)/.dev: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet -e ".[dev]"
 	touch $@ $(VENV)/.demo
 
-demo: $(VENV)/.demo  ## source, tent and poem on a stream of corrupted digits
+demo: $(VENV)/.demo  ## nine rows on corrupted digits: a table, and a page
 	$(BIN)/poem demo
 
 check: $(VENV)/.dev  ## format, lint, types

@@ -464,12 +464,11 @@ def rows(agree: int, count: int) -> list[Answer]:
 
 def test_answers_that_are_mostly_not_the_model_s_own_begin_with_a_doubt() -> None:
     first = summary(rows(9, 20)).splitlines()[0]
-    assert first.startswith("Do not use these answers")
-    assert "only 9 of 20" in first
+    assert first.startswith("Only 9 of 20 answers are the model's own")
     assert all(words in first for words in ("--method source", "--classes folders", "--batch-size"))
     for agree, count in ((10, 20), (20, 20), (0, 19)):
         assert summary(rows(agree, count)).startswith(f"{count} images answered")
-    assert "Do not use" not in summary(rows(9, 20), labelled=True), "labels tell what is right"
+    assert "answers are the model's own" not in summary(rows(9, 20), labelled=True), "labels tell what is right"
 
 
 # One measurement ----------------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ _HOMES = {
     "check": "poem.paired_check",
     "corrupt": "poem.streams.corruptions",
     "parts": "poem.parts",
+    "zoo": "poem.zoo",
 }
 __all__ = [
     "Adapter",
@@ -36,10 +37,11 @@ __all__ = [
     "methods",
     "parts",
     "recipe",
+    "zoo",
 ]
 
 if TYPE_CHECKING:
-    from poem import parts
+    from poem import parts, zoo
     from poem.adapter import Adapter
     from poem.api import adapt
     from poem.bench.evaluate import evaluate
@@ -57,7 +59,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'poem' has no attribute {name!r}; public names: {', '.join(__all__)}")
     home, _, other = _HOMES[name].partition(":")
     module = import_module(home)
-    value = module if name == "parts" else getattr(module, other or name)
+    value = module if name in ("parts", "zoo") else getattr(module, other or name)
     globals()[name] = value
     return value
 

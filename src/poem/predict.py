@@ -312,10 +312,14 @@ def summary(found: Iterable[Answer], *, labelled: bool = False, guard: GuardStat
 def _guard_line(read: Sequence[Answer], guard: GuardState) -> str:
     """How often the source answered, alarms, rollbacks, and what was spent of a budget."""
     counts = {kind: sum(each.verdict == kind for each in read) for kind in ("source", "mean", "adapted")}
-    alarm = "no shift alarm" if guard.shift.rang_at is None else f"shift alarm after {guard.shift.rang_at} images"
+    alarm = (
+        "no alarm of a shift since the stream began"
+        if guard.shift.rang_at is None
+        else f"shift alarm after {guard.shift.rang_at} images"
+    )
     line = (
         f"guard: the source answered {counts['source']} images ({100 * counts['source'] / len(read):.1f} %), the mean "
-        f"of both {counts['mean']}, the adapted model {counts['adapted']}; {alarm}; {guard.rollbacks} rollbacks"
+        f"of both {counts['mean']}, the adapted model {counts['adapted']}; {alarm}; undone {guard.rollbacks} times"
     )
     if guard.budget is not None:
         line += f"; {guard.budget.spent} answers differ from the source's, the budget is {guard.budget.share:.6g}"
@@ -324,9 +328,10 @@ def _guard_line(read: Sequence[Answer], guard: GuardState) -> str:
 
 def _low_agreement_warning(agree: int, count: int) -> str:
     return (
-        f"Do not use these answers as they are: only {agree} of {count} are the model's own. For those type --method "
-        "source. Adapting wants images in mixed order (--shuffle 0), larger batches (--batch-size) and, where folders "
-        "named by wnid hold all classes that can come, --classes folders"
+        f"Only {agree} of {count} answers are the model's own: the shift is strong, or adapting went wrong. Label a "
+        "few images and compare, or leave out --method, which takes auto with a guard; --method source gives the "
+        "model's own. Adapting wants images in mixed order (--shuffle 0), larger batches (--batch-size) and, where "
+        "folders named by wnid hold all classes that can come, --classes folders"
     )
 
 

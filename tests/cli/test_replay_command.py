@@ -86,7 +86,10 @@ def test_the_summary_counts_answers_of_the_source_alarms_and_rollbacks(
 ) -> None:
     assert command("predict", folder, *TENT, "--guard", "-o", tmp_path / "a.csv") == 1
     said = capsys.readouterr().out
-    found = re.search(r"guard: the source answered (\d+) images .*; no shift alarm; (\d+) rollbacks", said)
+    found = re.search(
+        r"guard: the source answered (\d+) images .*; no alarm of a shift since the stream began; undone (\d+) times",
+        said,
+    )
     assert found, said
     events = [line["event"] for line in read_audit(recorded / "audit.jsonl")[1] if line["kind"] == "event"]
     assert int(found[2]) == sum(event in ("roll back", "reset") for event in events) > 0
@@ -361,7 +364,7 @@ def test_a_guarded_run_that_was_stopped_goes_on_with_its_audit(
     whole = [line for line in read_audit(recorded / "audit.jsonl")[1] if line["kind"] == "batch"]
     assert {line["batch"]: line for line in lines if line["kind"] == "batch"} == {line["batch"]: line for line in whole}
     events = [line["event"] for line in read_audit(recorded / "audit.jsonl")[1] if line["kind"] == "event"]
-    assert f"; {sum(event in ('roll back', 'reset') for event in events)} rollbacks" in said, "of both parts"
+    assert f"; undone {sum(event in ('roll back', 'reset') for event in events)} times" in said, "of both parts"
     assert command("replay", audit, folder) == 0
     assert "11 batches repeated, all identical\n" in capsys.readouterr().out
     assert command(*words) == 2, "the run is over"

@@ -26,7 +26,8 @@ source_label, source_name, source_entropy
                  the prediction of the model unadapted
 taught           whether the image was selected for an update
 newly_reliable   whether it was selected only after an update, not at the first forward pass
-verdict          with --guard: whose answer it is, source, adapted, or mean of both
+verdict          guarded runs, so also without --method: whose answer it is, source, adapted, or mean of both; where it
+                 is the source's, entropy is the source's too, and first_entropy the adapted model's
 error            why there is no prediction
 """  # noqa: D205, D415 - an epilog of the command's help
 

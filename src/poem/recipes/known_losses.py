@@ -18,6 +18,7 @@ log = logging.getLogger("poem")
 SORTED, LONG, NOISE, BLUR = "sorted by class", "of many shifts in a row", "of noisy images", "of blurred images"
 FOG = "in fog"
 LOSSES: dict[str, dict[str, tuple[int, str]]] = {
+    "auto": {"batch": (31, "with images of noise between real ones")},
     "bn": {"batch": (65, SORTED)},
     "tent": {"batch": (65, SORTED), "group": (37, LONG), "layer": (10, LONG)},
     "poem": {"batch": (65, SORTED), "group": (44, LONG), "layer": (15, LONG)},
@@ -50,7 +51,7 @@ def warn_of_loss(method: str, model: nn.Module) -> None:
     points, where = LOSSES[method][kind]
     log.warning(
         "%s was measured to lose up to %d points on networks with %s norm, on streams %s (docs/when-not-to-adapt.md); "
-        "poem.adapt(model) is auto, guarded; guard=True undoes harm of %s", method, points, kind, where, method
+        "poem.adapt(model) is auto, guarded; guard=True limits what %s loses", method, points, kind, where, method
     )  # fmt: skip
 
 

@@ -120,10 +120,17 @@ def best_pair(results: Iterable[CellResult]) -> tuple[CellResult, CellResult] | 
 def _repeatable(result: CellResult) -> bool:
     cell = result.cell
     return (
-        cell.base.startswith(NETWORKS) and cell.weights is None and cell.scenario == "single" and not cell.eta
+        cell.base.startswith(NETWORKS) and cell.weights is None and not _imports(cell)
+        and cell.scenario == "single" and not cell.eta
         and cell.corruptions != ("clean",) and len(cell.corruptions) == 1 and "top1" in result.metrics
         and result.timing.get("adapt_s", MAX_SECONDS + 1) <= MAX_SECONDS and result.intact is not False
     )  # fmt: skip
+
+
+def _imports(cell: Cell) -> bool:
+    """Whether measuring the cell again would run code that only the result names."""
+    texts = (cell.base, cell.data, cell.method, *(str(value) for _, value in cell.changes))
+    return any(":" in text for text in texts)
 
 
 def _stream(cell: Cell) -> Cell:
