@@ -151,8 +151,8 @@ def test_the_readme_says_what_the_guard_costs() -> None:
     seconds = {(row["network"], row["method"]): row["seconds"] for row in first_screen()["rows"]}
     ratio = {name: seconds[name, "auto"] / seconds[name, "tent"] for name in ("digits-bn", "digits-gn")}
     text = " ".join(_read("README.md").split())
-    assert "five to seven times Tent's time on digits-bn and about three times on digits-gn" in text
-    assert 4.5 <= ratio["digits-bn"] <= 7.5
+    assert "about seven times Tent's time on digits-bn and about three times on digits-gn" in text
+    assert 6.5 <= ratio["digits-bn"] <= 7.5
     assert 2.5 <= ratio["digits-gn"] <= 3.5
 
 
@@ -407,7 +407,7 @@ def test_every_base_has_a_page_that_prints_its_recipe() -> None:
 
 def test_the_reference_has_every_public_name() -> None:
     listed = set(re.findall(r"^\.\. (?:auto|py:)\w+:: (poem\.[\w.]+)$", _read("docs/api.md"), re.M))
-    plain = {"__version__", "parts"}  # a string and a module
+    plain = {"__version__", "parts", "zoo"}  # a string and modules
     assert {f"poem.{name}" for name in poem.__all__ if name not in plain} <= listed
     assert {f"poem.parts.{name}" for name in poem.parts.__all__} <= listed
     assert plain <= set(re.findall(r"`poem\.(\w+)`", _read("docs/api.md")))
