@@ -467,6 +467,7 @@ class Adapter:
         if self._editor is not None:
             checks.pictures(images, self._editor, name)
         if isinstance(given, ModelInput):
+            given = given.noted(network.shared)
             checks.further(given, network.model, self.recipe, name)
             network.given = replace(given, images=images).taken()
             if given.whole:
