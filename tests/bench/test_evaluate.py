@@ -78,8 +78,12 @@ class ByName(nn.Module):
 def test_mappings_with_labels_of_any_kind_are_scored() -> None:
     images, labels = pictures().tensors
     kinds = [list, Tensor.numpy, Tensor.tolist, lambda each: each]
+    parts = torch.arange(32).split(8)
     found = [
-        [({"pixel_values": images[at], "scale": torch.ones(8, 1)}, kind(labels[at])) for at in torch.arange(32).split(8)]
+        [
+            ({"pixel_values": images[at], "scale": torch.ones(8, 1)}, kind(labels[at]))
+            for at in torch.arange(32).split(8)
+        ]
         for kind in kinds
     ]
     rows = [poem.evaluate(ByName(), loader, ["source", "tent"])["tent"] for loader in found]
@@ -100,6 +104,22 @@ def test_mappings_that_differ_between_methods_are_refused(which: str) -> None:
     numbers = iter(range(10))
     with pytest.raises(ValueError, match="expected the same batches for every method"):
         poem.evaluate(ByName(), Drawn(), ["source", "tent"])
+
+
+def test_shifts_that_some_seeds_lack_are_means_over_the_others() -> None:
+    data, drawn = Tensors(*pictures().tensors), [["fog", "contrast"], ["contrast", "gaussian_noise"]]
+    table = poem.evaluate(
+        make_net("bn"), lambda seed: Stream(data=data, order=continual(drawn[seed], severity=3), batch_size=8),
+        ["source", "bn"], seeds=2, by="shift",
+    )  # fmt: skip
+    assert sorted(len(values) for values in table["bn"].shifts.values()) == [1, 1, 2]
+    assert all(word in str(table) for word in ("fog", "contrast", "gaussian_noise"))
+
+
+def test_none_is_auto_with_a_guard() -> None:
+    table = poem.evaluate(make_net("bn"), DataLoader(pictures(), 8), ["source", None])
+    assert [row.method for row in table] == ["source", "auto, guarded"]
+    assert poem.evaluate(make_net("bn"), DataLoader(pictures(), 8), None)["auto, guarded"].n == 32
 
 
 def test_a_data_set_without_labels_is_told_so() -> None:
