@@ -267,7 +267,7 @@ def test_a_repeated_batch_that_changes_the_classes_is_refused() -> None:
     texts = torch.randn(10, 16, generator=torch.Generator().manual_seed(0))
     for settings in ({}, {"classes": range(7)}):
         adapter = poem.adapt(Prompted().eval(), "auto", lr=0.01, **settings)
-        with pytest.raises(ValueError, match="expected 10 classes, as in a plain pass, got .*'texts' has 10 rows"):
+        with pytest.raises(ValueError, match=r"expected 10 classes, as in a plain pass, got .*'texts' has 10 rows"):
             adapter(torch.rand(10, 3, 16, 16), texts=texts)
         assert adapter.totals.batches == 0
         assert adapter(torch.rand(8, 3, 16, 16), texts=texts).shape == (8, 7 if settings else 10)
