@@ -241,6 +241,70 @@ def test_arguments_that_go_along_are_those_of_each_sample(method: str, norm: Cal
     assert one.totals.updates == other.totals.updates
 
 
+class Prompted(nn.Module):
+    """Similarities of images with texts, which are the same for all images: a class for each text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        blocks = [(nn.Conv2d(width, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU()) for width in (3, 16, 16)]
+        self.body = nn.Sequential(*[nn.Sequential(*block) for block in blocks])
+        self.out = nn.Linear(16, 16)
+
+    def forward(self, x: Tensor, texts: Tensor) -> Tensor:
+        return 5 * self.out(self.body(x).mean((2, 3))) @ texts.T
+
+
+@pytest.mark.parametrize("method", ["auto", "tent", "poem"])
+def test_an_argument_that_came_with_another_length_is_shared_by_all_samples(method: str) -> None:
+    texts = torch.randn(10, 16, generator=torch.Generator().manual_seed(0))
+    adapter = poem.adapt(Prompted().eval(), method, lr=0.01)
+    for count in (8, 10, 10, 5):
+        assert adapter(torch.rand(count, 3, 16, 16), texts=texts).shape == (count, 10)
+
+
+def test_a_repeated_batch_that_changes_the_classes_is_refused() -> None:
+    texts = torch.randn(10, 16, generator=torch.Generator().manual_seed(0))
+    for settings in ({}, {"classes": range(7)}):
+        adapter = poem.adapt(Prompted().eval(), "auto", lr=0.01, **settings)
+        with pytest.raises(ValueError, match=r"expected 10 classes, as in a plain pass, got .*'texts' has 10 rows"):
+            adapter(torch.rand(10, 3, 16, 16), texts=texts)
+        assert adapter.totals.batches == 0
+        assert adapter(torch.rand(8, 3, 16, 16), texts=texts).shape == (8, 7 if settings else 10)
+
+
+class Scaled(nn.Module):
+    """Images, and a factor for each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU())
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
+        logits: Tensor = self.head(self.body(x if scale is None else x * scale[:, None, None, None]).mean((2, 3)))
+        return logits
+
+
+def test_statistics_are_measured_on_each_batch_of_a_mixed_stream() -> None:
+    drawn = torch.Generator().manual_seed(0)
+    one, two = torch.rand(8, 3, 16, 16, generator=drawn), 5 * torch.rand(8, 3, 16, 16, generator=drawn)
+    mixed = [{"x": one, "scale": torch.ones(8)}, two]
+    averages = []
+    for stream in (mixed, [one, two]):
+        adapter = poem.adapt(Scaled().eval(), "tent")
+        layer = adapter.export(statistics="frozen", stream=stream).get_submodule("heads.0.body.1")
+        averages.append(layer.running_mean)
+    torch.testing.assert_close(*averages)
+
+
+def test_the_source_keeps_no_hold_of_the_arguments() -> None:
+    adapter, scale = poem.adapt(Scaled().eval(), "tent"), torch.ones(8)
+    adapter.source(torch.rand(8, 3, 16, 16), scale=scale)
+    assert adapter._network.given is None
+
+
 def test_a_mapping_keywords_and_a_dictionary_model_are_one_and_the_same() -> None:
     values, labels = data("series"), torch.arange(16)
     calls: list[tuple[nn.Module, Callable[[Any], Tensor]]] = [

@@ -239,8 +239,11 @@ class Adapter:
             self._settle()
             batch = self._taken(given)
             checks.finite(batch)
-            with network.borrowed(batch.device.type):
-                (logits,), _ = network.heads(batch, None, None, Source(), {}, doubled=False)
+            try:
+                with network.borrowed(batch.device.type):
+                    (logits,), _ = network.heads(batch, None, None, Source(), {}, doubled=False)
+            finally:
+                network.given = None  # holds the caller's tensors
             return network.in_model_shape(logits)
 
     def gradient_norms(self, images: Tensor | Mapping[str, Any] | ModelInput) -> Tensor:
@@ -462,11 +465,13 @@ class Adapter:
     def _taken(self, given: Tensor | ModelInput) -> Tensor:
         """The batch, if the network and the recipe can take it; arguments that go along are handed to the network."""
         network, name = self._network, self.name
+        network.given = None  # of the batch before
         images = checks.images(given.images if isinstance(given, ModelInput) else given, network.model)
         checks.compiled(self._settings["compile"], images)
         if self._editor is not None:
             checks.pictures(images, self._editor, name)
         if isinstance(given, ModelInput):
+            given = given.noted(network.shared)
             checks.further(given, network.model, self.recipe, name)
             network.given = replace(given, images=images).taken()
             if given.whole:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from nets import make_net
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 import poem
@@ -61,6 +61,64 @@ def test_other_kinds_of_data_sets() -> None:
     assert poem.evaluate(net, Coming(), "source")["source"].n == 32
     assert poem.evaluate(net, Plain(), "source")["source"].n == 6
     assert poem.evaluate(net, lambda seed: DataLoader(pictures(), 8), "source")["source"].n == 32
+
+
+class ByName(nn.Module):
+    """A network that is called with `pixel_values`, and a scale beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = make_net("bn")
+
+    def forward(self, pixel_values: Tensor, scale: Tensor) -> Tensor:
+        logits: Tensor = self.net(pixel_values) * scale
+        return logits
+
+
+def test_mappings_with_labels_of_any_kind_are_scored() -> None:
+    images, labels = pictures().tensors
+    kinds = [list, Tensor.numpy, Tensor.tolist, lambda each: each]
+    found = [
+        [
+            ({"pixel_values": images[at], "scale": torch.ones(8, 1)}, kind(labels[at]))
+            for at in torch.arange(32).split(8)
+        ]
+        for kind in kinds
+    ]
+    rows = [poem.evaluate(ByName(), loader, ["source", "tent"])["tent"] for loader in found]
+    assert {row.n for row in rows} == {32}
+    assert len({row.nll for row in rows}) == 1
+    with pytest.raises(ValueError, match="expected one label for each of 8 images, got 7"):
+        poem.evaluate(ByName(), [(found[0][0][0], labels[:7])], "source")
+
+
+@pytest.mark.parametrize("which", ["pixel_values", "scale", "labels"])
+def test_mappings_that_differ_between_methods_are_refused(which: str) -> None:
+    class Drawn:
+        def __iter__(self) -> Iterator[Any]:
+            batch = {"pixel_values": torch.zeros(8, 3, 16, 16), "scale": torch.ones(8, 1)}
+            labels = [0] * 7 + [next(numbers) if which == "labels" else 0]
+            yield {name: torch.rand_like(each) if name == which else each for name, each in batch.items()}, labels
+
+    numbers = iter(range(10))
+    with pytest.raises(ValueError, match="expected the same batches for every method"):
+        poem.evaluate(ByName(), Drawn(), ["source", "tent"])
+
+
+def test_shifts_that_some_seeds_lack_are_means_over_the_others() -> None:
+    data, drawn = Tensors(*pictures().tensors), [["fog", "contrast"], ["contrast", "gaussian_noise"]]
+    table = poem.evaluate(
+        make_net("bn"), lambda seed: Stream(data=data, order=continual(drawn[seed], severity=3), batch_size=8),
+        ["source", "bn"], seeds=2, by="shift",
+    )  # fmt: skip
+    assert sorted(len(values) for values in table["bn"].shifts.values()) == [1, 1, 2]
+    assert all(word in str(table) for word in ("fog", "contrast", "gaussian_noise"))
+
+
+def test_none_is_auto_with_a_guard() -> None:
+    table = poem.evaluate(make_net("bn"), DataLoader(pictures(), 8), ["source", None])
+    assert [row.method for row in table] == ["source", "auto, guarded"]
+    assert poem.evaluate(make_net("bn"), DataLoader(pictures(), 8), None)["auto, guarded"].n == 32
 
 
 def test_a_data_set_without_labels_is_told_so() -> None:

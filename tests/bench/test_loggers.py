@@ -74,14 +74,31 @@ def test_accuracy_so_far_counts_batches_that_are_not_sent() -> None:
     assert kept.seen[-1][1]["top1_so_far"] == pytest.approx(100 * 8 / 12)
 
 
-def test_labels_are_optional_and_checked() -> None:
+def test_labels_are_optional_and_those_that_do_not_fit_are_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     kept = Kept()
     adapter = poem.adapt(make_net("gn"), "source")
     logits = adapter(images(4, seed=0))
     BatchMetrics(kept)(adapter, logits)
     assert "top1" not in kept.seen[0][1]
-    with pytest.raises(ValueError, match="expected one label for each of 4 images"):
-        BatchMetrics(kept)(adapter, logits, labels=[1, 2])
+    measure = BatchMetrics(kept)
+    with caplog.at_level(logging.WARNING, "poem"):
+        measure(adapter, logits, labels=[1, 2])
+        measure(adapter, logits, labels=[1, 2])
+        measure(adapter, logits, labels=[1, 2, 3, 4])
+    told = [each.getMessage() for each in caplog.records]
+    assert told == ["no metrics of batch 0: ValueError: expected one label for each of 4 images, got 2"]
+    assert [step for step, _ in kept.seen] == [0, 2]
+
+
+def test_a_model_with_one_logit_is_scored_as_two_classes() -> None:
+    kept = Kept()
+    net = torch.nn.Sequential(make_net("gn"), torch.nn.Linear(10, 1))
+    adapter = poem.adapt(net, "source")
+    logits = adapter(images(8, seed=0))
+    assert logits.shape == (8, 1)
+    BatchMetrics(kept)(adapter, logits, labels=(logits[:, 0] > 0).long())
+    assert kept.seen[0][1]["top1"] == 100.0
+    assert 0.5 <= kept.seen[0][1]["confidence"] < 1
 
 
 def test_a_logger_that_fails_is_told_once_and_does_not_end_the_loop(caplog: pytest.LogCaptureFixture) -> None:
@@ -185,8 +202,8 @@ def test_mlflow_and_wandb_are_called_as_they_document(monkeypatch: pytest.Monkey
     assert calls == [], "a run of the caller's is not ended"
 
     class Run:
-        def log(self, values: dict[str, float], step: int) -> None:
-            calls.append(("log", (values, step)))
+        def log(self, values: dict[str, float]) -> None:
+            calls.append(("log", values))
 
         def finish(self) -> None:
             calls.append(("finish", None))
@@ -203,7 +220,8 @@ def test_mlflow_and_wandb_are_called_as_they_document(monkeypatch: pytest.Monkey
     with WandbLogger(Run()) as tracked:
         tracked.log({"top1": 1.0}, 3)
     assert calls == [
-        ("init", {"project": "tta"}), ("log", ({"top1": 1.0}, 2)), ("finish", None), ("log", ({"top1": 1.0}, 3)),
+        ("init", {"project": "tta"}), ("log", {"top1": 1.0, "step": 2}), ("finish", None),
+        ("log", {"top1": 1.0, "step": 3}),
     ]  # fmt: skip
 
 

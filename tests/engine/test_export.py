@@ -18,6 +18,8 @@ from toys import images
 
 import poem
 from poem.parts import Blended, Components, EntropyBelow, Mixed, RunningMean, Significant, Source
+from poem.zoo.imagenet_nets import ImageNetViT
+from poem.zoo.nets import build
 
 
 def test_an_export_with_a_branch_copes_with_a_network_that_writes_into_its_input() -> None:
@@ -306,3 +308,46 @@ def test_onnxruntime_answers_as_the_export(kind: str, method: str, statistics: s
         found = torch.from_numpy(session.run(None, {"images": shown.numpy()})[0])
         with torch.no_grad():
             torch.testing.assert_close(found, plain(shown), atol=1e-3, rtol=1e-3)
+
+
+class Several(nn.Module):
+    """A model with heads of its own, whose names begin as those of an export's networks do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
+        self.heads = nn.ModuleList(nn.Linear(8, 5) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        features = self.body(x).mean((2, 3))
+        return torch.stack([head(features) for head in self.heads]).mean(0)
+
+
+@pytest.mark.parametrize("form", ["own", "inner"])
+def test_a_state_loads_back_where_the_model_has_heads_of_its_own(form: str) -> None:
+    x = torch.rand(4, 3, 16, 16)
+    modules = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        modules.append(poem.adapt(Several().eval(), "tent").export(statistics="frozen", stream=x))
+    state = modules[0].state_dict()
+    if form == "inner":
+        state = {f"heads.0.{name}": value for name, value in state.items()}
+    modules[1].load_state_dict(state)
+    assert torch.equal(modules[1](x), modules[0](x))
+
+
+@pytest.mark.parametrize("name", ["digits-ln", "cifar10-vit"])
+def test_our_transformers_export_with_a_batch_of_any_size(name: str) -> None:
+    plain, size = build(name).eval(), 32
+    shown = torch.rand(20, 3, size, size)
+    program = torch.export.export(plain, (shown[:4],), dynamic_shapes={"x": {0: torch.export.Dim("batch")}}).module()
+    for count in (1, 3, 20):
+        torch.testing.assert_close(program(shown[:count]), plain(shown[:count]), atol=1e-4, rtol=1e-4)
+
+
+def test_our_imagenet_transformer_exports_with_a_batch_of_any_size() -> None:
+    plain = ImageNetViT(width=24, depth=2, heads=3, size=32, patch=16, classes=5).eval()
+    shown = torch.rand(20, 3, 32, 32)
+    program = torch.export.export(plain, (shown[:4],), dynamic_shapes={"x": {0: torch.export.Dim("batch")}}).module()
+    torch.testing.assert_close(program(shown), plain(shown), atol=1e-4, rtol=1e-4)

@@ -33,12 +33,18 @@ __all__ = ["Difference", "Row", "Table", "evaluate"]
 
 BATCH = 64
 """Images per batch where a data set is given and no `batch_size`."""
+GUARDED = "auto, guarded"
+"""The row of `poem.adapt(model)`, without a method."""
 
 
 def evaluate(
     model: nn.Module,
     loader: Any,
-    methods: str | Recipe | Sequence[str | Recipe] | Mapping[str, str | Recipe] = ("source", "tent", "poem"),
+    methods: str | Recipe | Sequence[str | Recipe | None] | Mapping[str, str | Recipe | None] | None = (
+        "source",
+        "tent",
+        "poem",
+    ),
     *,
     seeds: int | Sequence[int] | None = None,
     by: By | None = None,
@@ -57,7 +63,7 @@ def evaluate(
             a function from a seed to one of these. Labels are class numbers (N,) or (N, 1) of any type, or one-hot rows
             (N, C).
         methods: Names from `poem.methods()`, `package.module:name`, recipes of your own, or a mapping from a row's name
-            to any of these.
+            to any of these. None is what `poem.adapt(model)` makes, `auto` with a guard; its row is "auto, guarded".
         seeds: Seeds to repeat everything with, or their number. A seed draws the order of a data set, the order and the
             corruptions of a stream, and the adapter's random numbers. Rows are then means, with a deviation.
         by: `"shift"` for a table of the accuracies by shift, which a stream states.
@@ -70,10 +76,10 @@ def evaluate(
         TypeError: The batches or items hold no labels.
         ValueError: Methods would see different batches, or `by="shift"` with a loader that states no shifts.
     """
-    if isinstance(methods, str | Recipe):
+    if methods is None or isinstance(methods, str | Recipe):
         methods = [methods]
     if not isinstance(methods, Mapping):
-        methods = {each if isinstance(each, str) else f"recipe {at + 1}": each for at, each in enumerate(methods)}
+        methods = {_method_name(each, at): each for at, each in enumerate(methods)}
     if by is not None and by not in get_args(By):
         raise ValueError(f"expected by 'shift' or None, got {by!r}")
     asked = _seeds(seeds, settings)
@@ -95,6 +101,11 @@ def evaluate(
     if len(asked) > 1:
         _warn_of_one_order(runs)
     return Table(tuple(_row(name, found) for name, found in runs.items()), asked, by)
+
+
+def _method_name(method: str | Recipe | None, at: int) -> str:
+    """The row's name of a method that came without one."""
+    return GUARDED if method is None else method if isinstance(method, str) else f"recipe {at + 1}"
 
 
 def _seeds(seeds: int | Sequence[int] | None, settings: Mapping[str, Any]) -> tuple[int, ...]:
@@ -196,13 +207,14 @@ def _row(name: str, runs: Sequence[_Run]) -> Row:
     def mean(get: Callable[[_Run], float]) -> float:
         return statistics.fmean(map(get, runs))
 
+    shifts = dict.fromkeys(shift for run in runs for shift in run.shifts)  # seeds may draw different ones
     return Row(
         method=name, accuracy=mean(lambda run: run.accuracy), ece=mean(lambda run: run.ece),
         nll=mean(lambda run: run.nll), n=round(mean(lambda run: run.n)), forwards=round(mean(lambda run: run.forwards)),
         backwards=round(mean(lambda run: run.backwards)), source_images=runs[0].source_images,
         seconds=mean(lambda run: run.seconds), nonfinite=sum(run.nonfinite for run in runs),
         accuracies=tuple(run.accuracy for run in runs), correct=tuple(run.correct for run in runs),
-        shifts={shift: tuple(run.shifts[shift] for run in runs) for shift in runs[0].shifts},
+        shifts={shift: tuple(run.shifts[shift] for run in runs if shift in run.shifts) for shift in shifts},
     )  # fmt: skip
 
 
@@ -248,7 +260,9 @@ def _class_names(data: Any) -> Sequence[str]:
     return names if isinstance(names, list | tuple) and all(isinstance(name, str) for name in names) else ()
 
 
-def _run(name: str, model: nn.Module, loader: Iterable[Any], method: str | Recipe, settings: dict[str, Any]) -> _Run:
+def _run(
+    name: str, model: nn.Module, loader: Iterable[Any], method: str | Recipe | None, settings: dict[str, Any]
+) -> _Run:
     """One method over one stream."""
     with comparing():
         run = StreamRun(adapt(model, method, **settings))

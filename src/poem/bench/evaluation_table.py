@@ -36,7 +36,7 @@ class Row:
     accuracies: tuple[float, ...] = ()
     """Accuracy with each seed, in percent."""
     shifts: Mapping[str, tuple[float, ...]] = field(default_factory=dict, hash=False)
-    """Accuracy by shift with each seed, in percent; empty for a loader whose batches do not state their shift."""
+    """Accuracy by shift with each seed that has it, in percent; empty for a loader whose batches state no shift."""
     correct: tuple[NDArray[np.bool_], ...] = field(default=(), repr=False, compare=False)
     """Whether each answer was right, in order of arrival, with each seed."""
 

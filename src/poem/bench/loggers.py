@@ -29,6 +29,7 @@ from poem.bench.cell import Cell
 from poem.bench.run_stream import class_numbers, label_indices
 from poem.bench.runners import CellEnded, Event
 from poem.bench.sweep import OnSweepEvent, SweepPlanned
+from poem.engine.network import two_columns
 from poem.guarded.guard import Guard
 
 __all__ = [
@@ -142,6 +143,9 @@ class MLflowLogger(_Closing):
 class WandbLogger(_Closing):
     """Logs to a run of Weights & Biases: the one given, or a new one, which is finished at the end.
 
+    The step is sent as the number `step` beside the others, to be chosen as the x-axis: wandb's own step may only rise,
+    and numbers of an earlier one are dropped.
+
     Args:
         run: A run of `wandb.init`; None to start one with the settings.
         settings: Arguments of `wandb.init`: project, name, mode, config, ...
@@ -161,8 +165,8 @@ class WandbLogger(_Closing):
         self.run = run
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Log the numbers as one step."""
-        self.run.log(dict(metrics), step=step)
+        """Log the numbers, and the step among them."""
+        self.run.log({**metrics, "step": step})
 
     def close(self) -> None:
         """Finish the run if this logger started it."""
@@ -194,6 +198,8 @@ class _Sending:
 class BatchMetrics(_Sending):
     """Sends what an adapter did with each batch: call it after the adapter, with the adapter's answer.
 
+    An error, such as of labels that do not fit, is a warning, and ends no loop.
+
     Sent are `entropy` (mean, nats, of the first pass and the last), `confidence`, `selected` (share of the batch),
     `updates`, `loss` and `reset`; with labels `top1` of the batch and `top1_so_far` in percent. Reading them waits for
     the device.
@@ -208,19 +214,25 @@ class BatchMetrics(_Sending):
         super().__init__(logger, prefix)
         if every < 1:
             raise ValueError(f"expected every >= 1, got {every}")
-        self.every, self.step, self._right, self._seen = every, 0, 0, 0
+        self.every, self.step, self._right, self._seen, self._warned = every, 0, 0, 0, False
 
     def __call__(self, adapter: Adapter | Guard, logits: Tensor, labels: Any = None) -> None:
         """Count a batch, and send its metrics if it is due.
 
         Args:
             adapter: The adapter, or guard, that has just answered.
-            logits: Its answer (B, C).
+            logits: Its answer (B, C), or (B, 1) of a model with one logit.
             labels: (B,) where they are known; they never reach the adapter.
         """
-        accuracy = {} if labels is None else self._accuracy(logits, labels)
-        if self.step % self.every == 0:
-            self._send({**_batch_numbers(adapter, logits), **accuracy}, self.step)
+        try:
+            logits = two_columns(logits)
+            accuracy = {} if labels is None else self._accuracy(logits, labels)
+            if self.step % self.every == 0:
+                self._send({**_batch_numbers(adapter, logits), **accuracy}, self.step)
+        except Exception as error:  # a measurement must not end a loop that serves
+            if not self._warned:
+                log.warning("no metrics of batch %d: %s: %s", self.step, type(error).__name__, error)
+            self._warned = True
         self.step += 1
 
     def _accuracy(self, logits: Tensor, labels: Any) -> dict[str, float]:

@@ -8,16 +8,18 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from poem._util.caching import fingerprint
 from poem.adapter import Adapter
 from poem.engine.accounting import BatchRecord
+from poem.engine.model_input import moved_input
 from poem.engine.network import two_columns
 from poem.guarded.guard import Guard
 from poem.streams.orders import Segment
@@ -101,8 +103,8 @@ class StreamRun:
             if batch is None:
                 break
             images, labels = _images_and_labels(batch)
-            if isinstance(images, Tensor):  # the adapter refuses anything else
-                labels, images = label_indices(labels, len(images)), images.to(self.device)
+            if isinstance(images, Tensor | Mapping):  # the adapter refuses anything else
+                labels, images = label_indices(labels, _count(images, labels)), moved_input(images, self.device)
             self.load_seconds += _synchronised_time(self.device) - began
             segment: Segment | None = getattr(batch, "segment", None)
             if segment is not None and segment.reset:
@@ -126,7 +128,7 @@ class StreamRun:
         seconds = _synchronised_time(self.device) - began
         self.adapt_seconds += seconds
         if self.delay is not None:
-            self.delay.spend(self._ratio(self.delay.ratio, images, seconds))
+            self.delay.spend(self._ratio(self.delay.ratio, images, len(logits), seconds))
         return logits
 
     def _missed(self, images: Tensor) -> Tensor:
@@ -137,13 +139,13 @@ class StreamRun:
         self.adapt_seconds += _synchronised_time(self.device) - began
         return logits
 
-    def _ratio(self, ratio: float | str, images: Tensor, seconds: float) -> float:
+    def _ratio(self, ratio: float | str, images: Tensor, count: int, seconds: float) -> float:
         """The call's cost in plain forwards: as stated, as counted in images computed, or as measured in seconds."""
         if not isinstance(ratio, str):
             return ratio
         if ratio == "counted":
             last = self.adapter.last
-            return (last.forwards_computed + 2 * last.backwards_computed) / len(images)
+            return (last.forwards_computed + 2 * last.backwards_computed) / count
         began = _synchronised_time(self.device)
         with self.adapter.frozen():
             self.adapter(images)
@@ -164,10 +166,7 @@ class SameBatches:
         """The batches of the stream, hashed as they come and compared with those of the first method."""
         seen: list[str] = []
         for batch in stream:
-            tensors = (
-                [each for each in batch[:2] if isinstance(each, Tensor)] if isinstance(batch, tuple | list) else []
-            )
-            seen.append(fingerprint(*tensors))
+            seen.append(fingerprint(*_tensors(batch[:2] if isinstance(batch, tuple | list) else ())))
             self._compare(name, seen[-1], len(seen))
             yield batch
         if self._first is None:
@@ -187,6 +186,28 @@ class SameBatches:
             "random transforms (for a mixed order: over Subset(data, torch.randperm(len(data)).tolist())), or pass "
             "list(loader)"
         )
+
+
+def _tensors(batch: Any) -> list[Tensor]:
+    """Every tensor among the images and the labels: of mappings by name, of lists in their order; numbers too."""
+    if isinstance(batch, Tensor):
+        return [batch]
+    if isinstance(batch, Mapping):
+        return [each for name in sorted(batch, key=str) for each in _tensors(batch[name])]
+    if isinstance(batch, tuple | list):
+        if batch and all(isinstance(each, int | float) for each in batch):  # labels as a list
+            return [torch.as_tensor(batch)]
+        return [each for value in batch for each in _tensors(value)]
+    return [torch.as_tensor(batch)] if isinstance(batch, np.ndarray) and batch.dtype.kind in "biuf" else []
+
+
+def _count(images: Tensor | Mapping[str, Any], labels: Any) -> int:
+    """The number of samples: of a tensor its length, of a mapping the longest first axis that the labels have too."""
+    if isinstance(images, Tensor):
+        return len(images)
+    lengths = [len(each) for each in images.values() if isinstance(each, Tensor) and each.dim() > 0]
+    found = len(labels) if hasattr(labels, "__len__") and getattr(labels, "ndim", 1) > 0 else 1
+    return found if found in lengths or not lengths else max(lengths)
 
 
 def _images_and_labels(batch: Any) -> tuple[Any, Any]:

@@ -83,12 +83,14 @@ class Exported(nn.Module):
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
         """Take weights under the names that `state_dict` gives."""
         if len(self.heads) == 1:
-            for key in [key for key in state_dict if key.startswith(prefix)]:
-                value, name = state_dict.pop(key), key.removeprefix(prefix)
-                if name in self._kept:
-                    getattr(self, self._kept[name]).copy_(value)
-                else:
-                    state_dict[f"{prefix}{name if name.startswith(HEAD) else HEAD + name}"] = value
+            keys = [key for key in state_dict if key.startswith(prefix)]
+            found = {key.removeprefix(prefix): state_dict.pop(key) for key in keys}
+            for name in self._kept.keys() & found.keys():
+                getattr(self, self._kept[name]).copy_(found.pop(name))
+            # A model with a `heads` of its own has such names too: the whole set of names decides.
+            own = set(self.heads[0].state_dict())
+            inner = len(found.keys() & {HEAD + name for name in own}) > len(found.keys() & own)
+            state_dict.update({f"{prefix}{'' if inner else HEAD}{name}": value for name, value in found.items()})
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def _hidden(self, kind: str, tensors: Mapping[str, Tensor]) -> dict[str, str]:

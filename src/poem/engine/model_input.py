@@ -28,13 +28,15 @@ EMBED = (
 class ModelInput:
     """The arguments of one call of the model: the tensor that the engine works on, and the others by name.
 
-    Others whose first axis has the batch's length go with the batch: they are repeated where the batch is.
+    Others whose first axis has the batch's length go with the batch: they are repeated where the batch is. A name that
+    came with another length before is shared by all samples, whatever its length is now.
     """
 
     images: Tensor
     name: str | None = None  # its own name; None: it is the first argument
     further: Mapping[str, Any] = field(default_factory=dict)
     whole: bool = False  # the model takes all of it as one dictionary
+    shared: frozenset[str] = frozenset()  # names that do not go with the batch
 
     def __len__(self) -> int:
         return len(self.images)
@@ -42,7 +44,7 @@ class ModelInput:
     @property
     def along(self) -> list[str]:
         """Names of further tensors with a row for each sample."""
-        return [name for name, value in self.further.items() if self._rows(value)]
+        return [name for name, value in self.further.items() if self._rows(name, value)]
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -54,10 +56,16 @@ class ModelInput:
         copies, rest = divmod(len(x), len(self.images))
         if self.along and (rest or copies < 1):
             raise RuntimeError(f"expected rows for {self.along[0]!r} along with {len(x)} samples, got {len(self)}")
-        more = {name: _repeated(value, copies) if self._rows(value) else value for name, value in self.further.items()}
+        along = set(self.along)
+        more = {name: _repeated(value, copies) if name in along else value for name, value in self.further.items()}
         if self.whole:
             return ({**more, str(self.name): x},), {}
         return ((x,), more) if self.name is None else ((), {self.name: x, **more})
+
+    def noted(self, shared: set[str]) -> ModelInput:
+        """With the names that are shared by all samples: those in `shared`, and those found here, which are added."""
+        shared |= {name for name, value in self.further.items() if _long(value) and len(value) != len(self.images)}
+        return replace(self, shared=frozenset(shared))
 
     def taken(self) -> ModelInput:
         """With further tensors that carry no gradient and are free of inference mode."""
@@ -65,7 +73,7 @@ class ModelInput:
 
     def first(self, count: int) -> ModelInput:
         """The first rows alone."""
-        cut = {name: value[:count] if self._rows(value) else value for name, value in self.further.items()}
+        cut = {name: value[:count] if self._rows(name, value) else value for name, value in self.further.items()}
         return replace(self, images=self.images[:count], further=cut)
 
     def to(self, device: torch.device) -> ModelInput:
@@ -73,8 +81,8 @@ class ModelInput:
         moved = {name: _moved(value, device) for name, value in self.further.items()}
         return replace(self, images=_moved(self.images, device), further=moved)
 
-    def _rows(self, value: Any) -> bool:
-        return isinstance(value, Tensor) and value.dim() > 0 and len(value) == len(self.images)
+    def _rows(self, name: str, value: Any) -> bool:
+        return name not in self.shared and _long(value) and len(value) == len(self.images)
 
 
 def read_input(model: nn.Module, images: Any, keywords: Mapping[str, Any]) -> Any:
@@ -163,6 +171,11 @@ def _worked_on(model: nn.Module, given: Mapping[str, Any]) -> str:
     if any(not value.is_floating_point() and value.dim() > 1 for value in tensors.values()):
         raise TypeError(f"expected a floating-point tensor (batch, ...) among the arguments, got {came}; {EMBED}")
     raise TypeError(f"expected a floating-point tensor (batch, ...) among the arguments, got {came}")
+
+
+def _long(value: Any) -> bool:
+    """Whether a value is a tensor that has a length."""
+    return isinstance(value, Tensor) and value.dim() > 0
 
 
 def _repeated(value: Tensor, copies: int) -> Tensor:

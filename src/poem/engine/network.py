@@ -23,7 +23,7 @@ from poem.engine.parameter_groups import HALF, ParameterGroup, Swap, memory_plac
 from poem.engine.precision import Autocast, Precision, enter_tf32, leave_tf32
 from poem.engine.twin import Twin
 from poem.parts.base import Memory
-from poem.parts.statistics import FromBatch, Statistics
+from poem.parts.statistics import FromBatch, Source, Statistics
 
 log = logging.getLogger("poem")
 
@@ -123,6 +123,9 @@ class Network:
         """Whether the doubled batch gives what two passes give; None before the first batch."""
         self._untracked: bool | None = None  # whether the model writes into its input through `.data`
         self._reached = False  # whether a pass has shown that the model never calls the user's modules
+        self.shared: set[str] = set()
+        """Names of arguments beside the batch that came with another length than the batch's: no rows of samples."""
+        self._columns: int | None = None  # logits of a pass that repeats the batch, compared with a plain pass's
         self.acceleration.reset()
         self._dirty = True  # attributes that the model's forward set go too, with the twin that has them
 
@@ -316,12 +319,29 @@ class Network:
                 f"expected logits for {len(images)} images, got {len(logits) // times} rows; "
                 "the model must answer each image of the batch"
             )
+        if times > 1 and self.given is not None and self.given.along and logits.shape[1] != self._columns:
+            self._check_columns(images, self.given, logits.shape[1])
         if run.features is not None and times > 1:  # of the network's own head, the mean over the copies
             own = run.features[: len(images) * run.copies]
             run.features = own.unflatten(0, (run.copies, -1)).mean(0)
         if logits.dtype in HALF:
             logits = logits.float()
+        run.columns = logits.shape[1]
         return self._cut(logits)
+
+    def _check_columns(self, images: Tensor, given: ModelInput, columns: int) -> None:
+        """A pass in which the batch stands several times has as many classes as a plain one; raises where not."""
+        plain = ForwardContext(Source(), {}, traced=self.tracing)
+        with torch.no_grad():
+            self._once(images, None, plain)
+        if plain.columns != columns:
+            names = ", ".join(map(repr, given.along))
+            raise ValueError(
+                f"expected {plain.columns} classes, as in a plain pass, got {columns} where the batch is repeated: "
+                f"{names} has {len(given)} rows, as many as the batch, and is taken as one per sample. If it is the "
+                "same for all samples, begin with a batch of another size, or keep it in the model as a buffer"
+            )
+        self._columns = columns
 
     def _merged(self, logits: Tensor, run: ForwardContext) -> Tensor:
         """One answer (B, C) for the copies of the batch; what the first head's remembers is recorded."""
@@ -398,9 +418,11 @@ class Network:
         if run is None or run.branch != "doubled":
             return None
         run.doubled = True
+        shared = [] if self.given is None else [self.given.further.get(name) for name in self.given.shared]
 
         def twice(value: Any) -> Any:
             along = isinstance(value, Tensor) and value.dim() > 1 and len(value) == run.rows
+            along = along and not any(value is each for each in shared)
             if along and self.tracing:
                 value = self.acceleration.mark_split(value)
             return torch.cat([value, value]) if along else value

@@ -32,6 +32,7 @@ class ForwardContext:
     record: Memory = field(default_factory=dict)
     features: Tensor | None = None
     rows: int = 0  # rows that the model is called with
+    columns: int = 0  # logits of each row, before a class mask
     copies: int = 1  # how often each image is among them, each copy with statistics of its own
     ran: set[str] = field(default_factory=set)  # norm layers that were asked
     traced: bool = False  # it is traced, to be compiled

@@ -111,7 +111,9 @@ class SourceBatches:
             if left <= 0:
                 return
             came = read_input(self._network.model, item[0] if isinstance(item, tuple | list) else item, {})
-            given = came.first(left).to(theta.device).taken() if isinstance(came, ModelInput) else None
+            given = None
+            if isinstance(came, ModelInput):
+                given = came.noted(self._network.shared).first(left).to(theta.device).taken()
             came = came[:left] if given is None else given.images
             images = came.to(theta.device) if isinstance(came, Tensor) else came
             images = checked_images(images, self._network.model)

@@ -126,7 +126,7 @@ class ImageNetViT(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Logits of shape (N, classes)."""
         tokens = self.patch_embed(x)
-        tokens = torch.cat([self.cls_token.expand(len(tokens), -1, -1), tokens], dim=1) + self.pos_embed
+        tokens = torch.cat([self.cls_token.expand(tokens.shape[0], -1, -1), tokens], dim=1) + self.pos_embed
         logits: Tensor = self.head(self.norm(self.blocks(tokens))[:, 0])
         return logits
 

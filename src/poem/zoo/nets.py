@@ -175,7 +175,7 @@ class ViT(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Logits of shape (N, classes)."""
         tokens = self.stem(x)
-        tokens = torch.cat([self.token.expand(len(tokens), -1, -1), tokens], dim=1) + self.position
+        tokens = torch.cat([self.token.expand(tokens.shape[0], -1, -1), tokens], dim=1) + self.position
         logits: Tensor = self.head(self.norm(self.blocks(tokens))[:, 0])
         return logits
 
