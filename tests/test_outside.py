@@ -30,6 +30,7 @@ from poem.cli.main import main
 from poem.recipes.text import parse, read, written
 from poem.streams.datasets import Stream, as_images, open_dataset
 from poem.streams.orders import continual
+from poem.zoo.predictions import Preprocessing
 
 FIELDS: dict[str, Any] = {"corruptions": ("fog",), "batch_size": 8, "seed": 1}
 CELL = Cell(base="tiny-net", data="few-digits", method="sure", **FIELDS)
@@ -170,6 +171,7 @@ def test_hub_ids_are_bases_with_their_library_s_preprocessing() -> None:
     assert (base.file, base.resize, base.crop) == ("resnet18-f37072fd.pth", 256, 224)
     for name, words in {
         "timm:test_resnett": r"timm has no weights 'test_resnett'; did you mean 'test_resnet",
+        "timm:resnet50.nosuchtag": r"timm has no weights 'resnet50.nosuchtag'; ",
         "torchvision:resnet81": r"torchvision has no network 'resnet81'; did you mean 'resnet1?8",
         "torchvision:resnet18.V9": r"torchvision has no weights 'V9' of resnet18",
         "torchvision:fcn_resnet50": r"expected an image classifier of torchvision",
@@ -206,6 +208,69 @@ def test_a_folder_of_hugging_face_is_a_base(tmp_path: Path) -> None:
     assert result.weights_sha256 == weights_sha256(result.cell, Machine())
     with pytest.raises(FileNotFoundError, match="hf:FOLDER"):
         zoo.base(f"hf:{tmp_path / 'none'}")
+
+
+def hugging_face(folder: Path, steps: dict[str, Any]) -> str:
+    """The name of a tiny base with these settings of an image processor."""
+    transformers = pytest.importorskip("transformers")
+    transformers.ResNetConfig(num_labels=5).save_pretrained(folder)
+    (folder / "preprocessor_config.json").write_text(json.dumps(steps))
+    return f"hf:{folder}"
+
+
+VIT = {"image_processor_type": "ViTImageProcessor", "size": {"height": 24, "width": 24}}
+CONVNEXT = {"image_processor_type": "ConvNextImageProcessor", "size": {"shortest_edge": 224}, "crop_pct": 0.875}
+
+
+@pytest.mark.parametrize(
+    ("steps", "sizes"),
+    [
+        ({**VIT, "image_mean": [0.4] * 3, "image_std": [0.2] * 3}, (24, 24, True)),
+        ({**VIT, "do_normalize": False}, (24, 24, True)),
+        ({**VIT, "do_normalize": False, "image_mean": None, "image_std": None}, (24, 24, True)),
+        ({**VIT, "rescale_factor": 1 / 127.5}, (24, 24, True)),
+        ({**VIT, "do_rescale": False, "image_mean": [120.0, 110, 100], "image_std": [60.0, 50, 40]}, (24, 24, True)),
+        ({**VIT, "size": 24}, (24, 24, True)),
+        (CONVNEXT, (256, 224, False)),
+        ({**CONVNEXT, "size": {"shortest_edge": 384}}, (384, 384, True)),
+        ({"image_processor_type": "EfficientNetImageProcessor", "size": VIT["size"]}, (24, 24, True)),
+        ({"image_processor_type": "LevitImageProcessor"}, (256, 224, False)),
+        ({"image_processor_type": "CLIPImageProcessor"}, (224, 224, False)),
+    ],
+)
+def test_a_base_of_hugging_face_prepares_images_as_its_processor(
+    tmp_path: Path, steps: dict[str, Any], sizes: tuple[int, int, bool]
+) -> None:
+    name = hugging_face(tmp_path, steps)
+    base = zoo.base(name)
+    assert (base.resize, base.crop, base.direct) == sizes
+    import transformers
+
+    slope = torch.linspace(0, 255, 600).expand(3, 500, 600).to(torch.uint8)
+    wanted = transformers.AutoImageProcessor.from_pretrained(tmp_path)(slope, return_tensors="pt")["pixel_values"][0]
+    steps_here = Preprocessing.of(base)
+    mean, std = (torch.tensor(each).view(3, 1, 1) for each in (base.mean, base.std))
+    got = (steps_here.resize_crop(slope).float() / 255 - mean) / std
+    assert got.shape == wanted.shape
+    assert float(((got - wanted) * std).abs().max()) < 3 / 255, "resizes of PIL and torchvision round otherwise"
+
+
+@pytest.mark.parametrize(
+    ("steps", "words"),
+    [
+        ({**VIT, "image_mean": None}, "expected image_mean of .*, which states do_normalize, got none; write three"),
+        ({**VIT, "size": {"height": 24, "width": 32}}, "got size .*24.*32.* in its preprocessor_config.json; write a"),
+        ({**VIT, "resample": 1}, r"got resample 1, neither bilinear \(2\) nor bicubic"),
+        ({**VIT, "do_center_crop": True, "crop_size": 16}, "got size 24x24 with crop_size 16, a square and then a"),
+        ({"image_processor_type": "MobileViTImageProcessor"}, "got do_flip_channel_order True"),
+        ({"image_processor_type": "EfficientNetImageProcessor", "rescale_offset": True}, "got rescale_offset True"),
+    ],
+)
+def test_what_a_base_cannot_do_as_a_processor_does_is_refused(
+    tmp_path: Path, steps: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        zoo.base(hugging_face(tmp_path, steps))
 
 
 # Data sets ------------------------------------------------------------------------------------------------------------

@@ -338,7 +338,7 @@ def test_two_downloads_of_one_file_do_not_mix(tmp_path: Path, server: Server, mo
     archive = serve(server, monkeypatch, "cifar10-c", tar_of(CIFAR_C))
     with (tmp_path / f".{archive.file}.lock").open("ab") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
-        with pytest.raises(OSError, match="another process downloads or unpacks .*CIFAR-10-C.tar; wait for it"):
+        with pytest.raises(OSError, match=r"another process downloads or unpacks .*CIFAR-10-C\.tar; wait for it"):
             download.get_archive(archive, tmp_path)
     assert not server.asked
 

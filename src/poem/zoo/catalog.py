@@ -62,6 +62,8 @@ class Base:
     crop: int
     """Side of the input in pixels; 0 for images as they are stored."""
     interpolation: Literal["bilinear", "bicubic"] = "bilinear"
+    direct: bool = False
+    """Resized straight to a square of `crop` pixels, whatever the image's shape."""
     classes: int = 1000
     known: tuple[KnownAccuracy, ...] = ()
     legacy: bool = False
