@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import packages
 import pytest
 import torch
@@ -297,7 +298,7 @@ def test_a_stream_takes_a_torch_data_set(site: Path) -> None:
         Stream(data=3, order=continual(["fog"]))  # type: ignore[arg-type]
 
 
-def test_labels_are_taken_without_reading_images() -> None:
+def test_labels_are_taken_without_reading_images_but_the_first() -> None:
     class Kept(torch.utils.data.Dataset[Any]):
         targets = (3, 1, 2)
         classes = ("a", "b", "c", "d")
@@ -311,10 +312,42 @@ def test_labels_are_taken_without_reading_images() -> None:
             return torch.zeros(1, 8, 8), self.targets[index]
 
     data = as_images(Kept())
-    assert (data.labels.tolist(), data.classes, Kept.reads) == ([3, 1, 2], ("a", "b", "c", "d"), 0)
+    assert (data.labels.tolist(), data.classes, Kept.reads) == ([3, 1, 2], ("a", "b", "c", "d"), 1)
     assert as_images(torch.utils.data.Subset(Kept(), [2, 0])).labels.tolist() == [2, 3]
-    assert Kept.reads == 0
+    assert Kept.reads == 2
     assert tuple(data[0].shape) == (3, 8, 8)
+
+
+def test_labels_that_are_no_whole_numbers_are_refused() -> None:
+    pictures = torch.zeros(3, 3, 8, 8)
+    for labels in (torch.tensor([0.0, 0.9, 1.0]), [0.0, 0.9, 1.0], [np.float32(0.9)] * 3):
+        data: Any = list(zip(pictures, labels, strict=True))
+        with pytest.raises(ValueError, match=r"expected labels of .* as whole numbers, got 0\.9; scoring needs"):
+            as_images(data)
+    with pytest.raises(ValueError, match=r"as whole numbers, got 0\.9"):
+        as_images(torch.utils.data.TensorDataset(pictures, torch.tensor([0.0, 0.9, 1.0])))
+    whole = torch.utils.data.TensorDataset(pictures, torch.tensor([0.0, 2.0, 1.0]))
+    assert as_images(whole).labels.tolist() == [0, 2, 1]
+    with pytest.raises(TypeError, match="as class numbers, got inf"):
+        as_images(list(zip(pictures, [0.0, float("inf"), 1.0], strict=True)))
+
+
+def test_an_attribute_with_other_labels_than_the_items_is_refused() -> None:
+    class Shifted(torch.utils.data.Dataset[Any]):
+        targets = (3, 1, 2)
+
+        def __len__(self) -> int:
+            return 3
+
+        def __getitem__(self, index: int) -> tuple[Tensor, int]:
+            return torch.rand(1, 8, 8), self.targets[index] - 1
+
+    state = torch.get_rng_state()
+    with pytest.raises(
+        ValueError, match=r"expected data set\[0\] to have the label .* 3, got 2; let __getitem__ return"
+    ):
+        as_images(Shifted())
+    assert torch.equal(torch.get_rng_state(), state), "no random number is taken from the user's generator"
 
 
 # Cells, suites and other processes ------------------------------------------------------------------------------------
