@@ -22,6 +22,7 @@ from poem._util import outside
 from poem.bench.cell import Cell
 from poem.bench.load_cell import Machine, load_model, weights_sha256
 from poem.bench.measure import measure
+from poem.bench.provenance import outside_versions
 from poem.bench.requirements import check_requirements
 from poem.bench.runners import Ray, Workers
 from poem.bench.store import Store
@@ -361,6 +362,52 @@ def test_a_result_states_recipe_weights_and_package() -> None:
     assert result.provenance["package throwaway"] == "1.2"
     assert replace(CELL, method="throwaway:mine").recipe() == CELL.recipe()
     assert replace(CELL, changes=(("select", "throwaway:Surest(0.2)"),)).key != CELL.key
+
+
+def announce(folder: Path, package: str, points: dict[str, dict[str, str]]) -> None:
+    """Write the metadata of an installed package that announces these names, and no code."""
+    found = folder / f"{package}-3.4.dist-info"
+    found.mkdir(parents=True)
+    (found / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 3.4\n")
+    (found / "top_level.txt").write_text(f"{package}\n")
+    lines = [
+        f"[{group}]\n" + "".join(f"{key} = {path}\n" for key, path in each.items()) for group, each in points.items()
+    ]
+    (found / "entry_points.txt").write_text("".join(lines))
+
+
+def test_provenance_names_the_package_that_was_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = {"poem.methods": {"tent": "hiding:tent"}, "poem.bases": {"digits-bn": "hiding:net"},
+            "poem.datasets": {"digits-test": "hiding:data"}}  # fmt: skip
+    announce(tmp_path, "hiding", ours)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    own = replace(CELL, method="tent", base="digits-bn", data="digits-test")
+    with pytest.raises(ValueError, match="expected one method called 'tent'"):
+        outside.path_of("method", "tent")
+    assert outside_versions(own, own.recipe()) == {}, "names of poem keep their meaning"
+    for name in ("throwaway:mine+poem", "sure+poem-ii", "sure*", "sure"):
+        cell = replace(own, method=name)
+        assert outside_versions(cell, poem.recipe("tent")) == {"package throwaway": "1.2"}, name
+    for changes in ({"base": "tiny-net"}, {"data": "few-digits"}):
+        assert outside_versions(replace(own, **changes), own.recipe()) == {"package throwaway": "1.2"}
+    assert measure(own).provenance.keys() >= {"poem", "torch"}
+    assert set(outside_versions(replace(own, base="timm:resnet18"), own.recipe())) <= {"package timm"}
+
+
+def test_a_base_that_poem_has_is_listed_with_the_other_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    announce(tmp_path, "hiding", {"poem.bases": {"digits-bn": "hiding:net"}})
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert main(["list", "bases", "digits-bn", "--json"]) == 0
+    line = json.loads(capsys.readouterr().out)["digits-bn"]
+    assert line.startswith("another is hiding:net, from the package hiding 3.4; digits-bn sha256:")
+    assert main(["verify", "list"]) == 0
+    said = capsys.readouterr().out
+    own = said[said.index("\ndigits-bn ") : said.index("\ndigits-gn ")]
+    assert "own         digits-bn sha256:" in own
+    assert "another is hiding:net, from the package hiding 3.4" in own
+    assert said.index("\ndigits-bn ") < said.index("\ntiny-net "), "names of other packages come last"
 
 
 def test_a_changed_recipe_of_another_package_makes_another_key(monkeypatch: pytest.MonkeyPatch) -> None:

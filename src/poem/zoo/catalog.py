@@ -233,6 +233,11 @@ def bases(pattern: str = "*") -> list[str]:
     return [name for name in names if fnmatchcase(name, pattern)]
 
 
+def own_bases() -> list[str]:
+    """Names of the bases of this package; a package that announces one of them does not change its meaning."""
+    return list(_BASES)
+
+
 def base(name: str) -> Base:
     """The base of that name.
 
