@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import packages
 import pytest
 import torch
@@ -21,6 +22,7 @@ from poem._util import outside
 from poem.bench.cell import Cell
 from poem.bench.load_cell import Machine, load_model, weights_sha256
 from poem.bench.measure import measure
+from poem.bench.provenance import outside_versions
 from poem.bench.requirements import check_requirements
 from poem.bench.runners import Ray, Workers
 from poem.bench.store import Store
@@ -30,6 +32,7 @@ from poem.cli.main import main
 from poem.recipes.text import parse, read, written
 from poem.streams.datasets import Stream, as_images, open_dataset
 from poem.streams.orders import continual
+from poem.zoo.predictions import Preprocessing
 
 FIELDS: dict[str, Any] = {"corruptions": ("fog",), "batch_size": 8, "seed": 1}
 CELL = Cell(base="tiny-net", data="few-digits", method="sure", **FIELDS)
@@ -170,6 +173,7 @@ def test_hub_ids_are_bases_with_their_library_s_preprocessing() -> None:
     assert (base.file, base.resize, base.crop) == ("resnet18-f37072fd.pth", 256, 224)
     for name, words in {
         "timm:test_resnett": r"timm has no weights 'test_resnett'; did you mean 'test_resnet",
+        "timm:resnet50.nosuchtag": r"timm has no weights 'resnet50.nosuchtag'; ",
         "torchvision:resnet81": r"torchvision has no network 'resnet81'; did you mean 'resnet1?8",
         "torchvision:resnet18.V9": r"torchvision has no weights 'V9' of resnet18",
         "torchvision:fcn_resnet50": r"expected an image classifier of torchvision",
@@ -208,6 +212,69 @@ def test_a_folder_of_hugging_face_is_a_base(tmp_path: Path) -> None:
         zoo.base(f"hf:{tmp_path / 'none'}")
 
 
+def hugging_face(folder: Path, steps: dict[str, Any]) -> str:
+    """The name of a tiny base with these settings of an image processor."""
+    transformers = pytest.importorskip("transformers")
+    transformers.ResNetConfig(num_labels=5).save_pretrained(folder)
+    (folder / "preprocessor_config.json").write_text(json.dumps(steps))
+    return f"hf:{folder}"
+
+
+VIT = {"image_processor_type": "ViTImageProcessor", "size": {"height": 24, "width": 24}}
+CONVNEXT = {"image_processor_type": "ConvNextImageProcessor", "size": {"shortest_edge": 224}, "crop_pct": 0.875}
+
+
+@pytest.mark.parametrize(
+    ("steps", "sizes"),
+    [
+        ({**VIT, "image_mean": [0.4] * 3, "image_std": [0.2] * 3}, (24, 24, True)),
+        ({**VIT, "do_normalize": False}, (24, 24, True)),
+        ({**VIT, "do_normalize": False, "image_mean": None, "image_std": None}, (24, 24, True)),
+        ({**VIT, "rescale_factor": 1 / 127.5}, (24, 24, True)),
+        ({**VIT, "do_rescale": False, "image_mean": [120.0, 110, 100], "image_std": [60.0, 50, 40]}, (24, 24, True)),
+        ({**VIT, "size": 24}, (24, 24, True)),
+        (CONVNEXT, (256, 224, False)),
+        ({**CONVNEXT, "size": {"shortest_edge": 384}}, (384, 384, True)),
+        ({"image_processor_type": "EfficientNetImageProcessor", "size": VIT["size"]}, (24, 24, True)),
+        ({"image_processor_type": "LevitImageProcessor"}, (256, 224, False)),
+        ({"image_processor_type": "CLIPImageProcessor"}, (224, 224, False)),
+    ],
+)
+def test_a_base_of_hugging_face_prepares_images_as_its_processor(
+    tmp_path: Path, steps: dict[str, Any], sizes: tuple[int, int, bool]
+) -> None:
+    name = hugging_face(tmp_path, steps)
+    base = zoo.base(name)
+    assert (base.resize, base.crop, base.direct) == sizes
+    import transformers
+
+    slope = torch.linspace(0, 255, 600).expand(3, 500, 600).to(torch.uint8)
+    wanted = transformers.AutoImageProcessor.from_pretrained(tmp_path)(slope, return_tensors="pt")["pixel_values"][0]
+    steps_here = Preprocessing.of(base)
+    mean, std = (torch.tensor(each).view(3, 1, 1) for each in (base.mean, base.std))
+    got = (steps_here.resize_crop(slope).float() / 255 - mean) / std
+    assert got.shape == wanted.shape
+    assert float(((got - wanted) * std).abs().max()) < 3 / 255, "resizes of PIL and torchvision round otherwise"
+
+
+@pytest.mark.parametrize(
+    ("steps", "words"),
+    [
+        ({**VIT, "image_mean": None}, "expected image_mean of .*, which states do_normalize, got none; write three"),
+        ({**VIT, "size": {"height": 24, "width": 32}}, "got size .*24.*32.* in its preprocessor_config.json; write a"),
+        ({**VIT, "resample": 1}, r"got resample 1, neither bilinear \(2\) nor bicubic"),
+        ({**VIT, "do_center_crop": True, "crop_size": 16}, "got size 24x24 with crop_size 16, a square and then a"),
+        ({"image_processor_type": "MobileViTImageProcessor"}, "got do_flip_channel_order True"),
+        ({"image_processor_type": "EfficientNetImageProcessor", "rescale_offset": True}, "got rescale_offset True"),
+    ],
+)
+def test_what_a_base_cannot_do_as_a_processor_does_is_refused(
+    tmp_path: Path, steps: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        zoo.base(hugging_face(tmp_path, steps))
+
+
 # Data sets ------------------------------------------------------------------------------------------------------------
 
 
@@ -232,7 +299,7 @@ def test_a_stream_takes_a_torch_data_set(site: Path) -> None:
         Stream(data=3, order=continual(["fog"]))  # type: ignore[arg-type]
 
 
-def test_labels_are_taken_without_reading_images() -> None:
+def test_labels_are_taken_without_reading_images_but_the_first() -> None:
     class Kept(torch.utils.data.Dataset[Any]):
         targets = (3, 1, 2)
         classes = ("a", "b", "c", "d")
@@ -246,10 +313,42 @@ def test_labels_are_taken_without_reading_images() -> None:
             return torch.zeros(1, 8, 8), self.targets[index]
 
     data = as_images(Kept())
-    assert (data.labels.tolist(), data.classes, Kept.reads) == ([3, 1, 2], ("a", "b", "c", "d"), 0)
+    assert (data.labels.tolist(), data.classes, Kept.reads) == ([3, 1, 2], ("a", "b", "c", "d"), 1)
     assert as_images(torch.utils.data.Subset(Kept(), [2, 0])).labels.tolist() == [2, 3]
-    assert Kept.reads == 0
+    assert Kept.reads == 2
     assert tuple(data[0].shape) == (3, 8, 8)
+
+
+def test_labels_that_are_no_whole_numbers_are_refused() -> None:
+    pictures = torch.zeros(3, 3, 8, 8)
+    for labels in (torch.tensor([0.0, 0.9, 1.0]), [0.0, 0.9, 1.0], [np.float32(0.9)] * 3):
+        data: Any = list(zip(pictures, labels, strict=True))
+        with pytest.raises(ValueError, match=r"expected labels of .* as whole numbers, got 0\.9; scoring needs"):
+            as_images(data)
+    with pytest.raises(ValueError, match=r"as whole numbers, got 0\.9"):
+        as_images(torch.utils.data.TensorDataset(pictures, torch.tensor([0.0, 0.9, 1.0])))
+    whole = torch.utils.data.TensorDataset(pictures, torch.tensor([0.0, 2.0, 1.0]))
+    assert as_images(whole).labels.tolist() == [0, 2, 1]
+    with pytest.raises(TypeError, match="as class numbers, got inf"):
+        as_images(list(zip(pictures, [0.0, float("inf"), 1.0], strict=True)))
+
+
+def test_an_attribute_with_other_labels_than_the_items_is_refused() -> None:
+    class Shifted(torch.utils.data.Dataset[Any]):
+        targets = (3, 1, 2)
+
+        def __len__(self) -> int:
+            return 3
+
+        def __getitem__(self, index: int) -> tuple[Tensor, int]:
+            return torch.rand(1, 8, 8), self.targets[index] - 1
+
+    state = torch.get_rng_state()
+    with pytest.raises(
+        ValueError, match=r"expected data set\[0\] to have the label .* 3, got 2; let __getitem__ return"
+    ):
+        as_images(Shifted())
+    assert torch.equal(torch.get_rng_state(), state), "no random number is taken from the user's generator"
 
 
 # Cells, suites and other processes ------------------------------------------------------------------------------------
@@ -263,6 +362,52 @@ def test_a_result_states_recipe_weights_and_package() -> None:
     assert result.provenance["package throwaway"] == "1.2"
     assert replace(CELL, method="throwaway:mine").recipe() == CELL.recipe()
     assert replace(CELL, changes=(("select", "throwaway:Surest(0.2)"),)).key != CELL.key
+
+
+def announce(folder: Path, package: str, points: dict[str, dict[str, str]]) -> None:
+    """Write the metadata of an installed package that announces these names, and no code."""
+    found = folder / f"{package}-3.4.dist-info"
+    found.mkdir(parents=True)
+    (found / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 3.4\n")
+    (found / "top_level.txt").write_text(f"{package}\n")
+    lines = [
+        f"[{group}]\n" + "".join(f"{key} = {path}\n" for key, path in each.items()) for group, each in points.items()
+    ]
+    (found / "entry_points.txt").write_text("".join(lines))
+
+
+def test_provenance_names_the_package_that_was_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = {"poem.methods": {"tent": "hiding:tent"}, "poem.bases": {"digits-bn": "hiding:net"},
+            "poem.datasets": {"digits-test": "hiding:data"}}  # fmt: skip
+    announce(tmp_path, "hiding", ours)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    own = replace(CELL, method="tent", base="digits-bn", data="digits-test")
+    with pytest.raises(ValueError, match="expected one method called 'tent'"):
+        outside.path_of("method", "tent")
+    assert outside_versions(own, own.recipe()) == {}, "names of poem keep their meaning"
+    for name in ("throwaway:mine+poem", "sure+poem-ii", "sure*", "sure"):
+        cell = replace(own, method=name)
+        assert outside_versions(cell, poem.recipe("tent")) == {"package throwaway": "1.2"}, name
+    for changes in ({"base": "tiny-net"}, {"data": "few-digits"}):
+        assert outside_versions(replace(own, **changes), own.recipe()) == {"package throwaway": "1.2"}
+    assert measure(own).provenance.keys() >= {"poem", "torch"}
+    assert set(outside_versions(replace(own, base="timm:resnet18"), own.recipe())) <= {"package timm"}
+
+
+def test_a_base_that_poem_has_is_listed_with_the_other_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    announce(tmp_path, "hiding", {"poem.bases": {"digits-bn": "hiding:net"}})
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert main(["list", "bases", "digits-bn", "--json"]) == 0
+    line = json.loads(capsys.readouterr().out)["digits-bn"]
+    assert line.startswith("another is hiding:net, from the package hiding 3.4; digits-bn sha256:")
+    assert main(["verify", "list"]) == 0
+    said = capsys.readouterr().out
+    own = said[said.index("\ndigits-bn ") : said.index("\ndigits-gn ")]
+    assert "own         digits-bn sha256:" in own
+    assert "another is hiding:net, from the package hiding 3.4" in own
+    assert said.index("\ndigits-bn ") < said.index("\ntiny-net "), "names of other packages come last"
 
 
 def test_a_changed_recipe_of_another_package_makes_another_key(monkeypatch: pytest.MonkeyPatch) -> None:

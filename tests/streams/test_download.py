@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import hashlib
 import io
 import json
@@ -335,10 +336,68 @@ def test_a_half_unpacked_folder_is_begun_anew(tmp_path: Path, server: Server, mo
 def test_two_downloads_of_one_file_do_not_mix(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     fcntl = pytest.importorskip("fcntl")
     archive = serve(server, monkeypatch, "cifar10-c", tar_of(CIFAR_C))
-    with (tmp_path / f"{archive.file}.part").open("ab") as other:
+    with (tmp_path / f".{archive.file}.lock").open("ab") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
-        with pytest.raises(OSError, match="another process downloads to"):
+        with pytest.raises(OSError, match=r"another process downloads or unpacks .*CIFAR-10-C\.tar; wait for it"):
             download.get_archive(archive, tmp_path)
+    assert not server.asked
+
+
+@pytest.mark.parametrize("at", ["verify CIFAR-10-C.tar", "unpack CIFAR-10-C.tar"])
+def test_a_second_run_while_the_first_verifies_or_unpacks_is_refused(
+    tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    pytest.importorskip("fcntl")
+    archive = serve(server, monkeypatch, "cifar10-c", tar_of(CIFAR_C))
+    refused: list[str] = []
+
+    def second(what: str, done: int, total: int) -> None:
+        if what == at and not refused:
+            with pytest.raises(OSError, match="another process downloads or unpacks") as error:
+                download.get_archive(archive, tmp_path)
+            refused.append(str(error.value))
+
+    assert download.get_archive(archive, tmp_path, on_progress=second) == [tmp_path / "CIFAR-10-C"]
+    assert len(refused) == 1
+    assert below(tmp_path) == {"CIFAR-10-C/labels.npy", "CIFAR-10-C/fog.npy"}
+
+
+def test_without_locks_two_runs_unpack_apart_and_the_data_is_whole(
+    tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    fcntl = pytest.importorskip("fcntl")
+
+    def no_locks(*arguments: Any) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    archive = serve(server, monkeypatch, "cifar10-c", tar_of(CIFAR_C))
+    nested: list[Path] = []
+
+    def second(what: str, done: int, total: int) -> None:
+        if what.startswith("unpack") and not nested:
+            nested.extend([tmp_path])
+            nested.extend(download.get_archive(archive, tmp_path, keep=True))
+
+    download.get_archive(archive, tmp_path, on_progress=second)
+    assert nested[1:] == [tmp_path / "CIFAR-10-C"]
+    assert below(tmp_path) == {"CIFAR-10-C/labels.npy", "CIFAR-10-C/fog.npy"}
+    assert "cannot be locked ([Errno" in caplog.text
+
+
+def test_a_folder_that_loses_a_file_while_it_is_unpacked_does_not_appear(
+    tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = serve(server, monkeypatch, "cifar10-c", tar_of(CIFAR_C))
+
+    def lose(what: str, done: int, total: int) -> None:
+        if what.startswith("unpack"):
+            for file in tmp_path.glob(".*unpacking*/**/labels.npy"):
+                file.unlink()
+
+    with pytest.raises(OSError, match=r"expected 2 files of .*CIFAR-10-C.tar in .*found 1: another process changes"):
+        download.get_archive(archive, tmp_path, on_progress=lose)
+    assert not (tmp_path / "CIFAR-10-C").exists()
 
 
 def test_a_full_disk_is_told_before_the_first_byte(

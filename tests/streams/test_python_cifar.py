@@ -129,3 +129,14 @@ def test_a_huge_shape_allocates_nothing(tmp_path: Path) -> None:
     path.write_bytes(python2({"data": pixels(30), "labels": [0] * 30}).replace(b"M\x1e\x00", b"M\xff\xff"))
     with pytest.raises(ValueError, match="got others"):
         python_batch(path, 30, 10)
+
+
+@pytest.mark.parametrize("put", [b"r" + struct.pack("<I", 0x0FFFFFFF), b"p268435455\n"], ids=["binary", "text"])
+def test_a_huge_place_in_the_memo_allocates_nothing(tmp_path: Path, put: bytes) -> None:
+    resource = pytest.importorskip("resource")
+    path = tmp_path / "test_batch"
+    path.write_bytes(b"\x80\x02N" + put + b".")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(ValueError, match="puts a value at place 268435455 of its memo"):
+        python_batch(path, 30, 10)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 << 10, "kilobytes"

@@ -254,7 +254,7 @@ class CellData:
         base = self.base
         return cache_key(
             name=self.name, root=self.machine.data, dataset=self.cell.dataset, resize=base.resize, crop=base.crop,
-            interpolation=base.interpolation, **more,
+            interpolation=base.interpolation, direct=base.direct, **more,
         )  # fmt: skip
 
     def all_stored(self, shift: Shift) -> Images:
@@ -327,7 +327,8 @@ class CellData:
 
 
 def _prepare(base: zoo.Base) -> Prepare:
-    return Prepare(resize=base.resize or None, crop=base.crop or None, interpolation=base.interpolation)
+    sides = {"resize": base.resize or None, "crop": base.crop or None}
+    return Prepare(**sides, interpolation=base.interpolation, direct=base.direct)
 
 
 # Source images --------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,11 @@ import torch
 from poem._util import outside
 from poem._version import __version__
 from poem.bench.cell import Cell
+from poem.recipes.methods import outside_host
 from poem.recipes.recipe import Recipe
+from poem.streams.datasets import DATASETS, canonical
+from poem.zoo import hub_bases
+from poem.zoo.catalog import own_bases
 
 PACKAGE = Path(__file__).resolve().parent
 
@@ -29,14 +34,38 @@ def provenance() -> dict[str, Any]:
 
 def outside_versions(cell: Cell, recipe: Recipe) -> dict[str, str]:
     """Version of every other package that a cell's method, parts, base or data come from, as `package NAME`."""
-    named: tuple[tuple[outside.Kind, str], ...] = (
-        ("method", cell.method), ("base", cell.base), ("data set", cell.data)
-    )  # fmt: skip
-    paths = [outside.path_of(kind, name) for kind, name in named if outside.is_outside(kind, name)]
-    modules = {path.partition(":")[0] for path in paths} | {type(part).__module__ for _, part in recipe.places}
+    modules = {*_named_modules(cell), *(type(part).__module__ for _, part in recipe.places)}
     ours = {"poem", "__main__"}
     found = outside.versions(module for module in modules if module.partition(".")[0] not in ours)
     return {f"package {package}": version for package, version in found.items()}
+
+
+def _named_modules(cell: Cell) -> Iterator[str]:
+    """Modules that a cell's method, base and data are looked up in; names that this package has are its own."""
+    hub, _, _ = cell.base.partition(":")
+    if hub_bases.is_hub_id(cell.base):
+        yield hub_bases.HUBS[hub]
+    own = cell.base in own_bases() or hub_bases.is_hub_id(cell.base)
+    named: tuple[tuple[outside.Kind, str | None], ...] = (
+        ("method", outside_host(cell.method)),
+        ("base", None if own else cell.base),
+        ("data set", _outside_data(cell.data)),
+    )
+    for kind, name in named:
+        try:
+            if name is not None and outside.is_outside(kind, name):
+                yield outside.path_of(kind, name).partition(":")[0]
+        except ValueError:  # two packages announce it: whoever uses the name is told
+            continue
+
+
+def _outside_data(name: str) -> str | None:
+    """The name of a data set that is not of this package; None for its own and for unknown ones."""
+    try:
+        found = canonical(name)
+    except ValueError:
+        return None
+    return None if found in DATASETS else found
 
 
 @cache

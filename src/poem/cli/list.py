@@ -104,10 +104,9 @@ def _own_names(kind: str) -> dict[str, str]:
         return fifteen | dict.fromkeys(EXTRA, "held out: settings may be chosen on it")
     if kind == "bases":
         from poem import zoo
-        from poem._util.outside import announced
+        from poem.zoo.catalog import own_bases
 
-        own = [name for name in zoo.bases() if name not in announced("base")]
-        return {name: f"{zoo.base(name).tag}; {zoo.base(name).notes}" for name in own}
+        return {name: f"{zoo.base(name).tag}; {zoo.base(name).notes}" for name in own_bases()}
     if kind == "data":
         return _data()
     if kind == "scenarios":

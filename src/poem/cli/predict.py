@@ -367,7 +367,8 @@ def open_model(
                 f"{flag} replaces {name}'s own {flag[2:]} {expected}: its accuracy may suffer; leave it out to use that"
             )
     sides = {"resize": resize or base.resize or crop or None, "crop": crop or base.crop or None}
-    prepare = Prepare(**sides, interpolation=base.interpolation)
+    direct = base.direct and not resize
+    prepare = Prepare(**sides, interpolation=base.interpolation, direct=direct)
     imagenet = base.classes == 1000
     settings = {"prepare": prepare, "mean": mean or base.mean, "std": std or base.std,
                 "names": imagenet_class_names() if imagenet else {},

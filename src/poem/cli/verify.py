@@ -79,12 +79,16 @@ def _watch(indices: Sequence[int], title: str) -> Iterable[int]:
 def _print_bases() -> int:
     from poem import zoo
     from poem._util.outside import announced
+    from poem.zoo.catalog import own_bases
 
-    for name, found in announced("base").items():
-        print(f"{name:<16} outside     {found}")
-    for name in (each for each in zoo.bases() if each not in announced("base")):
+    others = announced("base")
+    for name in own_bases():
         base = zoo.base(name)
         print(f"{name:<16} {base.kind:<11} {base.tag}\n{'':<16} {base.normalisation}; {base.notes}")
         for accuracy in base.known[:2]:
             print(f"{'':<16} {accuracy}")
+        if name in others:
+            print(f"{'':<16} another is {others.pop(name)}")
+    for name, found in others.items():
+        print(f"{name:<16} outside     {found}")
     return 0

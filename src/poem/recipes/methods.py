@@ -457,7 +457,13 @@ def _own_names() -> list[str]:
 
 def is_outside_method(name: str) -> bool:
     """Whether a name, with or without a suffix, is of another package; it may still fail to import."""
-    return not _parsed(name)[0] and _outside(name) is not None
+    return outside_host(name) is not None
+
+
+def outside_host(name: str) -> str | None:
+    """The name that another package has, without a suffix; None for a method of this package and for unknown ones."""
+    found = None if _parsed(name)[0] else _outside(name)
+    return None if found is None else found[0]
 
 
 def _outside(name: str) -> tuple[str, str] | None:

@@ -62,6 +62,8 @@ class Base:
     crop: int
     """Side of the input in pixels; 0 for images as they are stored."""
     interpolation: Literal["bilinear", "bicubic"] = "bilinear"
+    direct: bool = False
+    """Resized straight to a square of `crop` pixels, whatever the image's shape."""
     classes: int = 1000
     known: tuple[KnownAccuracy, ...] = ()
     legacy: bool = False
@@ -229,6 +231,11 @@ def bases(pattern: str = "*") -> list[str]:
     """Names of all bases, or those that match a pattern such as `'vit*'`; those of other packages come last."""
     names = [*_BASES, *(name for name in outside.announced("base") if name not in _BASES)]
     return [name for name in names if fnmatchcase(name, pattern)]
+
+
+def own_bases() -> list[str]:
+    """Names of the bases of this package; a package that announces one of them does not change its meaning."""
+    return list(_BASES)
 
 
 def base(name: str) -> Base:

@@ -38,7 +38,7 @@ def hub_base(name: str) -> Base:
 
     Raises:
         ImportError: The library is not installed.
-        ValueError: It has no such network or weights.
+        ValueError: It has no such network or weights, or, of `hf:`, preprocessing that a base does not have.
         FileNotFoundError: Of `hf:`, the configuration is neither on this machine nor can it be downloaded.
     """
     hub, _, rest = name.partition(":")
@@ -55,7 +55,10 @@ def _library(name: str, hub: str) -> Any:
 
 def _timm(name: str, rest: str) -> Base:
     timm = _library(name, "timm")
-    config = timm.models.get_pretrained_cfg(rest)
+    try:
+        config = timm.models.get_pretrained_cfg(rest)
+    except RuntimeError:  # a network that it has, with a tag that it has not
+        config = None
     if config is None or not (config.hf_hub_id or config.url):
         known = timm.list_models(pretrained=True)
         hint = nearest_hint(rest, known, otherwise="timm.list_models(pretrained=True) has all")
@@ -97,14 +100,105 @@ def _hugging_face(name: str, rest: str) -> Base:
     where = _folder_or_id(rest)
     config = _fetch(name, lambda **local: transformers.AutoConfig.from_pretrained(where, **local))
     steps = _processor_settings(transformers, where, name)
-    side = _side(steps.get("size")) or int(getattr(config, "image_size", 0) or 0)
-    crop = (_side(steps.get("crop_size")) if steps.get("do_center_crop") else None) or side
+    mean, std = _stated_normalisation(steps, name)
+    resize, crop, direct = _stated_sizes(steps, name, int(getattr(config, "image_size", 0) or 0))
     return Base(
-        name=name, kind="transformers", arch=where, tag=where, file="", mean=_triple(steps.get("image_mean", NONE[0])),
-        std=_triple(steps.get("image_std", NONE[1])), resize=side, crop=crop,
-        interpolation="bicubic" if steps.get("resample") == 3 else "bilinear", classes=int(config.num_labels),
+        name=name, kind="transformers", arch=where, tag=where, file="", mean=mean, std=std, resize=resize, crop=crop,
+        interpolation=_stated_interpolation(steps, name), direct=direct, classes=int(config.num_labels),
         notes="preprocessing as its image processor states it",
     )  # fmt: skip
+
+
+def _unable(name: str, what: str) -> ValueError:
+    """The error for a step of an image processor that a base does not have."""
+    return ValueError(
+        f"expected a short side and a centre crop, or a square, then mean and std, of {name}, got {what} in its "
+        "preprocessor_config.json; write a function that returns the network with that step inside, and name it as "
+        "package.module:function"
+    )
+
+
+def _stated_normalisation(steps: dict[str, Any], name: str) -> tuple[Triple, Triple]:
+    """Mean and std of images from 0 to 1 that give what an image processor gives.
+
+    It multiplies pixels from 0 to 255 by its factor, then subtracts its mean and divides by its std: with a factor of
+    k / 255, that is mean / k and std / k.
+    """
+    for word in ("do_flip_channel_order", "do_grayscale", "rescale_offset"):
+        if steps.get(word):
+            raise _unable(name, f"{word} {steps[word]}")
+    scale = 1.0
+    if not steps.get("do_rescale", True):
+        scale = 255.0
+    elif steps.get("rescale_factor") is not None:
+        scale = float(steps["rescale_factor"]) * 255
+    if not scale > 0:
+        raise _unable(name, f"rescale_factor {steps['rescale_factor']}")
+    mean, std = NONE
+    if steps.get("do_normalize", "image_mean" in steps):
+        for word in ("image_mean", "image_std"):
+            if steps.get(word) is None:
+                raise ValueError(
+                    f"expected {word} of {name}, which states do_normalize, got none; write three numbers as {word} "
+                    "into its preprocessor_config.json, or do_normalize: false"
+                )
+        mean, std = _triple(steps["image_mean"]), _triple(steps["image_std"])
+        if steps.get("include_top"):  # EfficientNet's divides by its std twice
+            std = _triple([each**2 for each in std])
+    if abs(scale - 1) < 1e-5:
+        return mean, std
+    return _triple([each / scale for each in mean]), _triple([each / scale for each in std])
+
+
+def _stated_sizes(steps: dict[str, Any], name: str, default: int) -> tuple[int, int, bool]:
+    """Short side, crop, and whether images are resized straight to a square, as an image processor states them."""
+    if steps.get("do_pad"):
+        raise _unable(name, f"do_pad {steps['do_pad']}")
+    size, crop = steps.get("size"), None
+    if steps.get("do_center_crop"):
+        crop = _square(steps.get("crop_size"), "crop_size", name) or default
+    if not steps.get("do_resize", True):
+        if crop:
+            raise _unable(name, "do_center_crop without do_resize")
+        return 0, 0, False
+    short = size.get("shortest_edge") if isinstance(size, dict) else size if crop else None
+    if short is None:
+        side = _square(size, "size", name) or default
+        if crop not in (None, side):
+            raise _unable(name, f"size {side}x{side} with crop_size {crop}, a square and then a crop")
+        return side, side, bool(side) and bool(steps)
+    short = int(short)
+    if isinstance(size, dict) and size.get("longest_edge"):
+        raise _unable(name, f"size {size}")
+    share = steps.get("crop_pct")
+    if str(steps.get("image_processor_type", "")).startswith("Levit"):
+        share = 224 / 256
+    if crop is not None:
+        return int(short / share) if share else short, crop, False
+    if share is None:
+        raise _unable(name, f"size {size} without do_center_crop, after which images differ in shape")
+    return (int(short / share), short, False) if short < 384 else (short, short, True)  # as ConvNeXt's does
+
+
+def _square(size: Any, word: str, name: str) -> int | None:
+    """The side in pixels of a size that an image processor states; None where it states none."""
+    if isinstance(size, dict):
+        high, wide = size.get("height"), size.get("width")
+        if high is None or high != wide:
+            raise _unable(name, f"{word} {size}")
+        size = high
+    if isinstance(size, list | tuple):
+        if len(set(size)) != 1:
+            raise _unable(name, f"{word} {size}")
+        size = size[0]
+    return None if size is None else int(size)
+
+
+def _stated_interpolation(steps: dict[str, Any], name: str) -> Literal["bilinear", "bicubic"]:
+    number = steps.get("resample")
+    if number not in (None, 2, 3) and steps.get("do_resize", True):
+        raise _unable(name, f"resample {int(number)}, neither bilinear (2) nor bicubic (3)")
+    return "bicubic" if number == 3 else "bilinear"
 
 
 def build_hugging_face(chosen: Base, *, random: bool, seed: int = 0, local: bool = False) -> nn.Module:
@@ -150,26 +244,25 @@ def _fetch(name: str, get: Any, *, local: bool = False) -> Any:
 
 
 def _processor_settings(transformers: Any, where: str, name: str) -> dict[str, Any]:
-    """The settings of an image processor; none, with a warning, where the model comes without one."""
+    """The settings of an image processor with its defaults; none, with a warning, where the model comes without one."""
     base = transformers.image_processing_utils.BaseImageProcessor
     try:
         found: dict[str, Any] = _fetch(name, lambda **local: base.get_image_processor_dict(where, **local)[0])
-        return found
     except FileNotFoundError:
         log.warning("%s has no preprocessor_config.json: images are given from 0 to 1 as they are", name)
         return {}
+    make = transformers.AutoImageProcessor
+    try:  # what the file leaves out has defaults, which differ from class to class
+        whole: dict[str, Any] = make.from_pretrained(where, local_files_only=True, trust_remote_code=False).to_dict()
+    except (ImportError, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        log.warning("%s: its image processor cannot be built (%s); its file alone is read", name, error)
+        return found
+    return {**found, **whole}
 
 
 def _folder_or_id(rest: str) -> str:
     folder = Path(rest).expanduser()
     return str(folder) if folder.is_dir() else rest
-
-
-def _side(size: Any) -> int | None:
-    """The side in pixels that a size of an image processor states."""
-    if isinstance(size, dict):
-        size = size.get("shortest_edge") or size.get("height")
-    return None if size is None else int(size)
 
 
 def _triple(values: Any) -> Triple:

@@ -72,7 +72,7 @@ class Preprocessing:
     @classmethod
     def of(cls, base: zoo.Base) -> Preprocessing:
         """The preprocessing of a base."""
-        return cls(ResizeCrop(base.resize, base.crop, base.interpolation), base.mean, base.std)
+        return cls(ResizeCrop(base.resize, base.crop, base.interpolation, base.direct), base.mean, base.std)
 
 
 def class_mask(data: Images, base: zoo.Base) -> list[int] | None:

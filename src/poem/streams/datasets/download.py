@@ -4,7 +4,8 @@ What an interrupted run leaves:
 
     ROOT/FILE.part           the bytes so far; the next run asks the server for the rest
     ROOT/FILE                the whole archive, its checksum verified; removed once it is unpacked
-    ROOT/.FILE.unpacking/    files being unpacked; the next run removes it and begins anew
+    ROOT/.FILE.unpacking-*/  files being unpacked; the next run removes it and begins anew
+    ROOT/.FILE.lock          locked from the first byte to the last rename, so that two runs do not mix; empty
 
 A name that the loaders read (`CIFAR-10-C`, `ImageNet-C/fog`) appears by a rename when it is complete.
 """
@@ -17,6 +18,7 @@ import http.client
 import logging
 import os
 import re
+import secrets
 import shutil
 import socket
 import tarfile
@@ -27,6 +29,7 @@ import urllib.request
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
@@ -50,6 +53,8 @@ TIMEOUT = 60.0
 """Seconds without a byte after which a connection counts as dropped."""
 _BLOCK = 1 << 20
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
+_LOCKED_ERRORS = (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES)
+"""What flock says where another process holds the lock; any other error means that there are no locks here."""
 _MAX_PART = 255
 """Bytes of a name that file systems take."""
 
@@ -96,23 +101,28 @@ def get_archive(
         ValueError: The archive is damaged, or does not have the files that it should.
     """
     report = on_progress or _no_progress
-    missing = [target for target in archive.targets if not (root / target).exists()]
-    if not missing:
+    if all((root / target).exists() for target in archive.targets):
         return []
     root.mkdir(parents=True, exist_ok=True)
     path = root / archive.file
-    if path.is_file():
-        _verify(path, archive, report, remove=False)
-    else:
-        _check_room(archive, root)
-        part = root / f"{archive.file}.part"
-        with _LockedFile(part) as file:
-            _download(archive, file, _address(archive, mirror), report)
-        _verify(part, archive, report, remove=True)
-        part.replace(path)
-    new = _unpack(path, archive, root, missing, report)
-    if not keep:
-        path.unlink()
+    with _locked(path) as alone:
+        missing = [target for target in archive.targets if not (root / target).exists()]
+        if not missing:  # another process has unpacked them since
+            return []
+        if path.is_file():
+            _verify(path, archive, report, remove=False)
+        else:
+            _check_room(archive, root)
+            part = root / f"{archive.file}.part"
+            with _PartFile(part) as file:
+                _download(archive, file, _address(archive, mirror), report)
+            _verify(part, archive, report, remove=True)
+            part.replace(path)
+        if alone:
+            _remove_stale(path)
+        new = _unpack(path, archive, root, missing, report)
+        if not keep:
+            path.unlink(missing_ok=True)
     return new
 
 
@@ -140,8 +150,54 @@ def _check_room(archive: Archive, root: Path) -> None:
         )
 
 
-class _LockedFile:
-    """The `.part` file, open for reading and appending, and locked against a second download of it."""
+@contextmanager
+def _locked(path: Path) -> Iterator[bool]:
+    """Hold the lock of an archive, and remove its file at the end; yields whether there is a lock.
+
+    Raises:
+        OSError: Another process holds it.
+    """
+    if fcntl is None:
+        yield False
+        return
+    lock = path.with_name(f".{path.name}.lock")
+    while True:
+        handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        try:
+            alone = _lock(handle, path)
+            if alone and not _is_open_file(handle, lock):  # its last holder removed it between open and lock
+                continue
+            try:
+                yield alone
+            finally:
+                lock.unlink(missing_ok=True)
+            return
+        finally:
+            os.close(handle)
+
+
+def _lock(handle: int, path: Path) -> bool:
+    """Lock an open file; False, with a warning, where the file system has no locks."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in _LOCKED_ERRORS:
+            raise OSError(f"another process downloads or unpacks {path}; wait for it, or stop it") from error
+        log.warning("%s cannot be locked (%s): start no second download of it to this folder", path, error)
+        return False
+    return True
+
+
+def _is_open_file(handle: int, path: Path) -> bool:
+    """Whether a path still names the file that is open."""
+    try:
+        return os.path.samestat(os.fstat(handle), os.lstat(path))
+    except FileNotFoundError:
+        return False
+
+
+class _PartFile:
+    """The `.part` file, open for reading and appending; it is removed where it stays empty."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -150,12 +206,6 @@ class _LockedFile:
         if self.path.is_symlink() or (self.path.exists() and not self.path.is_file()):
             raise OSError(f"expected a file, or nothing yet, at {self.path}, got something else; remove it")
         self._file = self.path.open("ab")
-        if fcntl is not None:
-            try:
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                self._file.close()
-                raise OSError(f"another process downloads to {self.path}; wait for it, or stop it") from error
         return self._file
 
     def __exit__(self, *error: object) -> None:
@@ -290,21 +340,36 @@ class _Member:
     open: Callable[[], IO[bytes]]
 
 
+def _remove_stale(path: Path) -> None:
+    """Remove what interrupted runs have unpacked of an archive."""
+    begin = f".{path.name}.unpacking"
+    for found in path.parent.iterdir():
+        if found.name == begin or found.name.startswith(f"{begin}-"):
+            shutil.rmtree(found, ignore_errors=True)
+
+
 def _unpack(path: Path, archive: Archive, root: Path, missing: Sequence[str], report: OnProgress) -> list[Path]:
     """Unpack an archive beside its targets, then rename each target that is not there yet; returns these."""
-    staging = root / f".{archive.file}.unpacking"
-    shutil.rmtree(staging, ignore_errors=True)
+    staging = root / f".{archive.file}.unpacking-{os.getpid()}-{secrets.token_hex(4)}"
     try:
         try:
-            _write_members(path, archive, staging, report)
+            written = _write_members(path, archive, staging, report)
         except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
             raise ValueError(f"{path} is damaged ({error}); remove it, and type the same command again") from error
         lacking = [name for name in archive.entries if not (staging / name).is_dir()]
         if lacking or not staging.is_dir():
             what = ", ".join(lacking) or f"files like {archive.keep}"
             raise ValueError(f"expected {what} in {path}, found none; is it another file of that name?")
+        here = sum(len(files) for _, _, files in os.walk(staging))
+        if here != written:
+            raise OSError(
+                f"expected {written} files of {path} in {staging}, found {here}: another process changes that folder; "
+                "type the same command again"
+            )
         new = []
         for target in missing:
+            if (root / target).exists():  # by another process, where there are no locks
+                continue
             source = staging / PurePosixPath(target).name if archive.entries else staging
             (root / target).parent.mkdir(parents=True, exist_ok=True)
             source.rename(root / target)
@@ -314,10 +379,10 @@ def _unpack(path: Path, archive: Archive, root: Path, missing: Sequence[str], re
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def _write_members(path: Path, archive: Archive, staging: Path, report: OnProgress) -> None:
-    """Write the files of an archive that are kept."""
+def _write_members(path: Path, archive: Archive, staging: Path, report: OnProgress) -> int:
+    """Write the files of an archive that are kept; returns how many."""
     size = path.stat().st_size
-    most, written = unpacked_limit(size), 0
+    most, written, count = unpacked_limit(size), 0, 0
     for member in _members(path):
         inside = _kept_path(member.name, archive)
         if inside is None:
@@ -334,7 +399,9 @@ def _write_members(path: Path, archive: Archive, staging: Path, report: OnProgre
             shutil.copyfileobj(source, file, _BLOCK)
         if target.stat().st_size != member.size:
             raise EOFError(f"{member.name} breaks off")
+        count += 1
         report(f"unpack {archive.file}", min(written, size), size)
+    return count
 
 
 def _kept_path(name: str, archive: Archive) -> tuple[str, ...] | None:

@@ -38,7 +38,8 @@ class OwnImages(ImageSet):
 
     Raises:
         TypeError: Items are no pairs, or labels no class numbers.
-        ValueError: It is empty, or a label is negative.
+        ValueError: It is empty, a label is negative or no whole number, or the first item has another label than the
+            attribute `targets` or `labels`.
     """
 
     def __init__(self, data: Any, *, name: str = "data set", mask: Sequence[int] | None = None) -> None:
@@ -105,7 +106,8 @@ def as_images(data: Any, *, name: str = "data set", mask: Sequence[int] | None =
 
     Raises:
         TypeError: It has no items, or they are no pairs of an image and a label.
-        ValueError: It is empty, or a label is negative.
+        ValueError: It is empty, a label is negative or no whole number, or the first item has another label than the
+            attribute `targets` or `labels`.
     """
     if is_images(data):
         found: Images = data
@@ -163,16 +165,37 @@ def open_outside(name: str, root: str | os.PathLike[str] | None = None, **option
 def _labels(data: Any, name: str) -> Labels:
     """The label of every item: from the attribute that torchvision's sets keep them in, else from the items."""
     found = _known_labels(data)
-    if found is None:
+    if found is not None:
+        _check_first(data, found, name)
+    else:
         found = [_pair(data[index], f"{name}[{index}]")[1] for index in range(len(data))]
     try:
         numbers = [int(each) for each in found]
-    except (TypeError, ValueError) as error:
-        shown = next((each for each in found if not _is_number(each)), found[0])
+    except (TypeError, ValueError, OverflowError) as error:
+        shown = next((each for each in found if not _is_class_like(each)), found[0])
         raise TypeError(f"expected labels of {name} as class numbers, got {shown!r:.80}; {_NO_LABELS}") from error
+    broken = next((each for each, number in zip(found, numbers, strict=True) if each != number), None)
+    if broken is not None and not isinstance(broken, str):
+        raise ValueError(f"expected labels of {name} as whole numbers, got {float(broken):g}; {_NO_LABELS}")
     if min(numbers) < 0:
         raise ValueError(f"expected labels of {name} of at least 0, got {min(numbers)}; {_NO_LABELS}")
     return np.asarray(numbers, np.int64)
+
+
+def _check_first(data: Any, known: Sequence[Any], name: str) -> None:
+    """Raise where the first item has another label than the attribute that labels are taken from."""
+    try:
+        with torch.random.fork_rng(devices=[]):
+            item = data[0]
+    except Exception:  # an image that cannot be read is told when it is read
+        return
+    label = _pair(item, f"{name}[0]")[1]
+    if not (_is_number(label) or isinstance(label, float | np.floating)) or bool(label == known[0]):
+        return
+    raise ValueError(
+        f"expected {name}[0] to have the label of its attribute targets or labels, {known[0]}, got {label}; let "
+        "__getitem__ return the same, or rename the attribute, and labels are read from the items"
+    )
 
 
 def _known_labels(data: Any) -> Sequence[Any] | None:
@@ -208,6 +231,10 @@ def _pair(item: Any, where: str) -> tuple[Any, Any]:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | np.integer) or (isinstance(value, Tensor) and value.numel() == 1)
+
+
+def _is_class_like(value: Any) -> bool:
+    return _is_number(value) or (isinstance(value, float | np.floating) and bool(np.isfinite(value)))
 
 
 def dataset_order(count: int, seed: int) -> list[int]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import pickletools
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,13 @@ class _RecordingUnpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it names {module}.{name}, which is no part of CIFAR and was not called")
 
 
+def _check_memo(data: bytes) -> None:
+    """Raise where a pickle puts a value at a place of the memo beyond its own length, which the memo would grow to."""
+    for code, argument, _ in pickletools.genops(data):
+        if code.name in ("PUT", "BINPUT", "LONG_BINPUT") and isinstance(argument, int) and argument > len(data):
+            raise pickle.UnpicklingError(f"it puts a value at place {argument} of its memo and has {len(data)} bytes")
+
+
 def python_batch(path: Path, rows: int, classes: int) -> tuple[NDArray[np.uint8], Labels]:
     """Read one file of the python version: pixels (rows, 3072), the red plane first, and labels (rows,).
 
@@ -80,7 +88,9 @@ def python_batch(path: Path, rows: int, classes: int) -> tuple[NDArray[np.uint8]
         ValueError: The file is no batch of CIFAR, or names code to run.
     """
     try:
-        found = _RecordingUnpickler(io.BytesIO(read_bytes(path, MAX_BATCH_BYTES)), encoding="bytes").load()
+        data = read_bytes(path, MAX_BATCH_BYTES)
+        _check_memo(data)
+        found = _RecordingUnpickler(io.BytesIO(data), encoding="bytes").load()
     except Exception as error:  # a damaged pickle raises almost anything
         if isinstance(error, OSError):
             raise

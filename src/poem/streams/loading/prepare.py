@@ -20,21 +20,27 @@ MAX_SIDE = 8192
 class Prepare:
     """Resize the short side to `resize`, then crop the centre to `crop`, by PIL.
 
-    Sizes and offsets are rounded as in torchvision's Resize and CenterCrop, so the pixels are the same.
+    Sizes and offsets are rounded as in torchvision's Resize and CenterCrop, so the pixels are the same. `direct`
+    resizes to a square of `crop` pixels instead, whatever the image's shape.
     """
 
     resize: int | None = None
     crop: int | None = None
     interpolation: Literal["bilinear", "bicubic"] = "bilinear"
+    direct: bool = False
 
     def __post_init__(self) -> None:
         if self.interpolation not in ("bilinear", "bicubic"):
             raise ValueError(f"expected interpolation 'bilinear' or 'bicubic', got {self.interpolation!r}")
+        if self.direct and self.crop is None:
+            raise ValueError("expected crop, the side of the square, with direct=True, got none; add crop=")
         for name, size in (("resize", self.resize), ("crop", self.crop)):
             if size is not None and not 1 <= size <= MAX_SIDE:
                 raise ValueError(f"expected sizes from 1 to {MAX_SIDE} pixels, got {name} {size}")
 
     def __str__(self) -> str:
+        if self.direct:
+            return f"straight to {self.crop}x{self.crop} ({self.interpolation})"
         steps = [f"short side to {self.resize} ({self.interpolation})"] if self.resize else []
         return ", ".join(steps + ([f"centre {self.crop}"] if self.crop else [])) or "as stored"
 
@@ -46,7 +52,11 @@ class Prepare:
         """Resize and crop a PIL image of mode RGB: uint8 (3, H, W)."""
         wide, high = picture.size
         short = min(wide, high)
-        if self.resize and short != self.resize:
+        if self.direct and self.crop:
+            if (wide, high) != (self.crop, self.crop):
+                wide = high = self.crop
+                picture = picture.resize((wide, high), getattr(pillow().Resampling, self.interpolation.upper()))
+        elif self.resize and short != self.resize:
             stored = f"{wide}x{high} pixels would become "
             wide, high = (self.resize if side == short else int(self.resize * side / short) for side in (wide, high))
             check_pixels(wide, high, printable(where), stored)
