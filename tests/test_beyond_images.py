@@ -252,7 +252,8 @@ class Prompted(nn.Module):
         self.out = nn.Linear(16, 16)
 
     def forward(self, x: Tensor, texts: Tensor) -> Tensor:
-        return 5 * self.out(self.body(x).mean((2, 3))) @ texts.T
+        logits: Tensor = 5 * self.out(self.body(x).mean((2, 3))) @ texts.T
+        return logits
 
 
 @pytest.mark.parametrize("method", ["auto", "tent", "poem"])
@@ -265,8 +266,8 @@ def test_an_argument_that_came_with_another_length_is_shared_by_all_samples(meth
 
 def test_a_repeated_batch_that_changes_the_classes_is_refused() -> None:
     texts = torch.randn(10, 16, generator=torch.Generator().manual_seed(0))
-    for settings in ({}, {"classes": range(7)}):
-        adapter = poem.adapt(Prompted().eval(), "auto", lr=0.01, **settings)
+    for classes in (None, range(7)):
+        adapter = poem.adapt(Prompted().eval(), "auto", lr=0.01, classes=classes)
         with pytest.raises(ValueError, match=r"expected 10 classes, as in a plain pass, got .*'texts' has 10 rows"):
             adapter(torch.rand(10, 3, 16, 16), texts=texts)
         assert adapter.totals.batches == 0

@@ -249,7 +249,8 @@ def test_a_base_of_hugging_face_prepares_images_as_its_processor(
     import transformers
 
     slope = torch.linspace(0, 255, 600).expand(3, 500, 600).to(torch.uint8)
-    wanted = transformers.AutoImageProcessor.from_pretrained(tmp_path)(slope, return_tensors="pt")["pixel_values"][0]
+    processor: Any = transformers.AutoImageProcessor
+    wanted = processor.from_pretrained(tmp_path)(slope, return_tensors="pt")["pixel_values"][0]
     steps_here = Preprocessing.of(base)
     mean, std = (torch.tensor(each).view(3, 1, 1) for each in (base.mean, base.std))
     got = (steps_here.resize_crop(slope).float() / 255 - mean) / std
@@ -388,8 +389,8 @@ def test_provenance_names_the_package_that_was_used(tmp_path: Path, monkeypatch:
     for name in ("throwaway:mine+poem", "sure+poem-ii", "sure*", "sure"):
         cell = replace(own, method=name)
         assert outside_versions(cell, poem.recipe("tent")) == {"package throwaway": "1.2"}, name
-    for changes in ({"base": "tiny-net"}, {"data": "few-digits"}):
-        assert outside_versions(replace(own, **changes), own.recipe()) == {"package throwaway": "1.2"}
+    for changed in (replace(own, base="tiny-net"), replace(own, data="few-digits")):
+        assert outside_versions(changed, own.recipe()) == {"package throwaway": "1.2"}
     assert measure(own).provenance.keys() >= {"poem", "torch"}
     assert set(outside_versions(replace(own, base="timm:resnet18"), own.recipe())) <= {"package timm"}
 

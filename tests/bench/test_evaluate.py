@@ -77,7 +77,7 @@ class ByName(nn.Module):
 
 def test_mappings_with_labels_of_any_kind_are_scored() -> None:
     images, labels = pictures().tensors
-    kinds = [list, Tensor.numpy, Tensor.tolist, lambda each: each]
+    kinds: list[Any] = [list, Tensor.numpy, Tensor.tolist, lambda each: each]
     found = [
         [
             ({"pixel_values": images[at], "scale": torch.ones(8, 1)}, kind(labels[at]))
