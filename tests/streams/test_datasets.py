@@ -411,3 +411,19 @@ def test_a_folder_of_corruptions_is_not_opened_as_class_folders(tmp_path: Path) 
         ValueError, match=r"holds a folder per corruption, not per class; open one of them, such as .*3"
     ):
         image_folder(tmp_path)
+
+
+def test_direct_resizes_to_a_square_whatever_the_shape() -> None:
+    image = pytest.importorskip("PIL.Image")
+    wide = image.new("RGB", (40, 20), (255, 0, 0))
+    wide.paste((0, 0, 255), (0, 0, 8, 20))  # a centre crop would lose it
+    square = Prepare(resize=10, crop=10, direct=True)
+    assert str(square) == "straight to 10x10 (bilinear)"
+    found = square.resize_crop(wide)
+    assert tuple(found.shape) == (3, 10, 10)
+    assert found[:, 5, 0].tolist() == [0, 0, 255]
+    assert Prepare(resize=10, crop=10).resize_crop(wide)[:, 5, 0].tolist() == [255, 0, 0]
+    with pytest.raises(
+        ValueError, match="expected crop, the side of the square, with direct=True, got none; add crop="
+    ):
+        Prepare(direct=True)
