@@ -271,7 +271,7 @@ def test_a_repeated_batch_that_changes_the_classes_is_refused() -> None:
         with pytest.raises(ValueError, match=r"expected 10 classes, as in a plain pass, got .*'texts' has 10 rows"):
             adapter(torch.rand(10, 3, 16, 16), texts=texts)
         assert adapter.totals.batches == 0
-        assert adapter(torch.rand(8, 3, 16, 16), texts=texts).shape == (8, 7 if settings else 10)
+        assert adapter(torch.rand(8, 3, 16, 16), texts=texts).shape == (8, 7 if classes else 10)
 
 
 class Scaled(nn.Module):
