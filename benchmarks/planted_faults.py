@@ -196,8 +196,8 @@ FAULTS = [
     Fault(
         "labels steer the adapter",
         "bench/run_stream.py",
-        "labels, images = label_indices(labels, len(images)), images.to(self.device)",
-        "labels, images = label_indices(labels, len(images)), images.to(self.device)\n"
+        "labels, images = label_indices(labels, _count(images, labels)), moved_input(images, self.device)",
+        "labels, images = label_indices(labels, _count(images, labels)), moved_input(images, self.device)\n"
         "                images = images * (1 - 1e-3 * float(labels.reshape(-1)[0]))",
         LABELS,
     ),

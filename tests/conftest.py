@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -27,6 +28,23 @@ def pytest_configure(config: pytest.Config) -> None:
     import adapters
 
     adapters.ASKED.fast, adapters.ASKED.device = config.getoption("--fast"), config.getoption("--device")
+
+
+SLOW = re.compile(
+    r"test_a_cut_pass_with_our_kernels_is_the_pass\[(poem-False|deyo\+poem-None)\]"
+    r"|test_memory_stays_flat_over_fifty_thousand"
+    r"|test_the_branch_of_a_resnet50_costs_its_norm_parameters_only"
+    r"|test_every_batch_agrees_with_the_reference\[memo[+*]"
+)
+"""Tests that show on a slow case what others show on a quick one; `make test-all` runs them."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks them, before `-m "not slow"` is applied."""
+    for item in items:
+        if SLOW.search(item.nodeid):
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(autouse=True, scope="session")
