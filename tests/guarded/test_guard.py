@@ -7,6 +7,7 @@ import json
 import logging
 import stat
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,6 +26,7 @@ from poem import zoo
 from poem.guarded import guard as guard_module
 from poem.guarded.audit import Audit, Event, read_audit
 from poem.guarded.guard import Guard
+from poem.guarded.signals import Averages
 from poem.streams.datasets import mnist_digits
 
 SOON: dict[str, Any] = {"horizon": 256, "snapshot_every": 2, "early": 0.05}
@@ -504,3 +506,17 @@ def test_source_data_reach_the_guard_s_alarm() -> None:
     given = poem.adapt(make_net("bn"), source_data=images, guard=True)
     assert not plain.state.shift.given
     assert given.state.shift.given
+
+
+@pytest.mark.parametrize(
+    ("runs", "steady", "verdict"),
+    [((4.0, 5.0), (0.8, 0.9), "adapted"), ((4.0, 2.0), (0.8, 0.9), "source"), ((1.0, 1.0), (0.8, 0.9), "source")],
+)
+def test_a_lower_balance_is_no_collapse_where_steadier_answers_follow_the_runs(
+    runs: tuple[float, float], steady: tuple[float, float], verdict: str
+) -> None:
+    guarded = poem.guard(poem.adapt(make_net("gn"), "tent"))
+    classes = torch.tensor([[0.25] * 4, [0.55, 0.15, 0.15, 0.15]])  # of source and adapted: the latter less balanced
+    seen = replace(Averages.start(4, torch.device("cpu")), classes=classes, seen=torch.tensor(1024.0))
+    seen = replace(seen, runs=torch.tensor(runs), steady=torch.tensor(steady))
+    assert guarded._verdict(seen, with_view=True)[0] == verdict
