@@ -224,11 +224,33 @@ def test_smaller_batches_move_the_average_less() -> None:
 
 
 def test_an_average_over_the_stream_has_a_smaller_error_than_a_batch() -> None:
-    """Of a rate r the variance is r / (2 - r) of a batch's; at the first batch of 64 the mean has moved by r."""
+    """Of a rate r its variance is r^2 of a batch's after the first of 64, and tends to r / (2 - r)."""
     statistics, on = Blended((1.0,), (0.5,), (1.0,)), Layer(torch.zeros(1).double(), torch.ones(1).double())
-    memory = statistics.start_layer(KEY, on)
-    called(statistics, on, torch.tensor([[2.0], [4.0]]).double().repeat(32, 1), memory)
-    assert float(on.given[-1][0]) == pytest.approx(0.5 * 3 - math.sqrt(1 / 63 * 0.5 / 1.5))
+    memory, batch = statistics.start_layer(KEY, on), torch.tensor([[2.0], [4.0]]).double().repeat(32, 1)
+    called(statistics, on, batch, memory)
+    assert float(on.given[-1][0]) == pytest.approx(0.5 * 3 - math.sqrt(1 / 63 * 0.5**2))
+    for _ in range(20):
+        called(statistics, on, batch, memory)
+    assert float(memory[f"{KEY}.share"]) == pytest.approx(0.5 / 1.5)
+
+
+@pytest.mark.parametrize("size", [64, 8, 1])
+def test_at_the_start_an_average_is_that_of_all_images_and_the_source(size: int) -> None:
+    """The source counts as so many images, until the copy's own rate is the larger one."""
+    statistics, on = Blended((1.0,), (0.05,), (0.0,), source_images=256), layer()
+    memory, images = statistics.start_layer(KEY, on), draw(512, 0, shift=1.0)
+    for batch in images.split(size):
+        called(statistics, on, batch, memory)
+    assert on.source_mean is not None
+    every = (256 * on.source_mean + 512 * images.mean((0, 2, 3))) / (256 + 512)
+    torch.testing.assert_close(memory[f"{KEY}.mean"][0], every)
+    assert float(memory[f"{KEY}.share"]) == pytest.approx(512 / size * (size / 768) ** 2)
+    for batch in draw(1600, 1, shift=1.0).split(64):
+        called(statistics, on, batch, memory)
+    before = memory[f"{KEY}.mean"][0]
+    called(statistics, on, draw(64, 2, shift=2.0), memory)
+    moved = before + 0.05 * (draw(64, 2, shift=2.0).mean((0, 2, 3)) - before)
+    torch.testing.assert_close(memory[f"{KEY}.mean"][0], moved)
 
 
 def test_significance_by_hand() -> None:

@@ -31,12 +31,13 @@ class Blended(Statistics):
     """Copies of the batch, each with a mixture of the source's statistics and the stream's; their mean answers.
 
     `weights` are the stream's shares in each copy's mixture, `rates` say how far a batch of 64 images moves the copy's
-    average over the stream: 1 is the batch itself, 0.05 some 20 batches. A smaller batch moves it less. Where `doubts`
-    has a number for a copy, it uses only what differs from the source's statistics by more than so many standard
-    errors, and only the excess, so a stream that is like the source gets the source's statistics. The errors are those
-    of batch after batch as they come, so they are large where each batch has classes of its own; where the same classes
-    stay for many batches, the batches differ little and the errors are too small. A first batch of one image, whose
-    error is unknown, is not used by such a copy.
+    average over the stream: 1 is the batch itself, 0.05 some 20 batches. A smaller batch moves it less. At the start an
+    average moves faster, as that of all images so far does when the source's statistics count as `source_images` of
+    them. Where `doubts` has a number for a copy, it uses only what differs from the source's statistics by more than so
+    many standard errors, and only the excess, so a stream that is like the source gets the source's statistics. The
+    errors are those of batch after batch as they come, so they are large where each batch has classes of its own; where
+    the same classes stay for many batches, the batches differ little and the errors are too small. A first batch of one
+    image, whose error is unknown, is not used by such a copy.
 
     A copy counts by how well it tells the images apart: `exp(trust * information)`, where information is the entropy of
     its mean prediction less the mean entropy of its predictions, over the last `horizon` images, as a share of the most
@@ -58,6 +59,7 @@ class Blended(Statistics):
     trust: NotNegative = 2.3
     caution: NotNegative = 5.0
     horizon: Count = 256
+    source_images: Count = 256
 
     def __post_init__(self) -> None:
         """Refuses copies without a weight, a rate or a doubt."""
@@ -82,7 +84,8 @@ class Blended(Statistics):
         # Settings are held with the rest so that they are on the layer's device, where a CUDA graph can read them.
         for name, each in (("weights", self.weights), ("rates", self.rates), ("doubts", self.doubts)):
             held[name] = mean.new_tensor(each)[:, None]
-        return {f"{key}.{name}": tensor for name, tensor in held.items()} | {f"{key}.batches": none[0, 0]}
+        held |= {"share": none[:, :1], "images": none[0, 0]}
+        return {f"{key}.{name}": tensor for name, tensor in held.items()}
 
     def frozen(self, layer: BatchLayer, memory: Memory, key: str) -> tuple[Tensor, Tensor] | None:
         """Those of one copy: the one that counts most of those that do not follow each batch, if there are any.
@@ -92,9 +95,8 @@ class Blended(Statistics):
         """
         if f"{key}.mean" not in memory or layer.source_mean is None or layer.source_var is None:
             return None
-        rate = _moved(memory[f"{key}.rates"], memory[f"{key}.mean"].new_full((), 64.0))
         own, place = (_precise(layer.source_mean), _precise(layer.source_var)), self.frozen_copy(memory)
-        mean, var = self._mixtures(own, memory, rate, memory[f"{key}.weights"], key)
+        mean, var = self._mixtures(own, memory, memory[f"{key}.weights"], key)
         return mean[place], var[place]
 
     def frozen_copy(self, memory: Memory) -> int:
@@ -111,15 +113,12 @@ class Blended(Statistics):
         others = lasting or [place for place in every if place != self._closest] or [0]
         return max(others, key=lambda place: (scores[place], -self.rates[place]))
 
-    def _mixtures(
-        self, own: tuple[Tensor, Tensor], new: Memory, rate: Tensor, weight: Tensor, key: str
-    ) -> tuple[Tensor, Tensor]:
+    def _mixtures(self, own: tuple[Tensor, Tensor], new: Memory, weight: Tensor, key: str) -> tuple[Tensor, Tensor]:
         """Each copy's mean and variance (copies, C): the source's, mixed with what is significant of the stream's."""
         mean, var = own
-        averaged = rate / (2 - rate)  # the variance of an average, as a share of that of a batch
-        doubts = new[f"{key}.doubts"]
-        seen = mean + _beyond(new[f"{key}.mean"] - mean, doubts * (new[f"{key}.mean_moves"] * averaged).sqrt())
-        spread = var + _beyond(new[f"{key}.var"] - var, doubts * (new[f"{key}.var_moves"] * averaged).sqrt())
+        share, doubts = new[f"{key}.share"], new[f"{key}.doubts"]
+        seen = mean + _beyond(new[f"{key}.mean"] - mean, doubts * (new[f"{key}.mean_moves"] * share).sqrt())
+        spread = var + _beyond(new[f"{key}.var"] - var, doubts * (new[f"{key}.var_moves"] * share).sqrt())
         return mixture(mean, var, seen, spread, weight)
 
     def __call__(self, layer: BatchLayer, x: Tensor, mask: Tensor | None, memory: Memory, key: str) -> Tensor:
@@ -129,22 +128,24 @@ class Blended(Statistics):
             return FromBatch()(layer, x, mask, memory, key)
         own, count = (_precise(layer.source_mean), _precise(layer.source_var)), _count(x, mask, self.copies)
         doubts = memory[f"{key}.doubts"]
-        unknown = (memory[f"{key}.batches"] == 0) & (count < 2) & (doubts > 0)
+        unknown = (memory[f"{key}.images"] == 0) & (count < 2) & (doubts > 0)
         weight = torch.where(unknown, 0, memory[f"{key}.weights"])
-        rate = _moved(memory[f"{key}.rates"], count)
-        return layer.with_moments(x, *self._mixtures(own, new | {f"{key}.doubts": doubts}, rate, weight, key))
+        return layer.with_moments(x, *self._mixtures(own, new | {f"{key}.doubts": doubts}, weight, key))
 
     def remember_layer(self, layer: BatchLayer, x: Tensor, mask: Tensor | None, memory: Memory, key: str) -> Memory:
         """Each copy's average moved by the batch, and how much batches differ from each other."""
         if f"{key}.mean" not in memory:
             return {}
-        held = {name: memory[f"{key}.{name}"] for name in ("mean", "var", "last_mean", "last_var", "batches")}
+        held = {name: memory[f"{key}.{name}"] for name in ("mean", "var", "last_mean", "last_var", "images")}
         mean, var, mean_error, var_error = _described(x.detach(), mask, self.copies)
         count = _count(x, mask, self.copies)
-        moved = mixture(held["mean"], held["var"], mean, var, _moved(memory[f"{key}.rates"], count))
+        rate = self._rate(memory[f"{key}.rates"], count, held["images"])
+        moved = mixture(held["mean"], held["var"], mean, var, rate)
         new = dict(zip(("mean", "var"), moved, strict=True))
+        # The variance of the average, as a share of a batch's.
+        new["share"] = (1 - rate).square() * memory[f"{key}.share"] + rate.square()
         for name, now, error in (("mean", mean, mean_error), ("var", var, var_error)):
-            first = held["batches"] == 0
+            first = held["images"] == 0
             between = torch.where(first, error, memory[f"{key}.{name}_moves"])
             floor = torch.maximum(between, error)
             jump = (now - held[f"last_{name}"]).square() / 2
@@ -152,10 +153,14 @@ class Blended(Statistics):
             known = between + FORGET * (torch.minimum(jump, LARGEST_JUMP * floor) - between)
             between = torch.where(first, between, torch.where(floor > 0, known, jump))
             new |= {f"last_{name}": now, f"{name}_moves": torch.maximum(between, error)}
-        new["batches"] = held["batches"] + 1
+        new["images"] = held["images"] + count
         if mask is not None:  # that keeps none
             new = {name: torch.where(count > 0, tensor, memory[f"{key}.{name}"]) for name, tensor in new.items()}
         return {f"{key}.{name}": tensor for name, tensor in new.items()}
+
+    def _rate(self, rates: Tensor, count: Tensor, images: Tensor) -> Tensor:
+        """How far so many images move each copy's average (copies, 1) after the images before."""
+        return torch.maximum((rates * count / 64).clamp(max=1), count / (self.source_images + images + count))
 
     def start(self, outputs: Outputs) -> Memory:
         """No predictions seen."""
@@ -327,11 +332,6 @@ def _count(x: Tensor, mask: Tensor | None, copies: int) -> Tensor:
     """How many images the statistics are of; on the device, so that a masked pass need not wait for the number."""
     kind = torch.promote_types(x.dtype, torch.float32)
     return x.new_full((), x.shape[0] // copies, dtype=kind) if mask is None else mask.sum(dtype=kind)
-
-
-def _moved(rates: Tensor, count: Tensor) -> Tensor:
-    """How far so many images move each copy's average (copies, 1)."""
-    return (rates * count / 64).clamp(max=1)
 
 
 def _described(x: Tensor, mask: Tensor | None, copies: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
