@@ -43,7 +43,7 @@ class Blended(Statistics):
     its mean prediction less the mean entropy of its predictions, over the last `horizon` images, as a share of the most
     that it can be, the logarithm of the number of classes. A network that is sure of one class has none of it, and
     neither has one that is sure of nothing. The copy that follows the batch most closely is often unsure and right, so
-    it counts as the best of the others does.
+    `bonus` is added to its exponent, as far as that does not exceed the best copy's.
 
     Where classes come in runs, the statistics of a batch are those of a few classes. `runs` is how much likelier two
     neighbours in the stream agree than samples further apart, by the predictions of the slowest copy; every copy but
@@ -56,10 +56,11 @@ class Blended(Statistics):
     weights: tuple[Share, ...] = (0.0, 0.25, 0.5, 1.0, 1.0)
     rates: tuple[Share, ...] = (1.0, 1.0, 1.0, 1.0, 0.05)
     doubts: tuple[NotNegative, ...] = (0.0, 0.0, 0.0, 0.0, 3.0)
-    trust: NotNegative = 2.3
+    trust: NotNegative = 10.0
+    bonus: NotNegative = 1.0
     caution: NotNegative = 5.0
     horizon: Count = 256
-    source_images: Count = 256
+    source_images: Count = 512
 
     def __post_init__(self) -> None:
         """Refuses copies without a weight, a rate or a doubt."""
@@ -199,13 +200,13 @@ class Blended(Statistics):
         return max(range(self.copies), key=lambda place: (self.weights[place] * self.rates[place], place))
 
     def _preferred(self, scores: Tensor, runs: Tensor) -> Tensor:
-        """Each copy's score: the closest to the batch as good as the best, all quick ones less where classes run."""
+        """Each copy's score: more for the closest to the batch, less for all quick ones where classes run."""
         closest = self._closest
         slowest = self.rates[self._slowest]
         least = self.caution * (runs - RUNS).clamp(min=0)
         found = []
         for place, (weight, rate) in enumerate(zip(self.weights, self.rates, strict=True)):
-            score = scores.max() if place == closest else scores[place]
+            score = torch.minimum(scores[place] + self.bonus, scores.max()) if place == closest else scores[place]
             found.append(score - least if weight > 0 and rate > slowest else score)
         return torch.stack(found)
 
