@@ -168,6 +168,22 @@ def test_copies_are_weighted_by_what_was_seen_over_the_horizon() -> None:
     assert float(memory["statistics.seen"]) == 20
 
 
+@pytest.mark.parametrize(("sharpness", "below"), [(1.0, True), (4.5, False)])
+def test_the_copy_closest_to_the_batch_has_a_bonus_that_lifts_it_to_the_best_at_most(
+    sharpness: float, below: bool
+) -> None:
+    """By hand: ten classes, one image of each; the source's copy is nearly sure of each, the closest one less so."""
+    statistics = Blended((0.0, 1.0), (1.0, 1.0), (0.0, 0.0), trust=10.0, bonus=1.0, caution=0.0)
+    logits = torch.stack([5.0 * torch.eye(10), sharpness * torch.eye(10)])
+    information = [math.log(10) - float(-(p * p.log()).sum(1).mean()) for p in logits.softmax(-1)]
+    score = [10 * each / math.log(10) for each in information]
+    weight = 1 / (1 + math.exp(min(score[1] + 1.0, score[0]) - score[0]))
+    assert (score[1] + 1.0 < score[0]) == below  # with its bonus
+    answer, _ = statistics.combine(logits, {})
+    probs = logits.softmax(-1)
+    torch.testing.assert_close(answer.exp(), weight * probs[0] + (1 - weight) * probs[1])
+
+
 def test_large_doubt_is_the_source() -> None:
     adapter, model = adapted(Blended(doubts=(1e12,) * 5, trust=0.0)), net("bn")
     for seed in (1, 2, 3):
