@@ -67,10 +67,11 @@ class Overrides:
     changes: Mapping[str, Any] = field(default_factory=dict)
     chosen: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
-    def include(self, method: Any) -> bool:
-        """Whether a method matches one of the patterns; `source` always does."""
-        patterns = self.methods
-        return patterns is None or method == "source" or any(fnmatchcase(str(method), each) for each in patterns)
+    def include(self, method: Any, row: str) -> bool:
+        """Whether a method, or the name of its row, matches one of the patterns; `source` always does."""
+        if self.methods is None or method == "source":
+            return True
+        return any(fnmatchcase(name, pattern) for name in (str(method), row) for pattern in self.methods)
 
 
 class Expansion:
@@ -82,8 +83,9 @@ class Expansion:
         self._known: dict[tuple[Any, ...], bool] = {}
         self._check_corruptions(overrides.corruptions or ())
         for pattern in overrides.methods or ():
-            if ":" not in pattern and not any(fnmatchcase(each, pattern) for each in method_names()):
-                raise ValueError(f"no method is like {pattern!r}; {nearest_hint(pattern, method_names())}")
+            known = [*method_names(), *self._row_names()]
+            if ":" not in pattern and not any(fnmatchcase(each, pattern) for each in known):
+                raise ValueError(f"no method and no row is like {pattern!r}; {nearest_hint(pattern, known)}")
 
     def placed(self) -> Iterator[Placed]:
         """Every cell, by group, row, column, corruption and seed."""
@@ -97,6 +99,12 @@ class Expansion:
         if not found:
             raise NothingLeftError("no cell is left; ask for more methods or corruptions")
 
+    def _row_names(self) -> Iterator[str]:
+        """The name of each row, and the method that it states, such as one of the user's own."""
+        for row in [*self.suite.rows, *(row for group in self.suite.groups for row in group.rows or ())]:
+            yield row.label
+            yield str(row.fields.get("method", row.label))
+
     def _columns(self, group: GroupBlock, row: RowBlock) -> Iterator[tuple[str, Fields]]:
         """The label of each column that a row fills, and the fields of its cells."""
         base = merge_fields(self.suite.cell.fields, group.fields, row.fields)
@@ -107,7 +115,7 @@ class Expansion:
         for column in columns:
             merged = merge_fields(base, column.fields)
             filled = row.only is None or column.label in map(str, row.only)
-            if filled and self.overrides.include(merged.get("method")):
+            if filled and self.overrides.include(merged.get("method"), row.label):
                 yield column.label, merged if column.x is None else fill(merged, column.x)
 
     def _corruptions(self, stated: Fields) -> list[str]:
@@ -268,10 +276,10 @@ def left_out(placed: Sequence[Placed], stated: Sequence[Placed]) -> Iterator[str
 def altered(placed: Sequence[Placed], stated: Sequence[Placed], overrides: Overrides) -> Iterator[str]:
     """How cells differ from those that the suite states, in words; seeds do not count."""
     positions = {_position(each) for each in placed}
-    if any(_position(each) not in positions and not overrides.include(each.cell.method) for each in stated):
+    if any(_position(each) not in positions and not overrides.include(each.cell.method, each.row) for each in stated):
         yield f"methods {' '.join(overrides.methods or ())}"
     shifts = {shift for each in placed for shift in each.cell.corruptions}
-    included = [each.cell for each in stated if overrides.include(each.cell.method)]
+    included = [each.cell for each in stated if overrides.include(each.cell.method, each.row)]
     if any(shift not in shifts for cell in included for shift in cell.corruptions):
         yield f"corruptions {' '.join(overrides.corruptions or ())}"
     found: dict[str, dict[str, None]] = {}
