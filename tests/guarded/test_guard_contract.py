@@ -381,4 +381,4 @@ def test_stop_answers_with_the_source_until_resume(case: Case) -> None:
     guard(second)
     guard(third)
     assert guard.totals.batches == 3
-    assert guard.events[-1].kind in ("resume", "alarm")
+    assert {event.kind for event in guard.events if event.batch >= 3} <= {"resume", "alarm", "verdict"}
