@@ -71,10 +71,10 @@ class ModelInput:
         """With further tensors that carry no gradient and are free of inference mode."""
         return replace(self, further={name: _free(value) for name, value in self.further.items()})
 
-    def first(self, count: int) -> ModelInput:
-        """The first rows alone."""
-        cut = {name: value[:count] if self._rows(name, value) else value for name, value in self.further.items()}
-        return replace(self, images=self.images[:count], further=cut)
+    def cut(self, rows: slice) -> ModelInput:
+        """Some of the samples: their rows of every tensor that has a row for each."""
+        cut = {name: value[rows] if self._rows(name, value) else value for name, value in self.further.items()}
+        return replace(self, images=self.images[rows], further=cut)
 
     def to(self, device: torch.device) -> ModelInput:
         """With every tensor on a device."""
