@@ -197,6 +197,54 @@ def test_methods_and_settings_come_from_the_audit(
     assert capsys.readouterr().out == "11 batches repeated, all identical\n"
 
 
+OWN_PART = """
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import poem
+from poem.parts import Select
+
+Path(__file__).with_suffix(".imported").touch()
+
+
+@dataclass(frozen=True, repr=False)
+class Sure(Select):
+    share: float = 0.5
+
+    def __call__(self, outputs, among, memory):
+        return among & (outputs.probs.amax(1) > self.share)
+
+
+def mine():
+    return replace(poem.recipe("tent"), select=Sure(0.2))
+"""
+
+
+def test_a_method_with_a_part_of_ones_own_is_imported_only_where_the_user_names_it(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "own_part.py").write_text(OWN_PART)
+    (tmp_path / "other_part.py").write_text(OWN_PART)
+    monkeypatch.syspath_prepend(tmp_path)
+    audit = tmp_path / "audit.jsonl"
+    words = (*TENT, "--method", "own_part:mine", "--audit", audit, "-o", tmp_path / "a.csv")
+    assert command("predict", folder, *words) == 1
+    (tmp_path / "own_part.imported").unlink()
+    monkeypatch.delitem(sys.modules, "own_part")
+    capsys.readouterr()
+    assert command("replay", audit, folder) == 2
+    said = capsys.readouterr().err
+    assert "'own_part:Sure' would be imported; name the method that has this part, type: --method own_part:mine" in said
+    assert command("replay", audit, folder, "--method", "tent") == 2
+    assert command("replay", audit, folder, "--method", "other_part:mine") == 2, "another module's part of that name"
+    assert not (tmp_path / "own_part.imported").exists()
+    capsys.readouterr()
+    assert command("replay", audit, folder, "--method", "own_part:mine") == 0
+    assert capsys.readouterr().out == "11 batches repeated, all identical\n"
+    assert command("replay", audit, folder, "--method", "own_part:mien") == 2
+    assert "did you mean own_part:mine?" in capsys.readouterr().err
+
+
 def test_auto_takes_the_constants_of_ten_classes_unless_told(folder: Path, tmp_path: Path) -> None:
     recipes = []
     for number, preset in enumerate([[], ["--preset", "cifar"], ["--preset", "imagenet"]]):
