@@ -16,7 +16,7 @@ import types
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from numbers import Integral, Real
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
 from poem._util.nearest import nearest_names
 
@@ -109,6 +109,15 @@ def field_annotations(kind: type) -> dict[str, Any]:
     """The resolved annotation of each field of a dataclass; Any where it cannot be resolved."""
     hints = {name: hint for owner in reversed(kind.__mro__) for name, hint in _resolved(owner)}
     return {item.name: hints.get(item.name, Any) for item in fields(kind)}
+
+
+def own_fields(kind: type) -> list[str]:
+    """Names of the fields that a class itself states, before it is a dataclass; class variables are none."""
+    try:
+        stated = inspect.get_annotations(kind)
+    except Exception:  # annotations may be any code
+        return []
+    return [name for name, hint in stated.items() if get_origin(hint) is not ClassVar and "ClassVar" not in str(hint)]
 
 
 def _annotated(kind: type) -> tuple[tuple[str, Any, Any], ...]:
