@@ -347,7 +347,9 @@ def test_check_takes_what_the_adapter_takes() -> None:
         poem.check(one, {"image": values}, labels)
     with pytest.raises(ValueError, match="expected one label for each of 16 images, got 3"):
         poem.check(one, named, labels[:3])
-    with pytest.raises(TypeError, match="expected images as one tensor .*, or a mapping of the model's arguments, got"):
+    with pytest.raises(
+        TypeError, match=r"expected images as one tensor .*, or a mapping of the model's arguments, got"
+    ):
         poem.check(one, [values], labels)  # type: ignore[arg-type]
 
 
