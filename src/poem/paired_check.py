@@ -164,7 +164,7 @@ def check(
     source: list[Tensor] = []
     with adapter.frozen():
         for rows, new in _batches(len(whole), size):
-            batch = given.cut(rows) if isinstance(given, ModelInput) else given[rows]
+            batch: Any = given.cut(rows) if isinstance(given, ModelInput) else whole[rows]
             batch = batch if first is None else batch.to(first.device)
             answers = [two_columns(ask(batch)).cpu() for ask in (adapter, adapter.source)]
             truth = class_numbers(classes[rows], answers[0])

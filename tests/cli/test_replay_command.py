@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from packages import MODULE
 from safetensors.torch import save_file
 
 import poem
@@ -197,34 +198,11 @@ def test_methods_and_settings_come_from_the_audit(
     assert capsys.readouterr().out == "11 batches repeated, all identical\n"
 
 
-OWN_PART = """
-from dataclasses import dataclass, replace
-from pathlib import Path
-
-import poem
-from poem.parts import Select
-
-Path(__file__).with_suffix(".imported").touch()
-
-
-@dataclass(frozen=True, repr=False)
-class Sure(Select):
-    share: float = 0.5
-
-    def __call__(self, outputs, among, memory):
-        return among & (outputs.probs.amax(1) > self.share)
-
-
-def mine():
-    return replace(poem.recipe("tent"), select=Sure(0.2))
-"""
-
-
 def test_a_method_with_a_part_of_ones_own_is_imported_only_where_the_user_names_it(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "own_part.py").write_text(OWN_PART)
-    (tmp_path / "other_part.py").write_text(OWN_PART)
+    (tmp_path / "own_part.py").write_text(MODULE)
+    (tmp_path / "other_part.py").write_text(MODULE)
     monkeypatch.syspath_prepend(tmp_path)
     audit = tmp_path / "audit.jsonl"
     words = (*TENT, "--method", "own_part:mine", "--audit", audit, "-o", tmp_path / "a.csv")

@@ -16,7 +16,7 @@ import types
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from numbers import Integral, Real
-from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from poem._util.nearest import nearest_names
 
@@ -117,7 +117,7 @@ def own_fields(kind: type) -> list[str]:
         stated = inspect.get_annotations(kind)
     except Exception:  # annotations may be any code
         return []
-    return [name for name, hint in stated.items() if get_origin(hint) is not ClassVar and "ClassVar" not in str(hint)]
+    return [name for name, hint in stated.items() if "ClassVar" not in str(hint)]
 
 
 def _annotated(kind: type) -> tuple[tuple[str, Any, Any], ...]:

@@ -6,6 +6,7 @@ Learning rates come last, when base, batch size and preset are known: a chosen o
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
 from functools import cache
@@ -37,6 +38,14 @@ RESET_PER_CORRUPTION = ("single", "label-shift", "one-by-one")
 LIMITED = ("n", "source_images", "options")
 """Fields that a limit shortens."""
 _recipe = cache(recipe_of)
+
+
+def _learns(stated: Fields) -> bool:
+    """Whether the method of some fields makes updates; one that is not imported is taken to."""
+    try:
+        return _recipe(stated.get("method", ""), stated.get("preset", "imagenet")).learns
+    except outside.ImportRefusedError:
+        return True
 
 
 class NothingLeftError(ValueError):
@@ -157,8 +166,7 @@ class Expansion:
 
     def _with_learning_rate(self, stated: Fields, factor: Any) -> Fields:
         """The fields with a learning rate: set by a flag, chosen, stated in the file, or the method's rule."""
-        found = _recipe(stated.get("method", ""), stated.get("preset", "imagenet"))
-        if not found.learns:
+        if not _learns(stated):
             return merge_fields(stated, {"lr": None})
         if {"lr", "changes.lr"} & set(self.overrides.changes):
             return stated
@@ -169,7 +177,11 @@ class Expansion:
             return stated
         rate: Any = stated.get("lr")
         if rate is None:
-            rate = parse(str(stated.get("changes", {}).get("lr", repr(found.lr))))
+            try:
+                own = _recipe(stated.get("method", ""), stated.get("preset", "imagenet")).lr
+            except outside.ImportRefusedError:  # the rule to multiply is not known
+                return stated
+            rate = parse(str(stated.get("changes", {}).get("lr", repr(own))))
         if isinstance(rate, Rule):
             rate = rate(family_of(stated["base"]), stated["batch_size"])
         return merge_fields(stated, {"lr": float(f"{rate * float(factor):.6g}")})
@@ -213,7 +225,7 @@ def _set(stated: Fields, name: str, value: Any) -> Fields:
     if name == "guard" and stated.get("method") == "source":
         return stated
     recipes = name.partition(".")[0] in ("lr", "changes")
-    return stated if recipes and not _recipe(stated.get("method", ""), "imagenet").learns else found
+    return stated if recipes and not _learns({**stated, "preset": "imagenet"}) else found
 
 
 def _valid(stated: Fields, known: dict[tuple[Any, ...], bool]) -> Cell:
@@ -222,10 +234,12 @@ def _valid(stated: Fields, known: dict[tuple[Any, ...], bool]) -> Cell:
     Whether changes change nothing is the same for all corruptions and seeds, and kept in `known`.
     """
     base, data, method = stated["base"], stated["data"], stated.get("method")
-    if ":" in str(base) or outside.is_outside("base", str(base)):
-        zoo.base(base)
-    if data not in DATASETS and outside.is_outside("data set", str(data)):
-        outside.load("data set", data)
+    with suppress(outside.ImportRefusedError):
+        if ":" in str(base) or outside.is_outside("base", str(base)):
+            zoo.base(base)
+    with suppress(outside.ImportRefusedError):
+        if data not in DATASETS and outside.is_outside("data set", str(data)):
+            outside.load("data set", data)
     for kind, value, names, elsewhere in (
         ("base", base, zoo.bases(), ":" in str(base)),
         ("data set", data, list(DATASETS), outside.is_outside("data set", str(data))),
@@ -238,8 +252,10 @@ def _valid(stated: Fields, known: dict[tuple[Any, ...], bool]) -> Cell:
         preset = stated.get("preset", "imagenet")
         asked = (method, preset, *changes.items())
         if asked not in known:
-            plain = _recipe(stated["method"], preset)
-            known[asked] = plain.changed({name: parse(value) for name, value in changes.items()}) == plain
+            known[asked] = False
+            with suppress(outside.ImportRefusedError):
+                plain = _recipe(stated["method"], preset)
+                known[asked] = plain.changed({name: parse(value) for name, value in changes.items()}) == plain
         stated = {**stated, "changes": {} if known[asked] else changes}
     cell = read_cell(stated)
     cell.order()
