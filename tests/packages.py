@@ -89,6 +89,33 @@ class Unlabelled(Digits):
 
 few = Digits(12)
 '''
+MODULE = """
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import poem
+from poem import zoo
+from poem.parts import Select
+
+Path(__file__).with_suffix(".imported").touch()
+
+
+@dataclass(frozen=True, repr=False)
+class Sure(Select):
+    share: float = 0.5
+
+    def __call__(self, outputs, among, memory):
+        return among & (outputs.probs.amax(1) > self.share)
+
+
+def mine(preset="imagenet"):
+    return replace(poem.recipe("tent"), select=Sure(0.2))
+
+
+def net():
+    return zoo.load("digits-bn")[0]
+"""
+"""A module of a user that nobody announces; it leaves a file beside it when it is imported."""
 NAMES = {
     "poem.methods": {"sure": "mine", "sure-fixed": "fixed", "gone": "nowhere:mine", "tent": "mine"},
     "poem.parts": {"Surest": "Surest"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import UserDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from compare import assert_same_state
 from learners import snapshot
 from torch import Tensor, nn
 
@@ -324,6 +326,39 @@ def test_a_mapping_keywords_and_a_dictionary_model_are_one_and_the_same() -> Non
         answers.append(call(adapter))
         assert adapter.totals.updates == 2
     assert all(torch.equal(answers[0], each) for each in answers)
+
+
+def test_check_takes_what_the_adapter_takes() -> None:
+    """A mapping in batches, with the mask of each sample, beside the same network with the mask inside its tensor."""
+    one, other = poem.adapt(Masked().eval(), "tent", lr=0.05), poem.adapt(ByHand(Masked().eval()), "tent", lr=0.05)
+    values, labels = data("series", seed=1), torch.arange(16) % 5
+    joined = torch.cat([values, masks()[..., None].float()], dim=2)
+    one(values=values, mask=masks())
+    other(joined)
+    before = one.state_dict()
+    named = {"values": values, "mask": masks(), "labels": labels}
+    found = poem.check(one, named, labels, batch_size=6)
+    assert found == poem.check(other, joined, labels, batch_size=6)
+    assert found == poem.check(one, UserDict(named), labels, batch_size=6), "as Hugging Face's batches are"
+    assert_same_state(one.state_dict(), before)
+    guarded = poem.guard(one)
+    assert poem.check(guarded, named, labels, batch_size=6).n == 16
+    with pytest.raises(TypeError, match="Masked takes no argument 'image'"):
+        poem.check(one, {"image": values}, labels)
+    with pytest.raises(ValueError, match="expected one label for each of 16 images, got 3"):
+        poem.check(one, named, labels[:3])
+    with pytest.raises(
+        TypeError, match=r"expected images as one tensor .*, or a mapping of the model's arguments, got"
+    ):
+        poem.check(one, [values], labels)  # type: ignore[arg-type]
+
+
+def test_check_cuts_no_argument_that_all_samples_share() -> None:
+    texts = torch.randn(10, 16, generator=torch.Generator().manual_seed(0))
+    adapter = poem.adapt(Prompted().eval(), "tent", lr=0.01)
+    adapter(torch.rand(8, 3, 16, 16), texts=texts)
+    named = {"x": torch.rand(10, 3, 16, 16), "texts": texts}
+    assert poem.check(adapter, named, torch.arange(10), batch_size=5).n == 10
 
 
 def test_the_first_parameter_by_its_name_is_the_plain_call() -> None:

@@ -127,6 +127,19 @@ def test_answers_as_json_lines(folder: Path, tmp_path: Path, capsys: pytest.Capt
     assert all(line["label"] == line["source_label"] for line in lines), "source is what source says"
 
 
+def test_bare_list_ends_with_the_other_kinds(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list"]) == 0
+    found = capsys.readouterr()
+    (line,) = found.err.splitlines()
+    assert line.endswith("poem list KIND, for other kinds: parts corruptions bases data scenarios suites")
+    assert all(main(["list", kind]) == 0 for kind in line.partition("kinds: ")[2].split())
+    assert "KIND" not in found.out, "piped output has names alone"
+    capsys.readouterr()
+    main(["list", "tent*"])
+    main(["list", "--json"])
+    assert capsys.readouterr().err == ""
+
+
 def test_a_summary_says_when_adapting_made_answers_less_certain() -> None:
     row = {"label": 1, "source_label": 1, "confidence": 0.5, "newly_reliable": False, "first_entropy": 2.0}
     sure = Answer(file="a", entropy=0.2, source_entropy=0.1, **row)  # type: ignore[arg-type]

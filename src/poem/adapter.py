@@ -246,6 +246,11 @@ class Adapter:
                 network.given = None  # holds the caller's tensors
             return network.in_model_shape(logits)
 
+    @property
+    def shared_arguments(self) -> frozenset[str]:
+        """Names of the model's arguments that came with another length than the batch: all samples share them."""
+        return frozenset(self._network.shared)
+
     def gradient_norms(self, images: Tensor | Mapping[str, Any] | ModelInput) -> Tensor:
         """(B,) norm, over theta, of each sample's entropy gradient in a first forward pass; nothing is updated.
 

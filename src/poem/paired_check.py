@@ -6,7 +6,7 @@ Both answer the same images, so only those that one of the two gets right, and t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -18,6 +18,7 @@ from poem.adapter import Adapter
 from poem.bench.metrics import predicted
 from poem.bench.run_stream import class_numbers, label_indices
 from poem.engine.input_checks import finite
+from poem.engine.model_input import ModelInput, read_input
 from poem.engine.network import two_columns
 from poem.parts.parameters import Nothing
 from poem.parts.readout import Uncorrected
@@ -34,11 +35,11 @@ SMALLEST_DIFFERENCE = 0.02  # the difference to plan for where none was seen
 class Checkable(Protocol):
     """What `check` asks of an adapter, or of an object around one."""
 
-    def __call__(self, images: Tensor) -> Tensor:
+    def __call__(self, images: Tensor | Mapping[str, Any]) -> Tensor:
         """Answers for a batch."""
         ...
 
-    def source(self, images: Tensor) -> Tensor:
+    def source(self, images: Tensor | Mapping[str, Any]) -> Tensor:
         """Answers of the model as it came, without a trace."""
         ...
 
@@ -100,7 +101,9 @@ class Check:
         return " ".join([first, "These images cannot tell whether adapting helped.", more, *self.notes])
 
 
-def check(adapter: Checkable, images: Tensor, labels: Any, *, batch_size: int | None = None) -> Check:
+def check(
+    adapter: Checkable, images: Tensor | Mapping[str, Any], labels: Any, *, batch_size: int | None = None
+) -> Check:
     """Compare the adapted model, as it is now, with the model as it came, on a few labelled images.
 
     Nothing is learnt: the adapter answers inside `frozen()`, and its state, `last` and `totals` stay as they were. The
@@ -108,9 +111,11 @@ def check(adapter: Checkable, images: Tensor, labels: Any, *, batch_size: int | 
 
     Args:
         adapter: From `poem.adapt`, or any object with its `frozen()` and `source(images)`.
-        images: (N, ...), as the adapter takes them, on any device; any number. They are answered in batches: with
-            batch statistics an answer depends on the batch it is in, so a last batch that would be short is filled up
-            with the images before it.
+        images: (N, ...), as the adapter takes them, on any device; any number. Or a mapping of the model's arguments,
+            as `adapter(mapping)` takes it: tensors of N rows are cut into batches, all else goes to every batch, and
+            `labels` or `label` among them are left out. Images are answered in batches: with batch statistics an
+            answer depends on the batch it is in, so a last batch that would be short is filled up with the images
+            before it.
         labels: N class numbers of any type, or one-hot rows (N, C); with `classes=`, positions in that list.
         batch_size: Images in a batch; by default the adapter's, or 64 where it has not seen a batch.
 
@@ -118,7 +123,7 @@ def check(adapter: Checkable, images: Tensor, labels: Any, *, batch_size: int | 
         Accuracies, their difference with a paired 95 % interval, and a verdict; `print` it.
 
     Raises:
-        TypeError: No adapter, images that are no tensor, or no labels.
+        TypeError: No adapter, images that are no tensor and no mapping with a tensor of floating point, or no labels.
         ValueError: No image, images with NaN or Inf, another number of labels than of images, labels that are no class
             of the model, or a method whose frozen answers are never adapted (`source`, `memo`).
 
@@ -137,27 +142,35 @@ def check(adapter: Checkable, images: Tensor, labels: Any, *, batch_size: int | 
             "expected labels, one class number per image, got None; which answers are right only labels tell: label a "
             "few images"
         )
-    if not isinstance(images, Tensor):
-        kind = type(images).__name__
-        raise TypeError(f"expected images as one tensor (N, ...), got {kind}; join batches by torch.cat(list)")
-    if images.dim() < 2 or len(images) == 0:
-        raise ValueError(f"expected at least one labelled image, got shape {tuple(images.shape)}; label a few images")
-    _refuse_unadapted(adapter)
-    classes = label_indices(labels, len(images))
-    finite(images)
-    size = batch_size or getattr(adapter, "batch_size", None) or DEFAULT_BATCH
     model = getattr(adapter, "model", None)
+    given = read_input(model, images, {}) if isinstance(images, Mapping) and isinstance(model, nn.Module) else images
+    if isinstance(given, ModelInput):
+        given = given.noted(set(getattr(getattr(adapter, "adapter", adapter), "shared_arguments", ())))
+    whole = given.images if isinstance(given, ModelInput) else given
+    if not isinstance(whole, Tensor):
+        kind = type(images).__name__
+        raise TypeError(
+            f"expected images as one tensor (N, ...), or a mapping of the model's arguments, got {kind}; join batches "
+            "by torch.cat(list)"
+        )
+    if whole.dim() < 2 or len(whole) == 0:
+        raise ValueError(f"expected at least one labelled image, got shape {tuple(whole.shape)}; label a few images")
+    _refuse_unadapted(adapter)
+    classes = label_indices(labels, len(whole))
+    finite(whole)
+    size = batch_size or getattr(adapter, "batch_size", None) or DEFAULT_BATCH
     first = next(model.parameters(), None) if isinstance(model, nn.Module) else None
     adapted: list[Tensor] = []
     source: list[Tensor] = []
     with adapter.frozen():
-        for rows, new in _batches(len(images), size):
-            batch = images[rows] if first is None else images[rows].to(first.device)
+        for rows, new in _batches(len(whole), size):
+            batch: Any = given.cut(rows) if isinstance(given, ModelInput) else whole[rows]
+            batch = batch if first is None else batch.to(first.device)
             answers = [two_columns(ask(batch)).cpu() for ask in (adapter, adapter.source)]
             truth = class_numbers(classes[rows], answers[0])
             for right, logits in zip((adapted, source), answers, strict=True):
                 right.append((predicted(logits) == truth)[-new:])
-    return paired(torch.cat(adapted), torch.cat(source), notes=_notes(adapter, len(images), size))
+    return paired(torch.cat(adapted), torch.cat(source), notes=_notes(adapter, len(whole), size))
 
 
 def paired(adapted_right: Tensor, source_right: Tensor, *, notes: tuple[str, ...] = ()) -> Check:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from rich.errors import LiveError
 
 from poem._util.progress import Progress, duration, track
 
@@ -74,6 +75,19 @@ with Progress("tent", 4, unit="images") as shown:
     os.close(ours)
     assert "tent: 3/4 images, about 0 s left" in text
     assert text.rstrip().endswith("\x1b[2K"), "the line is erased"
+
+
+def test_inside_a_display_that_allows_no_other_it_prints_lines(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise LiveError("Only one live display may be active at once")
+
+    monkeypatch.setattr("rich.console.Console.is_terminal", True)
+    monkeypatch.setattr("rich.progress.Progress.start", refuse)
+    with Progress("tent", 4, unit="images") as shown:
+        shown.advance()
+    assert capsys.readouterr().err == "tent: 1/4 images, about 0 s left\n"
 
 
 def test_durations() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import logging
+import re
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -247,3 +248,31 @@ def test_rows_made_by_hand_have_no_difference() -> None:
     )  # fmt: skip
     with pytest.raises(ValueError, match="rows without answers"):
         Table((row, row.__class__(**{**vars(row), "method": "b"}))).differences()
+
+
+def test_progress_is_shown_on_a_terminal_or_where_it_is_asked_for(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net = make_net("bn")
+
+    def shown(loader: Any, **settings: Any) -> list[str]:
+        poem.evaluate(net, loader, ["source", "tent"], batch_size=8, **settings)
+        return capsys.readouterr().err.splitlines()
+
+    monkeypatch.setattr("poem._util.progress.EVERY", 0.0)
+    quiet = poem.evaluate(net, pictures(), ["source", "tent"], batch_size=8, lr=0.1)
+    assert capsys.readouterr().err == "", "standard error is no terminal here"
+    lines = [re.sub(", about .* left", "", each) for each in shown(pictures(), seeds=2, lr=0.1, progress=True)]
+    assert lines == [f"{each}: {at + 1}/16 batches" for at, each in enumerate(
+        ["source, seed 0"] * 4 + ["tent, seed 0"] * 4 + ["source, seed 1"] * 4 + ["tent, seed 1"] * 3
+    )]  # fmt: skip
+    lines = [re.sub(", about .* left", "", each) for each in shown(shifted(), progress=True)]
+    assert lines[:2] == ["source: 1 batches", "source: 2 batches"], "a stream does not say how many it has"
+    assert lines[8] == "tent: 9/16 batches", "and the first method has counted them"
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    assert shown(pictures())
+    assert shown(pictures(), progress=False) == []
+    again = poem.evaluate(net, pictures(), ["source", "tent"], batch_size=8, lr=0.1)
+    assert [row.accuracies for row in again] == [row.accuracies for row in quiet]
+    with pytest.raises(TypeError, match="expected progress=True, False or None, got 'yes'"):
+        poem.evaluate(net, pictures(), progress="yes")  # type: ignore[arg-type]

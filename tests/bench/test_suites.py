@@ -253,6 +253,19 @@ def test_methods_are_patterns_and_source_stays() -> None:
     assert columns == ("SAR", "SAR + POEM-I", "SAR + POEM-II")
 
 
+def test_methods_are_patterns_for_the_names_of_rows_too(tmp_path: Path) -> None:
+    rows = [{"label": "No Adapt.", "method": "source"}, {"label": "ours, strict", "method": "tent-filtered"},
+            {"label": "ours, loose", "method": "tent"}, {"label": "Tent", "method": "tent"}]  # fmt: skip
+    path = mine(tmp_path, rows=rows)
+    kept = suites.load(path, methods=["ours*"])
+    assert list(dict.fromkeys(each.row for each in kept.placed)) == ["No Adapt.", "ours, strict", "ours, loose"]
+    assert kept.left_out == ("Tent",)
+    assert kept.altered == ("methods ours*",)
+    assert {each.row for each in suites.load("table10", methods=["Layer 4"]).placed} == {"No Adapt.", "Layer 4"}
+    with pytest.raises(ValueError, match="no method and no row is like 'oursss'"):
+        suites.load(path, methods=["oursss"])
+
+
 def test_a_suite_without_cells_raises_an_error_of_its_own() -> None:
     with pytest.raises(suites.NothingLeftError, match="suite table11: no cell is left"):
         suites.load("table11", methods=["poem"])
@@ -535,7 +548,7 @@ def test_a_mistake_in_a_call_is_named(tmp_path: Path) -> None:
         suites.load("tabel1")
     with pytest.raises(ValueError, match="unknown scale 'tinny'; did you mean 'tiny'"):
         suites.load("table1", "tinny")
-    with pytest.raises(ValueError, match="suite table1: no method is like 'poen'; did you mean 'poem'"):
+    with pytest.raises(ValueError, match="suite table1: no method and no row is like 'poen'; did you mean 'poem'"):
         suites.load("table1", methods=["poen"])
     with pytest.raises(ValueError, match="suite table1: unknown corruption 'fogg'; did you mean 'fog'"):
         suites.load("table1", corruptions=["fogg"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import logging
+import random
 import re
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch
 from PIL import Image
 from torch import nn
 
+import poem
 from poem import zoo
 from poem._util.log_level import errors_only
 from poem._util.malloc import keep_freed_memory
@@ -21,8 +23,10 @@ from poem.bench.cell import Cell
 from poem.bench.result import CellResult
 from poem.bench.suites import Suite, load
 from poem.cli.main import main
+from poem.predict import find_images, import_model, read_batches
 from poem.recipes.text import written
 from poem.report.demo import demo_rows, demo_text
+from poem.streams.loading.prepare import Prepare
 from poem.zoo.train_data import digits
 
 
@@ -207,6 +211,28 @@ def test_photos_with_labels_show_what_batch_statistics_do_alone(
     assert {(row["class_index"], row["wnid"]) for row in rows} == {("0", "n01440764"), ("1", "n01443537")}
 
 
+def test_without_a_method_photos_are_answered_by_auto_guarded(
+    labelled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["demo", "imagenet", "--images", str(labelled), "--model", "test_demo:rigged", "--batch-size", "8"]
+    assert main([*words, "--out", str(tmp_path / "out")]) == 0
+    said = capsys.readouterr().out
+    assert "in batches of 8: auto, guarded, beside the model unadapted" in said
+    assert "guard: the source answered " in said
+    assert "auto, guarded on 16 photos" in (tmp_path / "out" / "photos.html").read_text()
+    rows = list(csv.DictReader((tmp_path / "out" / "predictions.csv").open()))
+    assert {row["verdict"] for row in rows} <= {"source", "mean", "adapted"}
+    model = import_model("test_demo:rigged")
+    mean, std = zoo.IMAGENET
+    guarded = poem.adapt(model, classes=[0, 1], batch_size=8, mean=mean, std=std)
+    files = find_images(labelled)
+    random.Random(0).shuffle(files)
+    shown = {row["file"]: int(row["label"]) for row in rows}
+    for at, images in enumerate(read_batches(files, Prepare(resize=256, crop=224), labelled, 8)):
+        names = [str(each.relative_to(labelled)) for each in files[8 * at : 8 * at + 8]]
+        assert [shown[name] for name in names] == guarded(images).argmax(1).tolist(), "as poem.adapt(model) answers"
+
+
 def test_a_count_of_photos_is_kept(labelled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["demo", "imagenet", "--images", str(labelled), "--model", "test_demo:rigged", "--method", "source"]
     assert main([*words, "--count", "1", "--out", str(tmp_path / "out")]) == 0
@@ -232,6 +258,7 @@ def test_the_help_has_every_default(capsys: pytest.CaptureFixture[str]) -> None:
     assert "default: 384 digits, or all photos" in said
     assert "of the corruption; default: 4" in said
     assert "default: effnet-lite0" in said
+    assert "a name that `poem list` prints; default: auto, guarded" in said
 
 
 def test_hints_are_kept_back_and_come_again(monkeypatch: pytest.MonkeyPatch) -> None:

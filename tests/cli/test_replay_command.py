@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from packages import MODULE
 from safetensors.torch import save_file
 
 import poem
@@ -195,6 +196,31 @@ def test_methods_and_settings_come_from_the_audit(
     capsys.readouterr()
     assert command("replay", audit, folder) == 0
     assert capsys.readouterr().out == "11 batches repeated, all identical\n"
+
+
+def test_a_method_with_a_part_of_ones_own_is_imported_only_where_the_user_names_it(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "own_part.py").write_text(MODULE)
+    (tmp_path / "other_part.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    audit = tmp_path / "audit.jsonl"
+    words = (*TENT, "--method", "own_part:mine", "--audit", audit, "-o", tmp_path / "a.csv")
+    assert command("predict", folder, *words) == 1
+    (tmp_path / "own_part.imported").unlink()
+    monkeypatch.delitem(sys.modules, "own_part")
+    capsys.readouterr()
+    assert command("replay", audit, folder) == 2
+    said = capsys.readouterr().err
+    assert "'own_part:Sure' would be imported; name the method that has this part, type: --method own_part:mine" in said
+    assert command("replay", audit, folder, "--method", "tent") == 2
+    assert command("replay", audit, folder, "--method", "other_part:mine") == 2, "another module's part of that name"
+    assert not (tmp_path / "own_part.imported").exists()
+    capsys.readouterr()
+    assert command("replay", audit, folder, "--method", "own_part:mine") == 0
+    assert capsys.readouterr().out == "11 batches repeated, all identical\n"
+    assert command("replay", audit, folder, "--method", "own_part:mien") == 2
+    assert "did you mean own_part:mine?" in capsys.readouterr().err
 
 
 def test_auto_takes_the_constants_of_ten_classes_unless_told(folder: Path, tmp_path: Path) -> None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fixture_reports import cell, kept, report
+from packages import MODULE
 
 from poem.bench.store import Store
 from poem.cli.main import main
@@ -115,3 +120,52 @@ def test_report_of_something_else_says_what_to_type(tmp_path: Path, capsys: pyte
     kept(tmp_path, report(cell("tent", "fog", seed=77)))
     assert main(["report", str(tmp_path), "--suites", "table1"]) == 2
     assert "--seeds" in capsys.readouterr().err
+
+
+OWN_SUITE = """
+name: mine
+version: 1
+title: Ours beside Tent
+columns: corruptions
+corruptions: [fog]
+cell: {data: digits-test, batch_size: 8, n: 16}
+groups: [{label: Theirs, base: bn}, {label: Own net, base: "%s:net"}]
+rows:
+  - {label: Source, method: source}
+  - {label: Ours, method: "%s:mine"}
+  - {label: Sure Tent, method: tent, changes: {select: "%s:Sure(0.3)"}}
+"""
+
+
+def test_modules_that_only_the_folder_names_are_not_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = "module_of_a_folder"
+    (tmp_path / f"{name}.py").write_text(MODULE)
+    (tmp_path / "mine.yaml").write_text(OWN_SUITE.replace("%s", name))
+    monkeypatch.syspath_prepend(tmp_path)
+    results, suite, seeds = tmp_path / "results", str(tmp_path / "mine.yaml"), ["--seeds", "0", "1"]
+    assert main(["bench", suite, *seeds, "--engine", "inline", "--out", str(results)]) == 0, capsys.readouterr().err
+    tables = results / "tables"
+    assert main(["report", str(results), "--suites", suite, *seeds, "--format", "csv"]) == 0
+    expected = {each.name: each.read_text() for each in tables.glob("*.csv")}
+    assert {"Source", "Ours", "Sure Tent"} <= {line.split(",")[1] for line in expected["mine-top1.csv"].splitlines()}
+    shutil.rmtree(tables)
+    imported = tmp_path / f"{name}.imported"
+    imported.unlink()
+    line = [sys.executable, "-m", "poem", "report", str(results), "--format", "csv", "html", "markdown"]
+    shown = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    found = subprocess.run(line, cwd=tmp_path, env=shown, capture_output=True, text=True, timeout=300, check=False)
+    assert found.returncode == 0, found.stderr
+    assert not imported.exists(), "it was imported"
+    assert {each.name: each.read_text() for each in tables.glob("*.csv")} == expected
+    named = f"not imported, since only this folder names them: {name}:Sure, {name}:mine, {name}:net; tables show"
+    assert named in found.stdout
+    assert "left out" not in found.stdout
+    found = subprocess.run(
+        [*line, "--suites", suite, *seeds], cwd=tmp_path, env=shown, capture_output=True, text=True, timeout=300,
+        check=False,
+    )  # fmt: skip
+    assert found.returncode == 0, found.stderr
+    assert imported.exists(), "a suite that the user names is trusted"
+    assert "not imported" not in found.stdout

@@ -100,6 +100,31 @@ def test_a_collapsed_adapter_is_answered_by_the_source_and_taken_back() -> None:
     assert toys.accuracy(run(guard, x), y) > source - 0.02
 
 
+def test_a_verdict_that_changes_is_an_event(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, _ = stream()
+    told: list[Event] = []
+    guard = toy(when_worse="answer", on_event=told.append, audit=tmp_path / "audit.jsonl")
+    judge, coming = guard._verdict, iter(["mean", "source", "source", "adapted", "source"])
+    monkeypatch.setattr(guard, "_verdict", lambda *args, **words: (next(coming), judge(*args, **words)[1]))
+    with caplog.at_level(logging.INFO, logger="poem"):
+        for batch in x[:250].split(50):
+            guard(batch)
+    changes = [
+        (1, "the source answers, in the place of the mean of both"),
+        (3, "the adapted model answers, in the place of the source"),
+        (4, "the source answers, in the place of the adapted model"),
+    ]
+    found = [event for event in told if event.kind == "verdict"]
+    assert [(event.batch, event.why) for event in found] == changes
+    assert all(isinstance(event.signals["evidence"], float) for event in found)
+    _, lines = read_audit(tmp_path / "audit.jsonl")
+    assert [(line["batch"], line["why"]) for line in lines if line.get("event") == "verdict"] == changes
+    assert [line["batch"] for line in lines if "verdict" in line.get("events", ())] == [1, 3, 4]
+    assert sum(": verdict: " in each.getMessage() for each in caplog.records) == 3
+
+
 def test_a_rollback_goes_back_to_the_snapshot_that_it_names() -> None:
     x, _ = stream()
     calm, wild = list(x[:300].split(50)), list(x[300:].split(50))

@@ -383,3 +383,20 @@ def test_verdicts_say_whose_answer_each_image_got() -> None:
         mixed |= len(set(kinds)) == 2
     assert mixed, "the budget was spent in the middle of a batch"
     assert 0 < spent <= 0.1 * total
+
+
+def test_an_audit_without_changes_of_the_verdict_as_events_is_repeated(tmp_path: Path) -> None:
+    audit, batches = tmp_path / "audit.jsonl", stream(40)
+    guard = fresh(audit=audit)
+    for batch in batches:
+        guard(batch)
+    guard.unload()
+    lines = [json.loads(each) for each in audit.read_text().splitlines()]
+    older = [
+        {**line, "events": [kind for kind in line["events"] if kind != "verdict"]} if "events" in line else line
+        for line in lines
+        if line.get("event") != "verdict"
+    ]
+    assert len(older) < len(lines)
+    (tmp_path / "older.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in older))
+    assert str(replay(tmp_path / "older.jsonl", fresh(), batches)) == "40 batches repeated, all identical"

@@ -10,7 +10,7 @@ import pkgutil
 import re
 from collections.abc import Callable
 from dataclasses import InitVar, dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, get_type_hints
 
 import numpy as np
 import pytest
@@ -457,3 +457,27 @@ def test_former_names_of_what_parts_see_still_work() -> None:
     assert poem.parts.Lesson is poem.parts.Selected
     with pytest.raises(AttributeError, match=r"'poem.parts' has no attribute 'Glance'"):
         _ = poem.parts.Glance
+
+
+@pytest.mark.parametrize("name", ["margin", "needs", "places", "with_margin"])
+def test_a_field_that_hides_what_its_base_has_is_refused_where_the_class_is_written(name: str) -> None:
+    owner = "Select" if "margin" in name else "Part"
+    words = f"got '{name}', which hides {owner}.{name}; call it otherwise, as in own_{name}"
+    with pytest.raises(TypeError, match=f"a field of Mine under a name of its own, {words}"):
+        type("Mine", (Select,), {"__annotations__": {name: "float"}, name: 0.5})
+    with pytest.raises(TypeError, match=re.escape(words)):
+        type("Mine", (Everyone,), {"__annotations__": {name: float}})
+
+
+def test_a_class_variable_and_a_field_of_the_base_may_be_stated_again() -> None:
+    @dataclass(frozen=True, repr=False)
+    class Half(EntropyBelow):
+        needs: ClassVar[frozenset[Any]] = frozenset()  # type: ignore[misc]
+        fraction: float = 0.5
+
+        @property
+        def margin(self) -> float | None:
+            """Half of it."""
+            return self.fraction / 2
+
+    assert (Half().fraction, Half().margin) == (0.5, 0.25)

@@ -85,6 +85,22 @@ def test_numbers_are_the_measured_ones_with_deviations_in_columns_of_their_own()
     assert "Fog ±" not in report_tables([made], reports[::2])["table1-top1"].header, "one seed has no deviation"
 
 
+def test_captions_name_severity_batch_size_seeds_and_which_answers_count() -> None:
+    made, reports = table({"Tent": {"Fog": [50.0, 52.0]}, "SAR": {"Fog": [40.0, 41.0]}})
+    found = report_tables([made], reports)
+    said = "Measured on digits-test with digits-bn, 500 images of each shift, single, severity 5, batch size 64, "
+    for name in ("table1-top1", "table1-ece", "table1-costs"):
+        assert f"{made.readout} {said}seeds 0, 1: mean ± deviation." in found[name].caption
+    assert "severity 5, batch size 64, seeds 0, 1" in found["table1-top1"].latex().partition(r"\label")[0]
+    three = [replace(each, cell=replace(each.cell, severity=3, eta=2.0)) for each in reports]
+    placed = tuple(replace(each, cell=replace(each.cell, severity=3, eta=2.0)) for each in made.placed)
+    other = report_tables([replace(made, placed=placed)], three)["table1-top1"].caption
+    assert "single, severity 3, online with eta 2.0, batch size 64" in other
+    clean = [replace(each, cell=replace(each.cell, corruptions=("clean",))) for each in reports]
+    placed = tuple(replace(each, cell=replace(each.cell, corruptions=("clean",))) for each in made.placed)
+    assert "severity" not in report_tables([replace(made, placed=placed)], clean)["table1-top1"].caption
+
+
 def test_missing_numbers_are_empty_and_not_zero() -> None:
     pytest.importorskip("pandas")
     made, reports = table({"Tent": {"Fog": [50.0], "Snow": [60.0]}})

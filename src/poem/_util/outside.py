@@ -14,7 +14,9 @@ from __future__ import annotations
 import importlib
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import metadata
@@ -31,7 +33,23 @@ GROUPS: dict[Kind, str] = {
     "data set": "poem.datasets",
 }
 """The group of entry points of each kind."""
+_REFUSED: ContextVar[set[str] | None] = ContextVar("refused", default=None)
 _PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
+
+
+class ImportRefusedError(ValueError):
+    """A module that only data names, such as a folder of results, was not imported."""
+
+
+@contextmanager
+def announced_only() -> Iterator[set[str]]:
+    """Inside, `load` imports nothing but what installed packages announce; yields the names that it refuses."""
+    refused: set[str] = set()
+    token = _REFUSED.set(refused)
+    try:
+        yield refused
+    finally:
+        _REFUSED.reset(token)
 
 
 @dataclass(frozen=True)
@@ -105,8 +123,13 @@ def load(kind: Kind, name: str) -> Any:
 
     Raises:
         ValueError: No such module or name, or the module's own code raised; the message says what to type.
+        ImportRefusedError: Inside `announced_only`, a name that no installed package announces.
     """
     path = path_of(kind, name)
+    refused = _REFUSED.get()
+    if refused is not None and path not in {each.path for each in announced(kind).values()}:
+        refused.add(name)
+        raise ImportRefusedError(f"expected a {kind} that an installed package announces, got {name!r}: not imported")
     module, _, attribute = path.partition(":")
     found: Any = _imported(kind, name, path, module)
     for word in attribute.split("."):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -22,7 +23,8 @@ EVERY = 10.0
 class Progress:
     """Shows `done` of `total` steps and the time left, as `str(self)` words it; use it with `with`.
 
-    Without a terminal it prints a line at the first step, then every `EVERY` seconds, and none at the last step.
+    Without a terminal, or inside a display of rich that allows no other, it prints a line at the first step, then every
+    `EVERY` seconds, and none at the last step.
     """
 
     def __init__(self, title: str = "", total: int | None = None, *, unit: str, done: int = 0) -> None:
@@ -35,12 +37,15 @@ class Progress:
 
     def __enter__(self: P) -> P:
         from rich.console import Console
+        from rich.errors import LiveError
 
         console = Console(stderr=True)
         if console.is_terminal:
-            self._bar = _bar(console)
-            self._bar.add_task(self.title or "starting", total=self.total, completed=self.done)
-            self._bar.start()
+            bar = _bar(console)
+            bar.add_task(self.title or "starting", total=self.total, completed=self.done)
+            with suppress(LiveError):  # before rich 14.1 a display inside the user's own is an error
+                bar.start()
+                self._bar = bar
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -69,7 +74,8 @@ class Progress:
             sys.stderr.flush()
 
     def __str__(self) -> str:
-        words = f"{self.title}: {self.done}/{self.total} {self.unit}{self.note and f', {self.note}'}"
+        count = f"{self.done}" if self.total is None else f"{self.done}/{self.total}"
+        words = f"{self.title}: {count} {self.unit}{self.note and f', {self.note}'}"
         steps = self.done - self._before
         if steps and self.total is not None:
             left = (time.monotonic() - self.began) * (self.total - self.done) / steps

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, get_args, get_origin
@@ -18,6 +19,7 @@ from typing import Any, get_args, get_origin
 from poem._util.integers import as_integer
 from poem._util.limits import MAX_PROCESSES, SEED_RANGE
 from poem._util.nearest import nearest_hint
+from poem._util.outside import ImportRefusedError, announced_only
 from poem.bench.blocks import refused
 from poem.engine.source_data import SAMPLES
 from poem.parts.fields import field_annotations
@@ -118,9 +120,14 @@ class Cell:
 
     @cached_property
     def key(self) -> str:
-        """Sixteen hexadecimal digits: a hash of the fields and of the method's recipe as it is now."""
+        """Sixteen hexadecimal digits: a hash of the fields and of the method's recipe as it is now.
+
+        Inside `recorded_keys`, a cell whose modules are not imported has the key that it was measured with.
+        """
         try:
             text = written(self.recipe())
+        except ImportRefusedError:
+            return _RECORDED.get().get(self) or key_of(self, {})
         except (ValueError, TypeError):  # no such recipe: the cell will fail, and its failure needs a key too
             text = {}
         return key_of(self, text)
@@ -176,6 +183,23 @@ class Cell:
             if key not in values:
                 raise ValueError(f"expected a cell with base, data and method; {key} is missing")
         return cls(**values)
+
+
+_RECORDED: ContextVar[Mapping[Cell, str]] = ContextVar("recorded", default={})  # noqa: B039 - never written into
+
+
+@contextmanager
+def recorded_keys(keys: Mapping[Cell, str]) -> Iterator[set[str]]:
+    """Inside, no module that only cells or suites name is imported, and their cells have these keys.
+
+    Yields the names that were not imported.
+    """
+    token = _RECORDED.set(keys)
+    try:
+        with announced_only() as refused:
+            yield refused
+    finally:
+        _RECORDED.reset(token)
 
 
 # Keys -----------------------------------------------------------------------------------------------------------------

@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import logging
 import statistics
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
@@ -14,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, Subset
 
+from poem._util.progress import Progress
 from poem.api import adapt
 from poem.bench.collect import DomainMetrics
 from poem.bench.evaluation_table import By, Difference, Row, Table
@@ -48,6 +51,7 @@ def evaluate(
     *,
     seeds: int | Sequence[int] | None = None,
     by: By | None = None,
+    progress: bool | None = None,
     **settings: Any,
 ) -> Table:
     """Run several methods over the same labelled stream, each from a fresh adapter: accuracy, calibration, cost.
@@ -67,6 +71,7 @@ def evaluate(
         seeds: Seeds to repeat everything with, or their number. A seed draws the order of a data set, the order and the
             corruptions of a stream, and the adapter's random numbers. Rows are then means, with a deviation.
         by: `"shift"` for a table of the accuracies by shift, which a stream states.
+        progress: Whether to show on standard error how far it is; by default where that is a terminal.
         settings: Passed on to `poem.adapt` for every method; a setting for one method belongs in a recipe.
 
     Returns:
@@ -84,23 +89,52 @@ def evaluate(
         raise ValueError(f"expected by 'shift' or None, got {by!r}")
     asked = _seeds(seeds, settings)
     runs: dict[str, list[_Run]] = {name: [] for name in methods}
-    for seed in asked or (None,):
-        batched = _batched(loader, seed, settings)
-        own = settings if seed is None else {**settings, "seed": seed}
-        same = SameBatches()
-        for name, method in methods.items():
-            run = _run(name, model, batched if len(methods) == 1 else same.checked(name, batched), method, own)
-            if not any(runs.values()) and settings.get("classes") is None:
-                warn_of_fewer_classes(_with_classes(loader, batched), run.highest, run.logits, run.n)
-            if by == "shift" and not run.shifts:
-                raise ValueError(
-                    "expected a stream whose batches state their shift with by='shift', got a plain loader; pass "
-                    "poem.streams.datasets.Stream(data=..., order=...), or evaluate each shift by itself"
-                )
-            runs[name].append(run)
+    shown = Progress("evaluate", unit="batches") if _show(progress) else None
+    with shown or nullcontext():
+        for seed in asked or (None,):
+            batched = _batched(loader, seed, settings)
+            own = settings if seed is None else {**settings, "seed": seed}
+            same = SameBatches()
+            for name, method in methods.items():
+                stream = batched if len(methods) == 1 else same.checked(name, batched)
+                if shown is not None:
+                    done = sum(map(len, runs.values()))
+                    stream = _counted(stream, shown, batched, done, len(methods) * max(len(asked), 1))
+                    shown.title = name if len(asked) < 2 else f"{name}, seed {seed}"
+                run = _run(name, model, stream, method, own)
+                if not any(runs.values()) and settings.get("classes") is None:
+                    warn_of_fewer_classes(_with_classes(loader, batched), run.highest, run.logits, run.n)
+                if by == "shift" and not run.shifts:
+                    raise ValueError(
+                        "expected a stream whose batches state their shift with by='shift', got a plain loader; pass "
+                        "poem.streams.datasets.Stream(data=..., order=...), or evaluate each shift by itself"
+                    )
+                runs[name].append(run)
     if len(asked) > 1:
         _warn_of_one_order(runs)
     return Table(tuple(_row(name, found) for name, found in runs.items()), asked, by)
+
+
+def _show(progress: bool | None) -> bool:
+    """Whether progress is shown: as asked for, or where standard error is a terminal."""
+    if progress is not None and not isinstance(progress, bool):
+        raise TypeError(f"expected progress=True, False or None, got {progress!r}")
+    return progress if progress is not None else sys.stderr is not None and sys.stderr.isatty()
+
+
+def _counted(stream: Iterable[Any], shown: Progress, batched: Any, done: int, runs: int) -> Iterator[Any]:
+    """Yield the batches of a run, after `done` of `runs`, and count each as done when the next one is asked for.
+
+    The total is made of the number of batches where they state it, else of that of the runs before.
+    """
+    try:
+        each = len(batched)
+    except TypeError:  # a stream, or a loader that does not know
+        each = shown.done // max(done, 1)
+    shown.total = runs * each or None
+    for batch in stream:
+        yield batch
+        shown.advance()
 
 
 def _method_name(method: str | Recipe | None, at: int) -> str:

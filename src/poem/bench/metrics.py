@@ -71,7 +71,7 @@ class Accuracy:
         self._right, self._seen = 0, 0
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
-        """Add a batch."""
+        """Count the samples of a batch, logits (B, C), and those whose label is among the `top` likeliest."""
         best = logits.topk(min(self.top, logits.shape[1]), dim=1).indices
         self._right += int(((best == labels[:, None]).any(1) & finite(logits)).sum())
         self._seen += len(labels)
@@ -92,7 +92,7 @@ class NLL:
         self._sum, self._seen = 0.0, 0
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
-        """Add a batch."""
+        """Sum the cross-entropy of a batch: logits (B, C), labels (B,)."""
         self._sum += float(torch.nn.functional.cross_entropy(logits.double(), labels, reduction="sum"))
         self._seen += len(labels)
 
@@ -114,7 +114,7 @@ class ECE:
         self._confidence, self._right = self._count.clone(), self._count.clone()
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
-        """Add a batch."""
+        """Put each sample of a batch, logits (B, C), into the bin of its largest probability."""
         confidence = logits.double().softmax(1).amax(1)
         right = (predicted(logits) == labels).double().cpu()
         bins = (confidence.cpu().nan_to_num(0.0) * self.bins).ceil().long().sub(1).clamp(0, self.bins - 1)
@@ -143,7 +143,7 @@ class AURC:
         self._wrong: list[NDArray[np.bool_]] = []
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
-        """Add a batch."""
+        """Keep the largest probability of each sample of a batch, logits (B, C), and whether its answer is wrong."""
         self._confidence.append(logits.double().softmax(1).amax(1).cpu().numpy())
         self._wrong.append((predicted(logits) != labels).cpu().numpy())
 
@@ -177,7 +177,7 @@ class Windows:
         self._right: list[NDArray[np.bool_]] = []
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
-        """Add a batch."""
+        """Keep for each sample of a batch, logits (B, C), whether its answer is right."""
         self._right.append((predicted(logits) == labels).cpu().numpy())
 
     def accuracies(self) -> list[float]:

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from poem._util.files import read_json, write_atomic
 from poem._util.nearest import nearest_hint
@@ -139,13 +139,14 @@ class CellResult:
             raise ValueError(f"{path} is not a result: {error}") from error
 
 
+K = TypeVar("K")
 _FIELDS = tuple(item.name for item in fields(CellResult) if item.name != "intact")
 """Fields of a file, beside the key and the checksum."""
 
 
-def latest(results: Iterable[CellResult], key: Callable[[CellResult], str]) -> dict[str, CellResult]:
+def latest(results: Iterable[CellResult], key: Callable[[CellResult], K]) -> dict[K, CellResult]:
     """Results by a key; of several with the same key, the one that was measured last."""
-    found: dict[str, CellResult] = {}
+    found: dict[K, CellResult] = {}
     for result in results:
         name = key(result)
         before = found.setdefault(name, result)

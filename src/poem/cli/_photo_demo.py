@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from poem.guarded.guard import GuardState
     from poem.predict import Answer
 
 
@@ -20,7 +21,8 @@ def run_photo_demo(args: argparse.Namespace) -> int:
     from poem._util.files import check_file_writable, write_atomic
     from poem._util.progress import track
     from poem.api import adapt
-    from poem.cli._predictions_csv import check_own_file, write_csv
+    from poem.bench.evaluate import GUARDED
+    from poem.cli._predictions_csv import COLUMNS, GUARDED_COLUMNS, check_own_file, write_csv
     from poem.cli.predict import restrict_to_classes, wnids_by_index
     from poem.predict import answers, find_images, summary, wnid_folders
     from poem.recipes.methods import recipe
@@ -32,9 +34,10 @@ def run_photo_demo(args: argparse.Namespace) -> int:
     for name in ("predictions.csv", "photos.html"):
         check_file_writable(args.out / name)
     check_own_file(args.out / "predictions.csv")
-    files, method, name = find_images(args.images), args.method or "poem", args.model or "effnet-lite0"
+    files, name = find_images(args.images), args.model or "effnet-lite0"
+    method = args.method or GUARDED  # as `poem.adapt` and `poem predict` without a method
     random.Random(0).shuffle(files)  # in order of their names, class folders would come one class at a time
-    recipe(method)  # raises for an unknown name before a model is loaded
+    recipe(args.method or "auto")  # raises for an unknown name before a model is loaded
     corruption = None if args.corruption is None else (args.corruption, args.severity)
     if corruption is not None:
         Shift(*corruption)
@@ -62,17 +65,22 @@ def run_photo_demo(args: argparse.Namespace) -> int:
     beside = "the model unadapted" + (" and batch statistics alone (bn)" if bn is not None else "")
     print(f"{len(files)} photos through {name} in batches of {size}: {method}, beside {beside}")
     found: list[Answer] = []
+    guards: list[GuardState] = []
+    if args.method is None:
+        settings["on_end"] = lambda guard: guards.append(guard.state)
     batches = answers(
-        model, files, method, folder=args.images, batch_size=size, corruption=corruption, on_batch=collect, **settings
-    )
+        model, files, args.method, folder=args.images, batch_size=size, corruption=corruption, on_batch=collect,
+        **settings,
+    )  # fmt: skip
     for batch in track(batches, method, len(files), unit="images", size=len):
         found += batch
     if bn is not None:
         bn.unload()
     labels = {} if classes is None else _true_labels(found, list(classes))
-    lines = summary(found, labelled=bool(labels)).splitlines()
+    lines = summary(found, labelled=bool(labels), guard=guards[0] if guards else None).splitlines()
     lines.append(_accuracy(found, labels, bn_labels, method, len(classes or ())))
-    write_csv(sorted(found, key=lambda each: each.file), args.out / "predictions.csv")
+    columns = COLUMNS if args.method else GUARDED_COLUMNS
+    write_csv(sorted(found, key=lambda each: each.file), args.out / "predictions.csv", columns=columns)
     read = [each for each in found if not each.error]
     named = {file: (label, settings["names"].get(label, str(label))) for file, label in labels.items()}
     photos = [Photo(each, thumbnails[each.file], *named.get(each.file, (None, ""))) for each in read]

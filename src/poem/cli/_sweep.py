@@ -32,7 +32,7 @@ def add_suite_options(parser: argparse.ArgumentParser, title: str, default_scale
     what = parser.add_argument_group(title)
     what.add_argument("--scale", help=f"tiny, cifar10 or full; default: {default_scale}")
     what.add_argument("--limit", type=int, metavar="N", help="at most N images of each domain")
-    what.add_argument("--methods", nargs="+", metavar="NAME", help="only these rows, as 'tent' or '*poem*'")
+    what.add_argument("--methods", nargs="+", metavar="NAME", help="only rows of these methods or names, as '*poem*'")
     what.add_argument("--seeds", nargs="+", type=int, metavar="N", help="instead of the suite's own")
     what.add_argument("--corruptions", nargs="+", metavar="NAME", help="only these of the suite's corruptions")
     what.add_argument(

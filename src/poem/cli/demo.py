@@ -32,7 +32,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model", help="imagenet: a base (`poem list bases`), or package.module:function; default: effnet-lite0"
     )
-    parser.add_argument("--method", help="imagenet: a name that `poem list` prints; default: poem")
+    parser.add_argument("--method", help="imagenet: a name that `poem list` prints; default: auto, guarded")
     parser.add_argument("--corruption", help="imagenet: corrupt the photos, such as with fog; default: none")
     parser.add_argument("--weights", help="imagenet: a file or folder with the model's weights")
     parser.add_argument("--batch-size", type=int, help="default: 32 digits, or 64 photos")

@@ -5,6 +5,7 @@ poem list bases 'vit*'      named models; also: parts corruptions data scenarios
 poem list suites --json
 
 Names that installed packages announce come last, each with its package; package.module:name needs no announcement.
+Without a pattern for methods, a line on standard error names the other kinds.
 """  # noqa: D205, D415 - an epilog of the command's help
 
 from __future__ import annotations
@@ -52,8 +53,9 @@ def run(args: argparse.Namespace) -> int:
     width, columns = max(len(name) for name in found), shutil.get_terminal_size((160, 24)).columns
     for name, line in found.items():
         print(_shorten(f"{name:<{width}}  {line}".rstrip(), columns))
-    if args.what == "methods" and sys.stdout.isatty():
-        print(f"\npoem show NAME explains one; poem list KIND has the {', '.join(KINDS[1:])}")
+    if (args.what, args.pattern) == ("methods", "*"):
+        sys.stdout.flush()
+        print(f"poem show NAME explains one; poem list KIND, for other kinds: {' '.join(KINDS[1:])}", file=sys.stderr)
     return 0
 
 

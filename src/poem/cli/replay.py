@@ -3,6 +3,7 @@ poem predict photos/ --method tent --guard --audit audit.jsonl
 poem replay audit.jsonl photos/
 poem replay audit.jsonl photos/ --model mypackage.nets:build --weights mine.pth
 poem replay audit.jsonl images.npy --model digits-bn
+poem replay audit.jsonl photos/ --method mypackage.methods:mine
 
 Repeats the guarded run that an audit records, batch by batch, on the same images. Whether a batch is learnt from is
 taken from the audit, because it may have depended on time; everything else is computed again and compared bit for bit:
@@ -12,6 +13,9 @@ what, with exit status 1.
 The data is the folder that poem predict was run on; order, size and crop come from the audit. Or it is a .npy or
 .safetensors file of images (N, C, H, W) in the order of the run, for runs from Python: as the adapter got them, or as
 uint8, which is divided by 255.
+
+An audit may be a stranger's, so no module is imported that only the audit names. A method with parts of your own is
+named by --method: its parts may then occur in the recipe, whose settings come from the audit.
 
 On a CPU the number of threads is set to that of the run, because sums depend on it in the last bits. On CUDA both runs
 need torch.use_deterministic_algorithms(True). Other versions of torch and other machines may differ in the last bits;
@@ -33,6 +37,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from poem.guarded.guard import Guard
+    from poem.recipes.recipe import Recipe
 
 TENSORS = (".npy", ".safetensors")
 """Endings of files of images; nothing is unpickled."""
@@ -49,6 +54,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--model", help="as of poem predict; default: the base that the audit names")
     parser.add_argument("--weights", help="as of poem predict; default: those that the audit names")
+    parser.add_argument(
+        "--method", help="package.module:name of the run's method, if it has parts of your own; its module is imported"
+    )
     parser.add_argument("--device", help="default: that of the run")
 
 
@@ -59,6 +67,7 @@ def run(args: argparse.Namespace) -> int:
     from poem.cli.predict import open_model
     from poem.guarded.audit import read_audit
     from poem.guarded.replay import recorded_steps, replay
+    from poem.recipes.methods import recipe as named_recipe
 
     if not args.audit.is_file():
         raise FileNotFoundError(f"expected the file of poem predict --audit, got {args.audit}, which is no file")
@@ -72,6 +81,7 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(f"expected an audit written by a guard, got {args.audit}, whose run is no object")
     device = _device(args.device, header, about)
     name, weights = _model_name(args, about)
+    method = None if args.method is None else named_recipe(args.method)
     if args.images.is_dir():
         batches = _folder_batches(args.images, about, args.audit, device)
     else:
@@ -81,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
     # The header's mean and std are used; these keep `open_model` from asking for some.
     stated: dict[str, Any] = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)} if ":" in name else {}
     model, _, _ = open_model(name, weights, device=device, **stated)
-    guard = _guard(model, header, args.audit)
+    guard = _guard(model, header, args.audit, method)
     _log(f"{name}, {header.get('method')}, guarded; torch {torch.__version__} on {device}")
     found = replay(args.audit, guard, batches)
     print(found)
@@ -126,11 +136,13 @@ def _same_torch_settings(header: dict[str, Any], device: str) -> None:
         torch.use_deterministic_algorithms(True)
 
 
-def _guard(model: nn.Module, header: dict[str, Any], audit: Path) -> Guard:
-    """A fresh guard with the recipe and the settings that a header states, and nothing else of it."""
+def _guard(model: nn.Module, header: dict[str, Any], audit: Path, method: Recipe | None = None) -> Guard:
+    """A fresh guard with the recipe and the settings that a header states, and nothing else of it.
+
+    Parts of other packages are taken from the method that the user has named.
+    """
     from poem.api import adapt
     from poem.guarded.guard import GuardSettings
-    from poem.recipes.text import read
 
     try:
         strange = [name for name in header["guard"] if name not in GuardSettings.__dataclass_fields__]
@@ -138,7 +150,7 @@ def _guard(model: nn.Module, header: dict[str, Any], audit: Path) -> Guard:
             raise ValueError(
                 f"expected an audit of this version, got {audit}, whose guard has a setting {strange[0]!r}"
             )
-        recipe = read(dict(header["recipe"]), trusted=False)
+        recipe = _recipe(dict(header["recipe"]), header.get("method"), method)
         settings = {name: header[name] for name in ("batch_size", "mean", "std", "seed", "precision", "split")}
         return adapt(
             model, recipe, classes=header["mask"], guard=dict(header["guard"]), compile=header.get("compile", False),
@@ -146,6 +158,21 @@ def _guard(model: nn.Module, header: dict[str, Any], audit: Path) -> Guard:
         )  # fmt: skip
     except KeyError as error:
         raise ValueError(f"expected an audit written by a guard, got {audit}, whose header lacks {error}") from error
+
+
+def _recipe(fields: dict[str, Any], name: Any, method: Recipe | None) -> Recipe:
+    """The recipe of a header; parts of other packages are those of `method`, which the user has named.
+
+    Raises:
+        UnannouncedPartError: It has others; the message says what to type.
+    """
+    from poem.recipes.text import UnannouncedPartError, part_paths, read
+
+    try:
+        return read(fields, trusted=False if method is None else part_paths(method))
+    except UnannouncedPartError as error:
+        known = f"{name}, if you trust it" if isinstance(name, str) and ":" in name else "package.module:name"
+        raise UnannouncedPartError(f"{error}; name the method that has this part, type: --method {known}") from error
 
 
 def _folder_batches(folder: Path, about: dict[str, Any], audit: Path, device: str) -> Iterator[Tensor]:

@@ -7,6 +7,7 @@ poem report poem-results/tiny --format latex csv
 Writes report.md and report.html with the suites that were run into the folder, as they were run; flags select others.
 --format latex, csv or json writes every table as a file of its own into the folder tables: LaTeX with booktabs, CSV and
 JSON with the numbers as measured. As pandas frames: poem.report.report_tables.
+A folder is data: modules that it names are not imported, but those of a suite that you name by --suites are.
 """  # noqa: D205, D415 - an epilog of the command's help
 
 from __future__ import annotations
@@ -40,7 +41,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the pages or tables and print their paths."""
+    from contextlib import nullcontext
+
     from poem._util.files import check_folder_writable
+    from poem.bench.cell import recorded_keys
+    from poem.bench.result import latest
     from poem.bench.store import Store
     from poem.report import build
     from poem.report.pictures import picture
@@ -49,21 +54,32 @@ def run(args: argparse.Namespace) -> int:
     checks.check_range(args, *SEED_RANGE, "seeds")
     check_folder_writable(args.out or args.results)
     store = Store(args.results)
-    results, failures = list(store.results()), store.failures()
-    if not results and not failures:
-        raise ValueError(f"expected a folder of results, got {args.results}; poem reproduce table1 makes one")
-    cells = [result.cell for result in results] + [failure.cell for failure in failures.values()]
-    settings, requests = _sweep.suite_settings(args), store.requests()
-    suites = select_suites(cells, names=args.suites, scale=args.scale, settings=settings, requests=requests)
+    results = list(store.results())
+    recorded = {cell: result.cell_key for cell, result in latest(results, lambda result: result.cell).items()}
     out = args.out or args.results
-    shown = {cell.key for suite in suites for cell in suite.cells}
-    drawn = picture(each for each in results if each.cell_key in shown) if "html" in args.format else None
-    for path in build(suites, results, out, failures=failures, formats=args.format, picture=drawn):
-        print(path)
+    with recorded_keys(recorded) as refused:
+        failures = store.failures()
+        if not results and not failures:
+            raise ValueError(f"expected a folder of results, got {args.results}; poem reproduce table1 makes one")
+        cells = [result.cell for result in results] + [failure.cell for failure in failures.values()]
+        for cell in cells:
+            _ = cell.key  # kept by the cell, so that no later look at it imports anything
+    settings, requests = _sweep.suite_settings(args), store.requests()
+    with recorded_keys(recorded) if args.suites is None else nullcontext(refused) as refused:
+        suites = select_suites(cells, names=args.suites, scale=args.scale, settings=settings, requests=requests)
+        shown = {cell.key for suite in suites for cell in suite.cells}
+        drawn = picture(each for each in results if each.cell_key in shown) if "html" in args.format else None
+        for path in build(suites, results, out, failures=failures, formats=args.format, picture=drawn):
+            print(path)
     if rest := sum(cell.key not in shown for cell in cells):
         print(
             f"left out: {rest} of {len(cells)} cells, of other suites or settings; --suites and the run's flags show "
             "them"
+        )
+    if refused and args.suites is None:
+        print(
+            f"not imported, since only this folder names them: {', '.join(sorted(refused))}; tables show the results "
+            "as measured. --suites FILE imports what a suite that you name states"
         )
     for reason in store.broken.values():
         print(f"left out: {reason}")

@@ -1,8 +1,8 @@
 """A batch as the model is called with it: one tensor, or one tensor and more arguments beside it.
 
-The engine works on one floating-point tensor, whose first axis is the batch. Where a model takes keywords or a
-dictionary, that tensor is one of its arguments, and the others go along as they came. A call with one tensor alone
-never gets here.
+The engine adapts on one floating-point tensor, whose first axis is the batch. Where a model takes keywords or a
+dictionary, that tensor is one of its arguments, and the others are passed to every forward call unchanged. A call with
+one tensor alone is not wrapped.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ import torch
 from torch import Tensor, nn
 
 LABELS = ("labels", "label")
-"""Arguments that are dropped: labels meet the answers only after the loop."""
+"""Arguments that are not passed to the model, because no method may use labels."""
 EMBED = (
     "embed them first, as in adapter(inputs_embeds=model.get_input_embeddings()(input_ids), attention_mask=mask), and "
     "adapt by a method that does not edit images"
 )
-"""What to type where token ids came."""
+"""What to type where the only tensors are token ids."""
 
 
 @dataclass(frozen=True, eq=False)
 class ModelInput:
-    """The arguments of one call of the model: the tensor that the engine works on, and the others by name.
+    """The arguments of one forward call: the tensor that the engine adapts on, and the others by name.
 
-    Others whose first axis has the batch's length go with the batch: they are repeated where the batch is. A name that
-    came with another length before is shared by all samples, whatever its length is now.
+    A further tensor whose first axis has the batch's length has a row for each sample, and is repeated where the batch
+    is. One that had another length in an earlier call is passed whole, whatever its length is now.
     """
 
     images: Tensor
-    name: str | None = None  # its own name; None: it is the first argument
+    name: str | None = None  # the parameter that `images` is passed as; None: as the first positional argument
     further: Mapping[str, Any] = field(default_factory=dict)
-    whole: bool = False  # the model takes all of it as one dictionary
-    shared: frozenset[str] = frozenset()  # names that do not go with the batch
+    whole: bool = False  # `forward` takes one dictionary with all arguments
+    shared: frozenset[str] = frozenset()  # names of tensors that have no row for each sample
 
     def __len__(self) -> int:
         return len(self.images)
@@ -48,11 +48,11 @@ class ModelInput:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """Every tensor, the engine's own first."""
+        """Every tensor, `images` first."""
         return [self.images, *(value for value in self.further.values() if isinstance(value, Tensor))]
 
     def arguments(self, x: Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """What the model is called with, `x` in place of the tensor; it may hold the batch several times."""
+        """Positional and keyword arguments of `forward`, with `x` for `images`; `x` may be the batch repeated."""
         copies, rest = divmod(len(x), len(self.images))
         if self.along and (rest or copies < 1):
             raise RuntimeError(f"expected rows for {self.along[0]!r} along with {len(x)} samples, got {len(self)}")
@@ -63,21 +63,21 @@ class ModelInput:
         return ((x,), more) if self.name is None else ((), {self.name: x, **more})
 
     def noted(self, shared: set[str]) -> ModelInput:
-        """With the names that are shared by all samples: those in `shared`, and those found here, which are added."""
+        """A copy that passes the names in `shared` whole; names found here with another length are added to the set."""
         shared |= {name for name, value in self.further.items() if _long(value) and len(value) != len(self.images)}
         return replace(self, shared=frozenset(shared))
 
     def taken(self) -> ModelInput:
-        """With further tensors that carry no gradient and are free of inference mode."""
+        """A copy whose further tensors are detached, and cloned where they are inference tensors."""
         return replace(self, further={name: _free(value) for name, value in self.further.items()})
 
-    def first(self, count: int) -> ModelInput:
-        """The first rows alone."""
-        cut = {name: value[:count] if self._rows(name, value) else value for name, value in self.further.items()}
-        return replace(self, images=self.images[:count], further=cut)
+    def cut(self, rows: slice) -> ModelInput:
+        """Some of the samples: their rows of every tensor that has a row for each."""
+        cut = {name: value[rows] if self._rows(name, value) else value for name, value in self.further.items()}
+        return replace(self, images=self.images[rows], further=cut)
 
     def to(self, device: torch.device) -> ModelInput:
-        """With every tensor on a device."""
+        """A copy with every tensor on a device."""
         moved = {name: _moved(value, device) for name, value in self.further.items()}
         return replace(self, images=_moved(self.images, device), further=moved)
 
@@ -86,10 +86,10 @@ class ModelInput:
 
 
 def read_input(model: nn.Module, images: Any, keywords: Mapping[str, Any]) -> Any:
-    """A tensor where the model is called with one alone, else a `ModelInput`; what is neither is given back.
+    """A tensor where it is the only argument, else a `ModelInput`; an object of another type is returned unchanged.
 
     Args:
-        model: Whose `forward` is called; the names of its parameters decide.
+        model: The arguments are matched with the parameters of its `forward`.
         images: A tensor, a mapping of arguments, a `ModelInput`, or None where all arguments are keywords.
         keywords: Further arguments by name.
 
@@ -120,7 +120,7 @@ def read_input(model: nn.Module, images: Any, keywords: Mapping[str, Any]) -> An
 
 
 def not_taken(model: nn.Module, given: ModelInput) -> str:
-    """What is wrong where a model takes neither these names nor a dictionary."""
+    """The error message for a model whose `forward` takes neither these names nor a dictionary."""
     kind, takes = type(model).__name__, ", ".join(_parameters(model))
     names = ", ".join(map(repr, [given.name, *given.further]))
     return f"{kind} takes no dictionary, and no argument of {names}; it takes {takes}: hand adapter() the tensor"
@@ -142,7 +142,7 @@ def _parameters(model: nn.Module) -> dict[str, inspect.Parameter]:
 
 
 def _known(model: nn.Module, given: Mapping[str, Any], *, first: bool, whole: bool = True) -> bool:
-    """Refuses names that the model does not take; says whether it takes them as one dictionary."""
+    """Raise TypeError for names that `forward` does not take; return whether it takes one dictionary of them."""
     found = list(_parameters(model).values())
     found = found[1:] if first else found
     plain = [each for each in found if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)]
@@ -160,7 +160,7 @@ def _known(model: nn.Module, given: Mapping[str, Any], *, first: bool, whole: bo
 
 
 def _worked_on(model: nn.Module, given: Mapping[str, Any]) -> str:
-    """The name of the tensor to work on: the largest floating-point one with two axes or more; the first of equals."""
+    """The name of the tensor to adapt on: the largest floating-point one with two axes or more; the first of equals."""
     order = {name: place for place, name in enumerate(_parameters(model))}
     names = sorted(given, key=lambda name: order.get(name, len(order)))
     tensors = {name: given[name] for name in names if isinstance(given[name], Tensor)}

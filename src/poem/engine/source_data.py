@@ -113,7 +113,7 @@ class SourceBatches:
             came = read_input(self._network.model, item[0] if isinstance(item, tuple | list) else item, {})
             given = None
             if isinstance(came, ModelInput):
-                given = came.noted(self._network.shared).first(left).to(theta.device).taken()
+                given = came.noted(self._network.shared).cut(slice(left)).to(theta.device).taken()
             came = came[:left] if given is None else given.images
             images = came.to(theta.device) if isinstance(came, Tensor) else came
             images = checked_images(images, self._network.model)

@@ -28,7 +28,7 @@ class Event:
     batch: int
     """Which batch of the stream, from 0."""
     kind: str
-    """Such as "alarm", "roll back", "reset", "freeze", "skip", "gradient spike", "audit lost"."""
+    """Such as "alarm", "verdict", "roll back", "reset", "freeze", "skip", "gradient spike", "audit lost"."""
     why: str
     signals: dict[str, float | None] = field(default_factory=dict)
 

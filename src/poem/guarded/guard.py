@@ -43,6 +43,8 @@ from poem.recipes.text import written
 
 log = logging.getLogger("poem")
 Verdict = Literal["source", "mean", "adapted"]
+ANSWERING: dict[Verdict, str] = {"source": "the source", "mean": "the mean of both", "adapted": "the adapted model"}
+"""Who answers, by verdict, in words."""
 STOPPED = "stopped by hand"
 TOO_SLOW = "predicting alone takes longer than max_ms={:g}, which cannot be kept; every 100th batch is learnt from"
 ONE_ANSWER, POOR = 0.95, 0.7
@@ -261,6 +263,9 @@ class Guard:
         signals = replace(
             measured, disagreement=differs, selected=selected, gradient=gradient, drift=self.adapter.drift
         )
+        if verdict != held.verdict:
+            why = f"{ANSWERING[verdict]} answers, in the place of {ANSWERING[held.verdict]}"
+            events.append(Event(held.batches, "verdict", why, signals.as_dict()))
         held = replace(held, shift=shift, worse=worse, verdict=verdict)
         if settings.max_ms is not None:
             if answer.is_cuda:

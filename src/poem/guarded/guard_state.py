@@ -17,6 +17,8 @@ from poem.guarded.signals import Averages
 if TYPE_CHECKING:
     from poem.guarded.guard import GuardState
 
+GUARD_SCHEMA = 1
+"""Version of the guard's part of a saved state; it is stored in every one."""
 GROUPS = ("moving", "teacher", "memory")
 PLAIN = (
     "batches", "verdict", "gradients", "updates", "rollbacks", "wait", "trial", "stopped", "skipped", "learn_ms",
@@ -37,7 +39,7 @@ def to_plain(held: GuardState) -> tuple[dict[str, Any], dict[str, Tensor]]:
             tensors[f"guard/ring/{place}/{name}"] = tensor.clone()
         tensors[f"guard/ring/{place}/rng"] = snapshot.rng.clone()
     shift = {**asdict(held.shift), "ranks": {**asdict(held.shift.ranks), "values": []}}
-    plain = {name: getattr(held, name) for name in PLAIN}
+    plain = {"schema": GUARD_SCHEMA, **{name: getattr(held, name) for name in PLAIN}}
     plain |= {
         "shift": shift, "worse": asdict(held.worse), "ring": [batch for batch, _ in held.ring],
         "budget": None if held.budget is None else asdict(held.budget),
@@ -46,7 +48,17 @@ def to_plain(held: GuardState) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def from_plain(plain: dict[str, Any], tensors: dict[str, Tensor], fresh: GuardState, now: Snapshot) -> GuardState:
-    """The memory that `to_plain` described; `now` gives the device, and what a snapshot need not hold."""
+    """The memory that `to_plain` described; `now` gives the device, and what a snapshot need not hold.
+
+    Raises:
+        ValueError: A state of another version of the format, or one that lacks something.
+    """
+    if plain.get("schema") != GUARD_SCHEMA:
+        came = f"number {plain['schema']!r}" if "schema" in plain else "none, as of an older version"
+        raise ValueError(
+            f"expected the guard's state in format number {GUARD_SCHEMA}, got {came}; begin the stream anew, or go on "
+            "with the version that saved it"
+        )
     device = now.values["source"]["theta"].device
     try:
         held = {name: plain[name] for name in PLAIN}

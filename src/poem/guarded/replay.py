@@ -163,7 +163,7 @@ def _repeat(guard: Guard, steps: list[dict[str, Any]], stream: Iterator[Tensor])
             return Replay(done, done, f"the images end here, and the audit has {_count(total - done)} more")
         if tensor_hash(images) != step.get("images"):
             return Replay(done, done, "these are not the images of that run")
-        found, then = (_without_skips(each) for each in (guard.repeat(images, learn=step["learn"]), step))
+        found, then = (_compared(each) for each in (guard.repeat(images, learn=step["learn"]), step))
         differ = [name for name in COMPARED if _text(found.get(name)) != _text(then.get(name))]
         if differ:
             return Replay(done, done, "; ".join(_words(name, found.get(name), then.get(name)) for name in differ))
@@ -171,10 +171,16 @@ def _repeat(guard: Guard, steps: list[dict[str, Any]], stream: Iterator[Tensor])
     return Replay(done)
 
 
-def _without_skips(line: dict[str, Any]) -> dict[str, Any]:
-    """The line without the event that a batch is skipped, which belongs to the decision that the audit gives."""
+def _compared(line: dict[str, Any]) -> dict[str, Any]:
+    """The line without events that say nothing of their own.
+
+    That a batch is skipped belongs to the decision that the audit gives; a change of the verdict, which older audits
+    lack, is seen in the verdict itself.
+    """
     events = line.get("events")
-    return {**line, "events": [kind for kind in events if kind != "skip"]} if isinstance(events, list) else line
+    if not isinstance(events, list):
+        return line
+    return {**line, "events": [kind for kind in events if kind not in ("skip", "verdict")]}
 
 
 def _words(name: str, now: Any, then: Any) -> str:

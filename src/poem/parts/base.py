@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
-from typing import Literal, Protocol, TypeAlias
+from types import FunctionType
+from typing import Any, Literal, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
-from poem.parts.fields import Checked
+from poem.parts.fields import Checked, own_fields
 
 Memory: TypeAlias = dict[str, Tensor]
 """Named tensors that a part finds again at the next batch. Reset, save and load treat them all alike."""
@@ -42,6 +43,21 @@ class Part(Checked, ABC):
     Any part may keep memory (`start`, `remember`), say what it needs (`needs`), prepare itself on source data
     (`prepare`) and bring tensors that are trained beside the network's own (`trainable`, `lr_factor`).
     """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Refuse a field that would hide a method or a property of the classes it derives from.
+
+        Raises:
+            TypeError: There is one, such as a selection's own `margin`.
+        """
+        super().__init_subclass__(**kwargs)
+        for name in own_fields(cls):
+            for base in cls.__mro__[1:]:
+                if isinstance(base.__dict__.get(name), FunctionType | property):
+                    raise TypeError(
+                        f"expected a field of {cls.__name__} under a name of its own, got {name!r}, which hides "
+                        f"{base.__name__}.{name}; call it otherwise, as in own_{name}"
+                    )
 
     @property
     def needs(self) -> frozenset[Need]:

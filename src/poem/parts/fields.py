@@ -111,6 +111,15 @@ def field_annotations(kind: type) -> dict[str, Any]:
     return {item.name: hints.get(item.name, Any) for item in fields(kind)}
 
 
+def own_fields(kind: type) -> list[str]:
+    """Names of the fields that a class itself states, before it is a dataclass; class variables are none."""
+    try:
+        stated = inspect.get_annotations(kind)
+    except Exception:  # annotations may be any code
+        return []
+    return [name for name, hint in stated.items() if "ClassVar" not in str(hint)]
+
+
 def _annotated(kind: type) -> tuple[tuple[str, Any, Any], ...]:
     """Name, resolved annotation and default of each field that has a meaning to us; found once per class."""
     known: tuple[tuple[str, Any, Any], ...] | None = kind.__dict__.get("_annotated_fields")

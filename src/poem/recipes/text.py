@@ -12,7 +12,7 @@ import dataclasses
 import inspect
 import operator
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from poem import parts
@@ -36,16 +36,23 @@ _OPERATORS: dict[type[ast.operator], Any] = {
 }
 _PATH_OR_WORDS = re.compile(r"""('[^']*'|"[^"]*")|([^\W\d][\w.]*):(?=[^\W\d])""")
 """Text in quotes, or what stands before the colon of `package.module:Name`."""
+Trust = bool | Collection[str]
+"""Whether modules that a text names may be imported: all of them, none, or those of parts at some paths."""
 LENGTH, DEPTH = 10_000, 64  # of a text in characters and in levels; far more than any recipe has
 
 
-def parse(text: str, *, trusted: bool = True) -> Any:
+class UnannouncedPartError(ValueError):
+    """Text that is not trusted names a part whose module nobody allowed to import."""
+
+
+def parse(text: str, *, trusted: Trust = True) -> Any:
     """The part, or the plain value, that a text stands for.
 
     Args:
         text: Such as `EntropyBelow(0.5)` or `my_package.parts:Mine(0.5)`.
         trusted: Whether the module of any `package.module:Name` may be imported. False for text that may come from
-            somebody else: then only parts that an installed package announces are.
+            somebody else: then only parts that an installed package announces are. Or the paths of further parts that
+            are trusted, such as those of `part_paths`.
 
     Raises:
         ValueError: Text that is none, a part that is not there, or settings that it does not take.
@@ -70,7 +77,14 @@ def written(recipe: Recipe) -> dict[str, str]:
     return {name: repr(getattr(recipe, name)) for name in fields}
 
 
-def read(fields: dict[str, str], *, trusted: bool = True) -> Recipe:
+def part_paths(recipe: Recipe) -> frozenset[str]:
+    """`package.module:Name` of every part of a recipe, and of its recipe for batch norm."""
+    recipes = [each for each in (recipe, recipe.on_batch_norm) if each is not None]
+    kinds = {type(part) for each in recipes for _, part in each.places}
+    return frozenset(f"{kind.__module__}:{kind.__name__}" for kind in kinds)
+
+
+def read(fields: dict[str, str], *, trusted: Trust = True) -> Recipe:
     """The recipe that `written` wrote; missing fields take their defaults. `trusted` is as in `parse`."""
     return Recipe(**{field_name(name): parse(text, trusted=trusted) for name, text in fields.items()})
 
@@ -84,7 +98,7 @@ def _levels(body: ast.expr) -> Iterator[int]:
         left += [(child, level + 1) for child in ast.iter_child_nodes(node)]
 
 
-def _read(node: ast.expr, text: str, trusted: bool) -> Any:
+def _read(node: ast.expr, text: str, trusted: Trust) -> Any:
     if isinstance(node, ast.Constant) and isinstance(node.value, str | int | float | None):
         return node.value
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
@@ -103,7 +117,7 @@ def _read(node: ast.expr, text: str, trusted: bool) -> Any:
     raise ValueError(f"expected parts, numbers and words in quotes, got {_source(node, text)} in {_cut(text)!r}")
 
 
-def _computed(node: ast.expr, text: str, trusted: bool, operate: Any, *operands: ast.expr) -> Any:
+def _computed(node: ast.expr, text: str, trusted: Trust, operate: Any, *operands: ast.expr) -> Any:
     """Parts joined, numbers divided or negated."""
     values = [_read(each, text, trusted) for each in operands]
     try:
@@ -115,7 +129,7 @@ def _computed(node: ast.expr, text: str, trusted: bool, operate: Any, *operands:
         raise ValueError(f"cannot compute {_source(node, text)} ({error}); {remedy}") from error
 
 
-def _made(node: ast.Call, part: Any, name: str, text: str, trusted: bool) -> Any:
+def _made(node: ast.Call, part: Any, name: str, text: str, trusted: Trust) -> Any:
     """A part with its settings; what it refuses in Python it refuses here, in the same words."""
     takes = f"{name} takes ({', '.join(item.name for item in dataclasses.fields(part))})"
     names = [each.arg for each in node.keywords]
@@ -147,11 +161,11 @@ def _path(node: ast.expr) -> str | None:
     return f"{'.'.join([node.id, *words[:-1]])}:{words[-1]}"
 
 
-def _outside_part(path: str, text: str, trusted: bool, *, instance: bool = False) -> Any:
+def _outside_part(path: str, text: str, trusted: Trust, *, instance: bool = False) -> Any:
     """The class of a part at `package.module:Name`, or, where that is allowed, a part that the module has made."""
-    known = [each.path for each in outside.announced("part").values()]
-    if not trusted and path not in known:
-        raise ValueError(
+    known = {each.path for each in outside.announced("part").values()}
+    if trusted is not True and path not in known | set(trusted or ()):
+        raise UnannouncedPartError(
             f"expected parts of poem, or of a package that announces them, in {_cut(text)!r}, which may come from "
             f"somebody else: {path!r} would be imported"
         )
@@ -165,7 +179,7 @@ def _outside_part(path: str, text: str, trusted: bool, *, instance: bool = False
     raise ValueError(f"expected {path} to be a class derived from one of poem.parts, got {kind}; {hint}")
 
 
-def _part(name: str, text: str, trusted: bool) -> Any:
+def _part(name: str, text: str, trusted: Trust) -> Any:
     if name not in PARTS and outside.is_outside("part", name):
         return _outside_part(outside.path_of("part", name), text, trusted)
     if name not in PARTS:

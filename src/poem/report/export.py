@@ -244,15 +244,22 @@ def _section_tables(section: Section) -> Iterator[ExportTable]:
     if section.numbers is not None:
         for metric in section.numbers.metrics:
             yield _result_table(section, section.numbers, metric)
+    measured = _measured(section)
     if section.efficiency is not None:
-        yield text_table(f"{section.name}-efficiency", section.efficiency, section.title)
+        yield text_table(f"{section.name}-efficiency", section.efficiency, section.title, measured)
     drawn = [table for figure in section.figures for table in figure.data]
     for number, table in enumerate(drawn, start=1):
-        yield text_table(f"{section.name}-figure{number}", table, section.title)
+        yield text_table(f"{section.name}-figure{number}", table, section.title, measured)
     if section.ledger.rows:
-        yield text_table(f"{section.name}-costs", section.ledger, section.title)
+        yield text_table(f"{section.name}-costs", section.ledger, section.title, measured)
     for number, card in enumerate(section.cards, start=1):
         yield text_table(f"{section.name}-protocol{number}", card, section.title)
+
+
+def _measured(section: Section) -> str:
+    """The protocol as sentences of a caption: which answers count; data, severity, batch size and seeds."""
+    stream = f"Measured on {section.stream}." if section.stream else ""
+    return " ".join(each for each in (section.readout.strip(), stream) if each)
 
 
 def _result_table(section: Section, table: ResultTable, metric: MetricLabel) -> ExportTable:
@@ -263,10 +270,9 @@ def _result_table(section: Section, table: ResultTable, metric: MetricLabel) -> 
         )
         for block in table.blocks
     )
-    measured = f" Measured on {section.stream}." if section.stream else ""
     return ExportTable(
         name=f"{section.name}-{metric.key}",
-        caption=f"{section.title}. {metric.title}.{measured}",
+        caption=f"{section.title}. {metric.title}. {_measured(section)}".rstrip(),
         first=table.first,
         columns=table.column_headers if table.families else table.columns,
         families=table.families,
@@ -314,13 +320,14 @@ def _paper_cell(value: float | None, large: bool) -> TableCell:
     return TableCell(text=text, value=value)
 
 
-def text_table(name: str, table: TextTable, title: str = "") -> ExportTable:
-    """A table of text; cells that are numbers become numbers."""
+def text_table(name: str, table: TextTable, title: str = "", measured: str = "") -> ExportTable:
+    """A table of text; cells that are numbers become numbers. `measured` ends its caption."""
     cells = tuple(
         (row[0] if row else "", tuple(TableCell(text=text, value=_number(text)) for text in row[1:]))
         for row in table.rows
     )
-    caption = ". ".join(part for part in (title, table.caption) if part)
+    caption = ". ".join(part.rstrip(".") for part in (title, table.caption, measured) if part)
+    caption += "." if measured else ""
     return ExportTable(
         name=name, caption=caption, first=table.header[0] or "row", columns=table.header[1:],
         blocks=(TableBlock(name="", rows=cells),),

@@ -65,7 +65,7 @@ class Section:
     claims_summary: str
     """How many claims hold; empty without claims."""
     stream: str
-    """Data, network, images, scenario, batch size and seeds in one line."""
+    """Data, network, images, scenario, severity, batch size and seeds in one line."""
     paper_note: str
     """How to read the paper's numbers beside ours; empty where there are none."""
     numbers: ResultTable | None
@@ -219,7 +219,7 @@ def _cell_notes(results: Sequence[CellResult]) -> list[str]:
 
 
 def _stream(grid: Grid) -> str:
-    """Data, network, images, scenario, batch size and seeds of a suite in one line."""
+    """Data, network, images, scenario, severity, batch size and seeds of a suite in one line."""
     results = list(grid.results.values())
     if not results:
         return ""
@@ -228,10 +228,18 @@ def _stream(grid: Grid) -> str:
     images = _distinct(formatting.count(card["n"]) for card in cards if isinstance(card.get("n"), int))
     seeds = sorted({result.cell.seed for result in results})
     batch = _distinct(result.cell.batch_size for result in results)
-    scenario = _distinct(result.cell.scenario for result in results)
+    scenario = _distinct(result.cell.scenario for result in results) + _severity(results)
     replaced = _replaced_networks(grid)
     bases = _distinct(f"{base}{replaced.get(base, '')}" for base in (result.cell.base for result in results))
     return f"{data} with {bases}, {images} images of each shift, {scenario}, batch size {batch}, {_seeds(seeds)}"
+
+
+def _severity(results: Sequence[CellResult]) -> str:
+    """Severities of the corruptions, and eta of a stream that does not wait; clean images have none."""
+    cells = [result.cell for result in results]
+    severities = _distinct(sorted({cell.severity for cell in cells if set(cell.corruptions) - {"clean"}}))
+    speeds = _distinct(sorted({cell.eta for cell in cells if cell.eta}))
+    return (f", severity {severities}" if severities else "") + (f", online with eta {speeds}" if speeds else "")
 
 
 def _replaced_networks(grid: Grid) -> dict[str, str]:

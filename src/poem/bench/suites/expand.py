@@ -6,6 +6,7 @@ Learning rates come last, when base, batch size and preset are known: a chosen o
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
 from functools import cache
@@ -39,6 +40,14 @@ LIMITED = ("n", "source_images", "options")
 _recipe = cache(recipe_of)
 
 
+def _learns(stated: Fields) -> bool:
+    """Whether the method of some fields makes updates; one that is not imported is taken to."""
+    try:
+        return _recipe(stated.get("method", ""), stated.get("preset", "imagenet")).learns
+    except outside.ImportRefusedError:
+        return True
+
+
 class NothingLeftError(ValueError):
     """A suite has none of the methods or corruptions that the flags ask for."""
 
@@ -67,10 +76,11 @@ class Overrides:
     changes: Mapping[str, Any] = field(default_factory=dict)
     chosen: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
-    def include(self, method: Any) -> bool:
-        """Whether a method matches one of the patterns; `source` always does."""
-        patterns = self.methods
-        return patterns is None or method == "source" or any(fnmatchcase(str(method), each) for each in patterns)
+    def include(self, method: Any, row: str) -> bool:
+        """Whether a method, or the name of its row, matches one of the patterns; `source` always does."""
+        if self.methods is None or method == "source":
+            return True
+        return any(fnmatchcase(name, pattern) for name in (str(method), row) for pattern in self.methods)
 
 
 class Expansion:
@@ -82,8 +92,9 @@ class Expansion:
         self._known: dict[tuple[Any, ...], bool] = {}
         self._check_corruptions(overrides.corruptions or ())
         for pattern in overrides.methods or ():
-            if ":" not in pattern and not any(fnmatchcase(each, pattern) for each in method_names()):
-                raise ValueError(f"no method is like {pattern!r}; {nearest_hint(pattern, method_names())}")
+            known = [*method_names(), *self._row_names()]
+            if ":" not in pattern and not any(fnmatchcase(each, pattern) for each in known):
+                raise ValueError(f"no method and no row is like {pattern!r}; {nearest_hint(pattern, known)}")
 
     def placed(self) -> Iterator[Placed]:
         """Every cell, by group, row, column, corruption and seed."""
@@ -97,6 +108,12 @@ class Expansion:
         if not found:
             raise NothingLeftError("no cell is left; ask for more methods or corruptions")
 
+    def _row_names(self) -> Iterator[str]:
+        """The name of each row, and the method that it states, such as one of the user's own."""
+        for row in [*self.suite.rows, *(row for group in self.suite.groups for row in group.rows or ())]:
+            yield row.label
+            yield str(row.fields.get("method", row.label))
+
     def _columns(self, group: GroupBlock, row: RowBlock) -> Iterator[tuple[str, Fields]]:
         """The label of each column that a row fills, and the fields of its cells."""
         base = merge_fields(self.suite.cell.fields, group.fields, row.fields)
@@ -107,7 +124,7 @@ class Expansion:
         for column in columns:
             merged = merge_fields(base, column.fields)
             filled = row.only is None or column.label in map(str, row.only)
-            if filled and self.overrides.include(merged.get("method")):
+            if filled and self.overrides.include(merged.get("method"), row.label):
                 yield column.label, merged if column.x is None else fill(merged, column.x)
 
     def _corruptions(self, stated: Fields) -> list[str]:
@@ -149,8 +166,7 @@ class Expansion:
 
     def _with_learning_rate(self, stated: Fields, factor: Any) -> Fields:
         """The fields with a learning rate: set by a flag, chosen, stated in the file, or the method's rule."""
-        found = _recipe(stated.get("method", ""), stated.get("preset", "imagenet"))
-        if not found.learns:
+        if not _learns(stated):
             return merge_fields(stated, {"lr": None})
         if {"lr", "changes.lr"} & set(self.overrides.changes):
             return stated
@@ -161,7 +177,11 @@ class Expansion:
             return stated
         rate: Any = stated.get("lr")
         if rate is None:
-            rate = parse(str(stated.get("changes", {}).get("lr", repr(found.lr))))
+            try:
+                own = _recipe(stated.get("method", ""), stated.get("preset", "imagenet")).lr
+            except outside.ImportRefusedError:  # the rule to multiply is not known
+                return stated
+            rate = parse(str(stated.get("changes", {}).get("lr", repr(own))))
         if isinstance(rate, Rule):
             rate = rate(family_of(stated["base"]), stated["batch_size"])
         return merge_fields(stated, {"lr": float(f"{rate * float(factor):.6g}")})
@@ -205,7 +225,7 @@ def _set(stated: Fields, name: str, value: Any) -> Fields:
     if name == "guard" and stated.get("method") == "source":
         return stated
     recipes = name.partition(".")[0] in ("lr", "changes")
-    return stated if recipes and not _recipe(stated.get("method", ""), "imagenet").learns else found
+    return stated if recipes and not _learns({**stated, "preset": "imagenet"}) else found
 
 
 def _valid(stated: Fields, known: dict[tuple[Any, ...], bool]) -> Cell:
@@ -214,10 +234,12 @@ def _valid(stated: Fields, known: dict[tuple[Any, ...], bool]) -> Cell:
     Whether changes change nothing is the same for all corruptions and seeds, and kept in `known`.
     """
     base, data, method = stated["base"], stated["data"], stated.get("method")
-    if ":" in str(base) or outside.is_outside("base", str(base)):
-        zoo.base(base)
-    if data not in DATASETS and outside.is_outside("data set", str(data)):
-        outside.load("data set", data)
+    with suppress(outside.ImportRefusedError):
+        if ":" in str(base) or outside.is_outside("base", str(base)):
+            zoo.base(base)
+    with suppress(outside.ImportRefusedError):
+        if data not in DATASETS and outside.is_outside("data set", str(data)):
+            outside.load("data set", data)
     for kind, value, names, elsewhere in (
         ("base", base, zoo.bases(), ":" in str(base)),
         ("data set", data, list(DATASETS), outside.is_outside("data set", str(data))),
@@ -230,8 +252,10 @@ def _valid(stated: Fields, known: dict[tuple[Any, ...], bool]) -> Cell:
         preset = stated.get("preset", "imagenet")
         asked = (method, preset, *changes.items())
         if asked not in known:
-            plain = _recipe(stated["method"], preset)
-            known[asked] = plain.changed({name: parse(value) for name, value in changes.items()}) == plain
+            known[asked] = False
+            with suppress(outside.ImportRefusedError):
+                plain = _recipe(stated["method"], preset)
+                known[asked] = plain.changed({name: parse(value) for name, value in changes.items()}) == plain
         stated = {**stated, "changes": {} if known[asked] else changes}
     cell = read_cell(stated)
     cell.order()
@@ -268,10 +292,10 @@ def left_out(placed: Sequence[Placed], stated: Sequence[Placed]) -> Iterator[str
 def altered(placed: Sequence[Placed], stated: Sequence[Placed], overrides: Overrides) -> Iterator[str]:
     """How cells differ from those that the suite states, in words; seeds do not count."""
     positions = {_position(each) for each in placed}
-    if any(_position(each) not in positions and not overrides.include(each.cell.method) for each in stated):
+    if any(_position(each) not in positions and not overrides.include(each.cell.method, each.row) for each in stated):
         yield f"methods {' '.join(overrides.methods or ())}"
     shifts = {shift for each in placed for shift in each.cell.corruptions}
-    included = [each.cell for each in stated if overrides.include(each.cell.method)]
+    included = [each.cell for each in stated if overrides.include(each.cell.method, each.row)]
     if any(shift not in shifts for cell in included for shift in cell.corruptions):
         yield f"corruptions {' '.join(overrides.corruptions or ())}"
     found: dict[str, dict[str, None]] = {}

@@ -105,7 +105,7 @@ def load(
         name: One of `names()`, or a path that ends in .yaml.
         scale: One of `scales()`.
         limit: Images of each domain; at most as many in a label-shifted stream and of source data.
-        methods: Patterns such as `"*poem*"`; rows of other methods are left out, but for `source`.
+        methods: Patterns such as `"*poem*"` for methods or names of rows; other rows are left out, but for `source`.
         seeds: Instead of the suite's own.
         corruptions: Those of the suite's corruptions to keep.
         changes: Fields of every cell: `{"batch_size": 16}`; reach into mappings with a dot: `{"changes.alpha": 0.3}`.
