@@ -30,6 +30,8 @@ from auto.paired import LEVEL, Paired, gain_kept, holm
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "results" / "auto"
+NEARLY_ALL = 0.85
+"""Share of a network's streams that a row needs to be compared in the means; those are over the streams in common."""
 LONG = "long"
 """Folder in there of cells with more images than those of the same network beside it."""
 MARGIN = -0.5
@@ -163,9 +165,17 @@ def losses(results: Results, row: str) -> list[Loss]:
     return [Loss(place, row, paired, p) for (place, paired), p in zip(pairs, adjusted, strict=True)]
 
 
-def means(results: Results, net: str) -> dict[str, float]:
-    """Mean accuracy of each row over the network's main streams; rows that miss one of source's are left out."""
+def common_places(results: Results, net: str) -> list[Place]:
+    """The network's main streams on which every row was measured that has `NEARLY_ALL` of them."""
     places = [place for place in results.places("source", main=True) if place[0] == net]
+    there = {row: [place for place in places if results.accuracy(place, row) is not None] for row in results.rows(net)}
+    wanted = [found for found in there.values() if len(found) >= NEARLY_ALL * len(places)]
+    return [place for place in places if all(place in found for found in wanted)]
+
+
+def means(results: Results, net: str) -> dict[str, float]:
+    """Mean accuracy of each row over `common_places`; rows that miss one of them are left out."""
+    places = common_places(results, net)
     found = {}
     for row in results.rows(net):
         each = [results.accuracy(place, row) for place in places]
@@ -392,6 +402,7 @@ def _means(results: Results) -> str:
                 for net, each in found.items()}  # fmt: skip
         values = [_number(each.get(row), bold=each.get(row) == best[net]) for net, each in found.items()]
         lines.append([row, *values])
+    lines.append(["streams", *(str(len(common_places(results, net))) for net in found)])
     return _table(["mean over streams", *found], lines)
 
 

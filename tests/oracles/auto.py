@@ -23,7 +23,10 @@ Optimizer = Callable[..., torch.optim.Optimizer]
 
 @dataclass
 class Moments:
-    """A channel's mean and variance over a stream, those of the last batch, and how much batches vary."""
+    """A channel's mean and variance over a stream, those of the last batch, and how much batches vary.
+
+    `images` were seen; `shares` are those of the batches so far in the mean.
+    """
 
     mean: Tensor
     var: Tensor
@@ -31,6 +34,8 @@ class Moments:
     last_var: Tensor
     mean_variation: Tensor | None = None
     var_variation: Tensor | None = None
+    images: int = 0
+    shares: tuple[float, ...] = ()
 
 
 def together(mean: Tensor, var: Tensor, mean2: Tensor, var2: Tensor, share: float) -> tuple[Tensor, Tensor]:
@@ -72,12 +77,13 @@ class StreamNorm(nn.Module):
         copy, weight, rate, doubt = self.use
         if doubt > 0 and len(x) == 1 and self.held[copy].mean_variation is None:
             weight = 0.0  # how far one image is from the truth is unknown
-        rate = min(1.0, rate * len(x) / 64)
+        before = self.held[copy].images
+        rate = max(min(1.0, rate * len(x) / 64), len(x) / (512 + before + len(x)))
         seen = self.moved(self.held[copy], x.detach(), rate)
         self.seen[copy] = seen
         assert seen.mean_variation is not None
         assert seen.var_variation is not None
-        share = rate / (2 - rate)
+        share = math.fsum(each**2 for each in seen.shares)
         mean = excess(seen.mean, self.mean, doubt * (share * seen.mean_variation).sqrt())
         var = excess(seen.var, self.var, doubt * (share * seen.var_variation).sqrt())
         mean, var = together(self.mean, self.var, mean, var, weight)
@@ -95,7 +101,8 @@ class StreamNorm(nn.Module):
         new_mean, new_var = together(held.mean, held.var, mean, var, rate)
         return Moments(
             new_mean, new_var, mean, var, variation(held.mean_variation, mean, held.last_mean, mean_error),
-            variation(held.var_variation, var, held.last_var, var_error),
+            variation(held.var_variation, var, held.last_var, var_error), held.images + len(x),
+            (*((1 - rate) * share for share in held.shares), rate),
         )  # fmt: skip
 
     def keep(self) -> None:
@@ -173,7 +180,7 @@ class Blend:
             gained = -(mean * mean.log()).sum() - entropies.moved(entropy(logits).detach())
             informed.append(gained / math.log(logits.shape[1]))
         scores = [self.trust * each for each in informed]  # source, a quarter and half of the batch, the batch, slow
-        scores[3] = torch.stack(scores).max()
+        scores[3] = min(scores[3] + 1.0, max(scores))
         runs, _, _ = self.runs.now(each[4].softmax(1).detach())
         for quick in (1, 2, 3):
             scores[quick] = scores[quick] - self.caution * max(0.0, runs - 1.3)
@@ -230,7 +237,7 @@ def on_batch_norm(
     student = copied(net)
     theta = all_norms(student)
     layers = with_stream_statistics(student, len(weights))
-    blend, prior = Blend(len(weights), 2.3, 256), LastImages(2.0, 1024)
+    blend, prior = Blend(len(weights), 10.0, 256), LastImages(2.0, 1024)
     steps, average = optimizer(theta, lr), None
     for x in batches:
         each: list[Tensor] = []
