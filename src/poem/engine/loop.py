@@ -314,15 +314,14 @@ class BatchLoop:
             )  # fmt: skip
             ask = partial(_gradient, recipe.branch.teach(unweighted), each.get("branch", near.branch), keep=True)
             gradients["branch"] = self.network.branch_gradient(self.batch.images, ask)
-        samples = {"each": each["theta"]} if each else {}
-        gradients |= _gradients(loss, {"theta": theta, **trained, **samples})
+        gradients |= _gradients(loss, {"theta": theta, **trained, **({"each": each["theta"]} if each else {})})
         joined: dict[str, Memory] = {}
         if each:
-            rows = {"theta": gradients.pop("each"), **({"branch": gradients["branch"]} if "branch" in gradients else {})}
-            for key, gradient in rows.items():
-                alone = gradients["theta"] if key == "theta" else 0
-                together, joined[key] = recipe.step.join(gradient, chosen, state.steps[key])
-                gradients[key] = together + alone
+            alone = gradients["theta"]
+            gradients["theta"] = gradients.pop("each")
+            for key in (key for key in each if key in gradients):
+                gradients[key], joined[key] = recipe.step.join(gradients[key], chosen, state.steps[key])
+            gradients["theta"] = gradients["theta"] + alone
         sound = [mask.any(), loss.isfinite(), *(gradient.isfinite().all() for gradient in gradients.values())]
         self._count_backward(mask.sum(), len(chosen))
         return Update(outputs, mask, loss.detach(), gradients, torch.stack(sound).all(), joined)

@@ -252,7 +252,7 @@ class Network:
         """
         copies = self.copies(statistics)
         run = ForwardContext(statistics, memory, mask, traced=self.tracing, training=training, copies=copies)
-        rows = theta is not None and theta.dim() == 2
+        rows = any(each is not None and each.dim() == 2 for each in (theta, branch))
         if not self.tracing and doubled is None and self.given is None and not rows:
             faster = self.acceleration.heads(images, theta, branch, run)
             if faster is not None:
@@ -261,7 +261,7 @@ class Network:
             return (self._merged(self._once(images, theta, run), run),), run
         swaps: dict[nn.Module, list[Swap]] = {}
         branch_rows = by_module(self.branch.swaps(branch)) if branch.dim() == 2 else {}
-        for swap in self.branch.swaps(branch[0].detach() if branch_rows else branch):
+        for swap in self.branch.swaps(branch[0] if branch_rows else branch):
             swaps.setdefault(swap[0], []).append(swap)
         run.branch_each = branch_rows
         if doubled if doubled is not None else self.doubles is not False:
@@ -303,7 +303,8 @@ class Network:
     def check_rows(self, heads: Sequence[Tensor], each: Memory) -> None:
         """See, once, that the last sample's logits depend on its own rows alone; one backward pass.
 
-        Not with batch norm, whose statistics couple samples, nor with a batch of one, which shows nothing.
+        Parameters that a model reads without calling their layer come from the first row, and so show too. Not with
+        batch norm, whose statistics couple samples, nor with a batch of one, which shows nothing.
 
         Raises:
             ValueError: They depend on rows of other samples, or on none.
@@ -319,8 +320,9 @@ class Network:
                 return
             if own == 0 or other > 1e-3 * own:
                 raise ValueError(
-                    f"Clipped() needs each sample's gradient, and in {type(self.model).__name__} norm layers mix samples, "
-                    "or have another axis first than the batch; leave the clipping out, as in step=SGD()"
+                    f"Clipped() needs each sample's gradient, and in {type(self.model).__name__} a norm layer mixes "
+                    "samples, has another axis first than the batch, or is not called; leave the clipping out, as in "
+                    "step=SGD()"
                 )
         self.apart = True
 
@@ -328,7 +330,10 @@ class Network:
         """One pass through the model; logits in at least single precision."""
         x = self._input(images, run.copies)
         if theta is not None and theta.dim() == 2:
-            run.each, theta = by_module(self.theta.swaps(theta)), theta[0].detach()
+            run.each, theta = (
+                by_module(self.theta.swaps(theta)),
+                theta[0],
+            )  # the first for layers that do not run as such
         swaps = [*([] if theta is None else self.theta.swaps(theta)), *self.acceleration.swaps]
         cacheable = (
             theta is not None
