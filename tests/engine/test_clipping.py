@@ -13,7 +13,7 @@ from inside import captured_sizes, network, set_doubles
 from learners import LOOSE, learner, sharp
 from nets import make_net
 from torch import Tensor, nn
-from toys import images
+from toys import calibrated, images
 
 import poem
 from poem.engine.loop import BatchLoop
@@ -75,7 +75,7 @@ def convolutional(norm: nn.Module) -> nn.Module:
         nn.ReLU(inplace=True), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10),
     )  # fmt: skip
     for layer in net:
-        if isinstance(layer, nn.GroupNorm | nn.LayerNorm):
+        if isinstance(layer, nn.GroupNorm | nn.LayerNorm | nn.InstanceNorm2d):
             nn.init.normal_(layer.weight, 1.0, 0.3)
             nn.init.normal_(layer.bias, 0.0, 0.3)
     net[-1].weight.data *= 20  # type: ignore[operator]
@@ -93,6 +93,7 @@ NETS: dict[str, Any] = {
     "in": lambda: convolutional(nn.InstanceNorm2d(8, affine=True)),
     "ln of channels": lambda: convolutional(Channels(8)),
     "ln of pictures": lambda: convolutional(nn.LayerNorm((8, 8, 8))),
+    "rms": lambda: convolutional(nn.Sequential(nn.Flatten(2), nn.RMSNorm(64), nn.Unflatten(2, (8, 8)))),
     "windows": lambda: windows(image_first=True),
 }
 
@@ -184,6 +185,31 @@ def test_a_huge_limit_clips_nothing(method: str, kind: str) -> None:
         torch.testing.assert_close(
             mine[name], tensor, atol=5e-6, rtol=1e-4, msg=lambda text, name=name: f"{name}: {text}"
         )
+
+
+@pytest.mark.parametrize("kind", ["bn", "gn"])
+def test_a_huge_limit_clips_nothing_where_each_image_runs_several_times(kind: str) -> None:
+    """`auto` on batch norm has copies of the batch, each with its own statistics."""
+    nets = (calibrated(sharp(kind)).double() for _ in range(2))
+    plain, huge = (
+        learner(kind, "auto", net, step=step, **LOOSE) for net, step in zip(nets, (SGD(), HUGE), strict=True)
+    )
+    for seed in (1, 2):
+        x = images(8, seed=seed).double()
+        answer = plain(x)
+        torch.testing.assert_close(huge(x), answer, atol=1e-9, rtol=1e-9)
+    assert plain.totals.updates > 0
+    torch.testing.assert_close(huge._state.moving, plain._state.moving, atol=1e-9, rtol=1e-9)
+
+
+def test_clipping_in_bfloat16_and_norms_of_gradients_are_near_the_plain_ones() -> None:
+    x = images(8, seed=1)
+    plain, half = (learner("gn", "tent", step=HUGE, precision=precision) for precision in ("fp32", "bf16"))
+    torch.testing.assert_close(half(x), plain(x), atol=0.5, rtol=0.1)
+    assert plain.totals == half.totals
+    norms = learner("gn", "tent").gradient_norms(x)
+    assert norms.min() > 0
+    torch.testing.assert_close(learner("gn", "tent", step=Clipped()).gradient_norms(x), norms, atol=1e-5, rtol=1e-4)
 
 
 def test_a_planted_outlier_is_bounded() -> None:

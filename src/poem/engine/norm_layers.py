@@ -147,31 +147,35 @@ class PatchedNorm:
         scaled = y * along("weight") if "weight" in own else y
         return (scaled + along("bias") if "bias" in own else scaled).to(y.dtype)
 
-    def _axis(self, y: Tensor, normalised: Callable[[], Tensor]) -> int:
+    def _axis(self, output: Tensor, normalised: Callable[[], Tensor]) -> int:
         """The first axis of the output that the layer scales along, found by trying; known for inputs of this kind.
 
         Raises:
             ValueError: The layer does more than to scale and shift.
         """
-        if y.dim() in self._axes:
-            return self._axes[y.dim()]
+        if output.dim() in self._axes:
+            return self._axes[output.dim()]
         layer: Any = self.layer
         shape = next(tensor.shape for tensor in layer._parameters.values() if tensor is not None)
-        fits = [axis for axis in (1, y.dim() - len(shape)) if axis > 0 and y.shape[axis : axis + len(shape)] == shape]
+        fits = [
+            axis
+            for axis in (1, output.dim() - len(shape))
+            if axis > 0 and output.shape[axis : axis + len(shape)] == shape
+        ]
         with torch.no_grad():
             probe = self._affine((1.0, 2.0), (-1.0, 1.0))
             with swapped(probe):
                 expected = normalised()
             values = {key: tensor for _, key, tensor in probe}
             for axis in fits:
-                view = (*shape, *[1] * (y.dim() - axis - len(shape)))
-                tried = y.detach()
+                view = (*shape, *[1] * (output.dim() - axis - len(shape)))
+                tried = output.detach()
                 tried = tried * values["weight"].view(view) if "weight" in values else tried
                 tried = tried + values["bias"].view(view) if "bias" in values else tried
                 close = 5e-2 if expected.dtype in HALF else 1e-3
                 if torch.allclose(tried.to(expected.dtype), expected, rtol=close, atol=close, equal_nan=True):
                     if expected.isfinite().all():
-                        self._axes[y.dim()] = axis
+                        self._axes[output.dim()] = axis
                     return axis
         raise ValueError(
             f"Clipped() needs norm layers that scale and shift and do no more, got {self.name!r} "
