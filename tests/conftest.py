@@ -74,7 +74,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         if report.nodeid.partition("test_contract.py::test_")[2][:2].isdigit():
             kept, broken = kept + report.passed, broken + report.failed
     if kept or broken:
-        from test_contract import METHODS, NETS, POINTS
+        from test_contract import NETS, POINTS, ROWS
 
-        size = f"{len(METHODS)} methods x {len(NETS)} nets x {POINTS} points = {len(METHODS) * len(NETS) * POINTS}"
+        size = f"{len(ROWS)} methods x {len(NETS)} nets x {POINTS} points = {len(ROWS) * len(NETS) * POINTS}"
         terminalreporter.write_line(f"contract: {size}; in this run {kept} kept, {broken} broken")

@@ -128,7 +128,7 @@ class Adapter:
             model, theta=names, branch=branch if recipe.branch else None, split=split,
             norms=self.facts.norms, head=self.facts.head if recipe.first_with(Need.FEATURES) is not None else None,
             classes=indices, mean=mean, std=std, logits=logits, precision=precision,
-            acceleration=self._acceleration,
+            acceleration=self._acceleration, per_sample=recipe.step.per_sample,
         )  # fmt: skip
         self._state = State(recipe, self._network, seed, batch_size, self.facts.family)
         self._captures = Captures(recipe, self._network, self._state, fast)
@@ -556,6 +556,8 @@ class Adapter:
                 answers, pieces = self._run_eagerly(images, learn)
                 if self._settings["compile"] and self._network.hooked:
                     record.remarks.append("not compiled: the model has hooks, which a compiled pass would not call")
+                if self._settings["compile"] and learn and self.recipe.step.per_sample:
+                    record.remarks.append(f"passes that are learnt from are not compiled: {self.recipe.step!r}")
                 if self._settings["compile"] and self._network.given is not None:
                     record.remarks.append("not compiled: the model is called with more than one tensor")
             answer = torch.cat(answers)

@@ -177,6 +177,14 @@ def something_moves(recipe: Recipe, module: nn.Module, names: list[str], branch:
         raise ValueError(f"{recipe.parameters!r} matched no parameter of {kind}; try parameters=Everything()")
     if recipe.branch is not None and not branch:
         raise ValueError(f"no norm layer of {kind} lies beyond the split; pass split= to name an earlier module")
+    if recipe.step.per_sample:
+        holders = ((name, module.get_submodule(name.rpartition(".")[0])) for name in names)
+        other = next((name for name, holder in holders if not is_norm(holder)), None)
+        if other is not None:
+            raise ValueError(
+                f"{recipe.step!r} clips scale and shift of norm layers, got {other!r} of {recipe.parameters!r}; pass "
+                f"parameters=NormAffine(), or step={recipe.step.optimiser!r}"
+            )
 
 
 def still_here(unloaded: bool) -> None:

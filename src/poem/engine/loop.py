@@ -8,6 +8,7 @@ device, so that the host reads from the device once per update.
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -159,13 +160,23 @@ class BatchLoop:
 
         self._count_forward(shown, needed)
         with torch.set_grad_enabled(grad):
-            logits, heads, run = self._predict(shown, weights, branch, self.state.memory, None, training=grad)
+            each = self._rows({"theta": weights, "branch": branch}, len(shown)) if grad else {}
+            given = each.get("theta", weights), each.get("branch", branch)
+            logits, heads, run = self._predict(shown, *given, self.state.memory, None, training=grad)
+        if each:
+            self.network.check_rows(heads, each)
         outputs = Outputs(
-            logits, heads, self.batch, again, round, shown, run.features, weights, branch, run.record,
+            logits, heads, self.batch, again, round, shown, run.features, weights, branch, each, run.record,
             self.network.classify,
         )  # fmt: skip
         self.state.begin(outputs)
         return outputs
+
+    def _rows(self, tensors: Mapping[str, Tensor | None], count: int) -> Memory:
+        """A row of each vector (P,) for each sample, (B, P), where the step asks for each sample's gradient."""
+        if not self.recipe.step.per_sample:
+            return {}
+        return {key: tensor.expand(count, -1) for key, tensor in tensors.items() if tensor is not None}
 
     def teacher_answer(self) -> Tensor:
         """The teacher's logits for this batch."""
@@ -269,9 +280,9 @@ class BatchLoop:
                 self._step_with_zeros(ready & ~second.any())
         for key, gradient in update.gradients.items():
             rate = self.lr * state.lr_factors.get(key, 1.0)
-            change, memory = (step if key == "theta" else step.optimiser)(gradient, rate, state.steps[key])
+            change, memory = step.for_group(key)(gradient, rate, state.steps[key])
             update_where(state.moving, {key: state.moving[key] + change}, update.applied)
-            update_where(state.steps[key], memory, update.applied)
+            update_where(state.steps[key], {**memory, **update.joined.get(key, {})}, update.applied)
         self.costs.rounds += 1
         self.costs.updates = self.costs.updates + update.applied.long()
         self.costs.taught = self.costs.taught + update.mask.sum() * update.applied
@@ -284,8 +295,10 @@ class BatchLoop:
         if progress.view.weights is not None:
             weights = weights * progress.view.weights
         near, chosen, weights = self.network.acceleration.selected_rows(self, outputs, mask, weights)
-        theta, source = near.theta, state.source["theta"]
+        theta, source, each = near.theta, state.source["theta"], near.each
         assert theta is not None
+        if each:  # terms of theta alone belong to no sample
+            theta = theta.detach().requires_grad_()
         trained = {key: state.moving[key].detach().requires_grad_() for key in state.trained}
         selected = Selected(
             near, chosen, weights, theta, source, progress.target,
@@ -299,12 +312,19 @@ class BatchLoop:
                 selected, weights=torch.ones_like(weights), memory=state.memory_of("branch.teach"),
                 trained=inside(trained, "branch.teach"),
             )  # fmt: skip
-            ask = partial(_gradient, recipe.branch.teach(unweighted), near.branch, keep=True)
+            ask = partial(_gradient, recipe.branch.teach(unweighted), each.get("branch", near.branch), keep=True)
             gradients["branch"] = self.network.branch_gradient(self.batch.images, ask)
-        gradients |= _gradients(loss, {"theta": theta, **trained})
+        gradients |= _gradients(loss, {"theta": theta, **trained, **({"each": each["theta"]} if each else {})})
+        joined: dict[str, Memory] = {}
+        if each:
+            alone = gradients["theta"]
+            gradients["theta"] = gradients.pop("each")
+            for key in (key for key in each if key in gradients):
+                gradients[key], joined[key] = recipe.step.join(gradients[key], chosen, state.steps[key])
+            gradients["theta"] = gradients["theta"] + alone
         sound = [mask.any(), loss.isfinite(), *(gradient.isfinite().all() for gradient in gradients.values())]
         self._count_backward(mask.sum(), len(chosen))
-        return Update(outputs, mask, loss.detach(), gradients, torch.stack(sound).all())
+        return Update(outputs, mask, loss.detach(), gradients, torch.stack(sound).all(), joined)
 
     def _step_with_zeros(self, allowed: Tensor) -> None:
         """A step for theta with a zero gradient, where `allowed`: the momentum still acts."""

@@ -19,7 +19,7 @@ from poem.engine.acceleration import Acceleration
 from poem.engine.anatomy import is_norm
 from poem.engine.model_input import ModelInput
 from poem.engine.norm_layers import ForwardContext, PatchedNorm
-from poem.engine.parameter_groups import HALF, ParameterGroup, Swap, memory_places, swapped
+from poem.engine.parameter_groups import HALF, ParameterGroup, Swap, by_module, memory_places, swapped
 from poem.engine.precision import Autocast, Precision, enter_tf32, leave_tf32
 from poem.engine.twin import Twin
 from poem.parts.base import Memory
@@ -46,6 +46,7 @@ class Network:
         logits: Callable[[Any], Tensor] | None = None,
         precision: Precision = "fp32",
         acceleration: Acceleration | None = None,
+        per_sample: bool = False,
     ) -> None:
         self.model, self.twin = model, Twin(model)
         root = self.twin.root
@@ -78,7 +79,9 @@ class Network:
         self.norms = [
             PatchedNorm(name, modules[name], self._running, self.acceleration, swappable=modules[name] in inside)
             for name in norms
-            if isinstance(modules[name], nn.modules.batchnorm._BatchNorm) or modules[name] in inside
+            if isinstance(modules[name], nn.modules.batchnorm._BatchNorm)
+            or modules[name] in inside
+            or (per_sample and modules[name] in holders[0])
         ]
         names = {module: name for name, module in modules.items()}
         self._adapted = {each: names[each] for each in [*(norm.layer for norm in self.norms), *set().union(*holders)]}
@@ -121,6 +124,8 @@ class Network:
         """What was found out about the model on a batch is to be found out again on the next."""
         self.doubles: bool | None = None
         """Whether the doubled batch gives what two passes give; None before the first batch."""
+        self.apart: bool | None = None
+        """Whether each sample's logits depend on its own rows alone (`check_rows`); None before that was tried."""
         self._untracked: bool | None = None  # whether the model writes into its input through `.data`
         self._reached = False  # whether a pass has shown that the model never calls the user's modules
         self.shared: set[str] = set()
@@ -241,18 +246,24 @@ class Network:
         doubled: bool | None = None,
         training: bool = False,
     ) -> tuple[tuple[Tensor, ...], ForwardContext]:
-        """Logits of each head, and what the pass recorded. `theta=None` runs the source's own tensors."""
+        """Logits of each head, and what the pass recorded. `theta=None` runs the source's own tensors.
+
+        Rows (B, P) of `theta` and `branch` give each sample its own; all rows have the same values.
+        """
         copies = self.copies(statistics)
         run = ForwardContext(statistics, memory, mask, traced=self.tracing, training=training, copies=copies)
-        if not self.tracing and doubled is None and self.given is None:
+        rows = any(each is not None and each.dim() == 2 for each in (theta, branch))
+        if not self.tracing and doubled is None and self.given is None and not rows:
             faster = self.acceleration.heads(images, theta, branch, run)
             if faster is not None:
                 return faster, run
         if branch is None or self.branch is None:
             return (self._merged(self._once(images, theta, run), run),), run
         swaps: dict[nn.Module, list[Swap]] = {}
-        for swap in self.branch.swaps(branch):
+        branch_rows = by_module(self.branch.swaps(branch)) if branch.dim() == 2 else {}
+        for swap in self.branch.swaps(branch[0] if branch_rows else branch):
             swaps.setdefault(swap[0], []).append(swap)
+        run.branch_each = branch_rows
         if doubled if doubled is not None else self.doubles is not False:
             run.branch, run.swaps = "doubled", swaps
             both = self._once(images, theta, run)
@@ -263,7 +274,7 @@ class Network:
         source = self._merged(self._once(images, theta, run), run)
         other = ForwardContext(
             statistics, memory, mask, branch="alone", swaps=swaps, record=run.record, ran=run.ran, traced=self.tracing,
-            training=training, copies=copies,
+            training=training, copies=copies, branch_each=branch_rows,
         )  # fmt: skip
         return (source, self._merged(self._once(images, theta, other), other)), run
 
@@ -289,9 +300,40 @@ class Network:
         coarse = self.autocast.coarse(self.model, cuda=images.is_cuda)
         return self.acceleration.branch_gradient(ask, 2e-2 if coarse else 1e-3)
 
+    def check_rows(self, heads: Sequence[Tensor], each: Memory) -> None:
+        """See, once, that the last sample's logits depend on its own rows alone; one backward pass.
+
+        Parameters that a model reads without calling their layer come from the first row, and so show too. Not with
+        batch norm, whose statistics couple samples, nor with a batch of one, which shows nothing.
+
+        Raises:
+            ValueError: They depend on rows of other samples, or on none.
+        """
+        if self.apart is not None or len(heads[0]) == 1:
+            return
+        if not any(norm.batch for norm in self.norms):
+            loss = sum((head[-1].square().sum() for head in heads), heads[0].new_zeros(()))
+            found = torch.autograd.grad(loss, list(each.values()), retain_graph=True, materialize_grads=True)
+            own = torch.cat([gradient[-1] for gradient in found]).abs().max()
+            other = torch.cat([gradient[:-1] for gradient in found], 1).abs().max()
+            if not own.isfinite() or not other.isfinite():
+                return
+            if own == 0 or other > 1e-3 * own:
+                raise ValueError(
+                    f"Clipped() needs each sample's gradient, and in {type(self.model).__name__} a norm layer mixes "
+                    "samples, has another axis first than the batch, or is not called; leave the clipping out, as in "
+                    "step=SGD()"
+                )
+        self.apart = True
+
     def _once(self, images: Tensor, theta: Tensor | None, run: ForwardContext) -> Tensor:
         """One pass through the model; logits in at least single precision."""
         x = self._input(images, run.copies)
+        if theta is not None and theta.dim() == 2:
+            run.each, theta = (
+                by_module(self.theta.swaps(theta)),
+                theta[0],
+            )  # the first for layers that do not run as such
         swaps = [*([] if theta is None else self.theta.swaps(theta)), *self.acceleration.swaps]
         cacheable = (
             theta is not None

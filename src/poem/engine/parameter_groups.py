@@ -49,14 +49,23 @@ class ParameterGroup:
         return torch.cat([tensor.reshape(-1) for tensor in flat])
 
     def named(self, flat: Tensor) -> dict[str, Tensor]:
-        """Views of a flat vector, by name and in shape."""
-        pieces = torch.split(flat, self._sizes) if self._sizes else ()
-        return {n: piece.view(p.shape) for n, piece, p in zip(self.names, pieces, self.own, strict=True)}
+        """Views of a flat vector, by name and in shape; of rows of them (B, P), the same with B in front."""
+        pieces = torch.split(flat, self._sizes, dim=-1) if self._sizes else ()
+        rows = flat.shape[:-1]
+        return {n: piece.view(*rows, *p.shape) for n, piece, p in zip(self.names, pieces, self.own, strict=True)}
 
     def swaps(self, flat: Tensor) -> list[Swap]:
         """What to put where for the values of a flat vector, in the precision that the model computes in."""
         pieces = zip(self.named(flat).values(), self.own, self.places, strict=True)
         return [(module, key, piece.to(p.dtype)) for piece, p, places in pieces for module, key in places]
+
+
+def by_module(swaps: Sequence[Swap]) -> dict[nn.Module, dict[str, Tensor]]:
+    """The tensors of each module, by parameter name."""
+    found: dict[nn.Module, dict[str, Tensor]] = {}
+    for module, key, tensor in swaps:
+        found.setdefault(module, {})[key] = tensor
+    return found
 
 
 @contextmanager

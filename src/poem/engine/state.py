@@ -71,7 +71,7 @@ class State:
     def restart(self, allowed: Tensor | None = None) -> None:
         """Back to the source, tensors and memory alike; where `allowed` is given, only if it is true."""
         recipe, source = self._recipe, self.source
-        steps = {k: (recipe.step if k == "theta" else recipe.step.optimiser).init(v) for k, v in source.items()}
+        steps = {key: recipe.step.for_group(key).init(tensor) for key, tensor in source.items()}
         network_own: Memory = {key: tensor for key, tensor in source.items() if key in ("theta", "branch")}
         teacher = network_own if recipe.teacher is not None else {}
         memory = {**self._statistics(), **(self.start or {})}

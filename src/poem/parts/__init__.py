@@ -39,7 +39,7 @@ from poem.parts.recovery import (
 from poem.parts.score import OpinionEntropy, Score, SoftmaxEntropy
 from poem.parts.selection import Diverse, EntropyBelow, Everyone, NotRedundant, PLPDAbove, Select
 from poem.parts.statistics import FromBatch, Mixed, Robust, RunningMean, Source, Statistics
-from poem.parts.step import SAM, SGD, Adam, Step
+from poem.parts.step import SAM, SGD, Adam, Clipped, Step
 from poem.parts.stream_statistics import Blended, Components, Significant
 from poem.parts.teacher import MeanTeacher, SlowTeacher, Teacher
 from poem.parts.views import View, Views
@@ -58,6 +58,7 @@ __all__ = [
     "ByDiversityAndCertainty",
     "ByEntropy",
     "ByPLPD",
+    "Clipped",
     "Components",
     "ConservativeEntropy",
     "Consistency",

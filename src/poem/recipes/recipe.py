@@ -57,6 +57,13 @@ class Recipe(Checked):
             raise ValueError(f"{self.readout.correct!r} reads features, which a teacher's answer has not")
         if self.readout.which == "teacher" and self.teacher is None:
             raise ValueError("readout 'teacher' needs a teacher; add teacher=MeanTeacher() to the recipe")
+        objectives = [self.minimise, *([] if self.branch is None else [self.branch.teach])]
+        coupled = [each for each in objectives if not each.per_sample]
+        if self.step.per_sample and coupled:
+            raise ValueError(
+                f"{self.step!r} needs an objective that is a sum over samples, such as Entropy(), got {coupled[0]!r}; "
+                f"leave the clipping out: step={self.step.optimiser!r}"
+            )
         if self.on_batch_norm is not None and self.on_batch_norm.on_batch_norm is not None:
             raise ValueError("expected on_batch_norm without a recipe for batch norm of its own, got one that has it")
 
