@@ -368,17 +368,6 @@ def test_a_page_that_states_the_speed_of_the_captured_path_states_what_was_measu
         assert times in text, page
 
 
-def test_no_page_offers_compile_on_cuda() -> None:
-    rows = [cells.split(" | ") for cells in re.findall(r"^\| (\w.*) \|$", _read("docs/speed.md"), re.M)]
-    modes = [cells for cells in rows if len(cells) > 4 and cells[3].startswith("bf16-compiled")]
-    assert modes
-    assert {cells[2] for cells in modes} == {"forward"}, "the network alone, which sets the limit"
-    for page in ("docs/speed.md", "docs/your-model.md", "CHANGELOG.md"):
-        assert "not available on CUDA" in " ".join(_read(page).split()), page
-    for page in ("README.md", "docs/speed.md"):
-        assert "4618" not in _read(page), page
-
-
 def test_the_page_of_architectures_is_the_tested_table() -> None:
     rows = re.findall(
         r"^\| `(.+)` \| .* \| `(.+)` \| (.+) \| (.+) \| (.+) \| (.+) \|$", _read("docs/architectures.md"), re.M
