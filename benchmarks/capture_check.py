@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "src")]
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "benchmarks")]
 
 import torch  # noqa: E402
 import torchvision  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
+from tree_hash import tree_hash  # noqa: E402
 
 import poem  # noqa: E402
 from poem._util.files import write_atomic  # noqa: E402
@@ -123,7 +124,12 @@ def main() -> None:
     rng = torch.Generator().manual_seed(0)
     batches = [torch.rand(args.size, 3, 224, 224, generator=rng).cuda() for _ in range(args.batches)]
     command = ["python", "benchmarks/capture_check.py", *(Path(argument).name for argument in sys.argv[1:])]
-    facts: dict[str, Any] = {"command": " ".join(command), "device": torch.cuda.get_device_name(), **provenance()}
+    facts: dict[str, Any] = {
+        "tree": tree_hash(),
+        "command": " ".join(command),
+        "device": torch.cuda.get_device_name(),
+        **provenance(),
+    }
     jobs = [(name, method) for name in args.nets.split(",") for method in args.methods.split(",")]
     rows: list[dict[str, Any]] = []
     for done, (name, method) in enumerate(jobs, 1):

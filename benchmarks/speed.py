@@ -33,6 +33,7 @@ from _speed_profile import profiled, profiles  # noqa: E402
 from _speed_ratio import ALLOCATOR, ratio, ratio_here, verdict  # noqa: E402
 from _speed_rows import METHODS, MODES, SCHEMA, Job, attempted, forwards, made, measured, plan  # noqa: E402
 from _speed_table import derive, gains, page, table  # noqa: E402
+from tree_hash import tree_hash  # noqa: E402
 
 from poem._util.files import write_atomic  # noqa: E402
 from poem._util.log_level import errors_only  # noqa: E402
@@ -61,7 +62,7 @@ NOTES = {
     "passes and updates, without the comparison. PLPD's pass is paid (drop above -2: all pass), EATA's cosine too; "
     "ROID's own choice of diverse samples is replaced.",
     "modes": "eager: fast=False, fp32 (convolutions in TF32 where torch's switches allow it). captured: fast=True, "
-    "fp32. bf16: fast=True, bf16. bf16-compiled: the same with compile=True (not on CUDA). plain: _plain.py, fp32, "
+    "fp32. bf16: fast=True, bf16. bf16-compiled: the same with compile=True. plain: _plain.py, fp32, "
     "contiguous. plain-separate: the same with a forward through the whole network for each branch. forward: the "
     "network alone in eval mode; its bf16-compiled is torch.compile under autocast, bf16-compiled-graph the same in a "
     "CUDA graph made by hand.",
@@ -166,6 +167,7 @@ def about(args: argparse.Namespace) -> Row:
     """What the numbers depend on."""
     backends = torch.backends
     return {
+        "tree": tree_hash(),
         "command": " ".join(["python", "benchmarks/speed.py", *map(_without_folders, sys.argv[1:])]),
         "host": {
             **provenance(),
