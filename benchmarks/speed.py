@@ -60,7 +60,10 @@ NOTES = {
     "select": "Forced(share) marks ceil(share * batch) samples, one place further on in every round. At 100 % the set "
     "cannot change and exploring would stop after one update, so poem2 and deyo+poem run Repeat(2) there: the same "
     "passes and updates, without the comparison. PLPD's pass is paid (drop above -2: all pass), EATA's cosine too; "
-    "ROID's own choice of diverse samples is replaced.",
+    "ROID's own choice of diverse samples is replaced. bn, auto and guarded-auto select as they do, with random "
+    "weights next to nothing; RoTTA learns from a bank.",
+    "slowest_call_s": "the longest call of the warm-up: with fast=True the one that captured.",
+    "unloaded_mib": "allocated after the adapter was unloaded; loaded_mib was before it was made.",
     "modes": "eager: fast=False, fp32 (convolutions in TF32 where torch's switches allow it). captured: fast=True, "
     "fp32. bf16: fast=True, bf16. bf16-compiled: the same with compile=True. plain: _plain.py, fp32, "
     "contiguous. plain-separate: the same with a forward through the whole network for each branch. forward: the "
@@ -121,7 +124,7 @@ class Bench:
                 status = "not available" if isinstance(error, NotAvailableError) else "error"
                 self.enter(job, {"status": status, "reason": reason})
         if "compiled" in job.mode or job.mode == "limit":
-            torch._dynamo.reset()
+            torch.compiler.reset()
 
     def enter(self, job: Job, found: Row) -> None:
         """Into the file, and a line for whoever waits."""

@@ -20,6 +20,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """What `adapters.py` reads."""
     group = parser.getgroup("poem", "the contract and the references")
     group.addoption("--fast", action="store_true", help="their adapters capture their loops; on a CPU on tapes")
+    group.addoption("--shard", default="0/1", help="run one test in n, the k-th: k/n, for several processes")
     group.addoption("--device", default="cpu", help="where their networks and images are: cpu or cuda")
 
 
@@ -40,8 +41,10 @@ SLOW = re.compile(
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks them, before `-m "not slow"` is applied."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Takes this process's share; marks slow ones, before `-m "not slow"` is applied."""
+    shard, of = map(int, config.getoption("--shard").split("/"))
+    items[:] = items[shard::of]
     for item in items:
         if SLOW.search(item.nodeid):
             item.add_marker(pytest.mark.slow)
