@@ -45,7 +45,8 @@ agreement() {  # captured against eager; compiled and captured against eager
 }
 
 speed() {  # one network after the other, alone on the GPU
-    for net in ${1:-$NETS}; do
+    for net in ${*:-$NETS}; do
+        rm -f "$OUT/speed-$net.json"
         timeout 240 "$PYTHON" benchmarks/speed.py --device cuda --nets "$net" --batches 64,1 --seconds 0.25 --budget 150 \
             --methods source,bn,tent,poem1,poem2,auto,guarded-auto --modes eager,captured,bf16 --no-ratio \
             --out "$OUT/speed-$net.json"
@@ -54,6 +55,7 @@ speed() {  # one network after the other, alone on the GPU
 }
 
 compiled() {  # what compile=True gains over the same without
+    rm -f "$OUT/compiled.json"
     timeout 470 "$PYTHON" benchmarks/speed.py --device cuda --nets resnet50-bn,vit-b16,resnet50-gn --batches 64 \
         --seconds 0.5 --budget 420 --methods tent,poem1,poem2 --modes bf16,bf16-compiled --no-ratio --no-forward \
         --out "$OUT/compiled.json"
@@ -61,6 +63,7 @@ compiled() {  # what compile=True gains over the same without
 }
 
 curves() {  # POEM by batch size and network; methods beside it; shares selected
+    rm -f "$OUT/curves.json"
     timeout 470 "$PYTHON" benchmarks/speed.py --device cuda --nets resnet50-bn --batches 64 --seconds 0.25 --budget 420 \
         --methods poem1,poem2,eata,sar,deyo,roid,rotta --modes bf16 --select 100,50,0 --curves --no-ratio --no-forward \
         --out "$OUT/curves.json"
@@ -68,14 +71,14 @@ curves() {  # POEM by batch size and network; methods beside it; shares selected
 }
 
 failed=0
-case "${1:-}" in
-    "") for stage in contract agreement speed compiled curves; do $stage || failed=1; done ;;
-    speed) shift; speed "$*" || failed=1 ;;
-    *) for stage in "$@"; do
-           case "$stage" in
-               contract | agreement | speed | compiled | curves) $stage || failed=1 ;;
-               *) echo "expected contract, agreement, speed, compiled or curves, got $stage"; failed=1 ;;
-           esac
-       done ;;
-esac
+[ $# -gt 0 ] || set -- contract agreement speed compiled curves
+while [ $# -gt 0 ]; do
+    stage=$1 nets=()
+    shift
+    while [ "$stage" = speed ] && [[ " $NETS " == *" ${1:-none} "* ]]; do nets+=("$1"); shift; done
+    case "$stage" in
+        contract | agreement | speed | compiled | curves) $stage "${nets[@]}" || failed=1 ;;
+        *) echo "expected contract, agreement, speed, compiled or curves, got $stage"; failed=1 ;;
+    esac
+done
 exit $failed

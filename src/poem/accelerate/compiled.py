@@ -66,6 +66,7 @@ class CompiledStretches:
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # whatever it is: if the model itself raises it, the plain call does too
+            log.debug("torch could not compile", exc_info=True)
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         output = own(*args)
         self.failed = f"not compiled: {reason}"
