@@ -14,6 +14,7 @@ from poem.parts import Explore, NotRedundant, PLPDAbove, Repeat
 from poem.parts.base import Memory, Outputs
 from poem.parts.selection import Select
 
+UNIT = ("roid", "rotta", "auto", "guarded-auto")  # methods that are given images in 0..1, and normalise
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 NETS = ("resnet50-bn", "vit-b16", "resnet50-gn", "effnet-lite0")
 ALL_NETS = (*NETS, "resnet18-bn", "resnet18-gn", "resnet152-bn", "resnet152-gn", "tiny-bn")
@@ -43,6 +44,10 @@ def with_forced_selection(method: str, share: float, batch: int) -> tuple[str, d
     shape = forced & PLPDAbove(-2.0)
     changes: dict[str, dict[str, Any]] = {
         "source": {},
+        "bn": {},
+        "auto": IMAGENET,
+        "guarded-auto": {"guard": True, **IMAGENET},
+        "rotta": IMAGENET,
         "tent": {} if share == 1 else {"select": forced},
         "eata": {"select": forced & NotRedundant(2.0)},
         "sar": {"select": forced},
@@ -52,7 +57,8 @@ def with_forced_selection(method: str, share: float, batch: int) -> tuple[str, d
         "poem2": {"select": forced, "explore": again},
         "deyo+poem": {"select": shape, "explore": again},
     }
-    return {"poem1": "poem", "poem2": "poem"}.get(method, method), changes[method]
+    names = {"poem1": "poem", "poem2": "poem", "guarded-auto": "auto"}
+    return names.get(method, method), changes[method]
 
 
 @cache

@@ -45,12 +45,20 @@ class Place:
         model = copy.deepcopy(network(net)[0]).to(self.device)
         return model.to(memory_format=torch.channels_last) if convolutional(net) and not plain else model
 
-    def clean(self) -> None:
-        """Forget what the last row left."""
+    def clean(self, *, peaks: bool = True) -> None:
+        """Forget what the last row left, with its peaks or without."""
         gc.collect()
         if self.device == "cuda":
             torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats()
+            if peaks:
+                torch.cuda.reset_peak_memory_stats()
+
+    def kept(self) -> Row:
+        """What is still held after an adapter was unloaded, in MiB: beside what was loaded, memory not given back."""
+        if self.device != "cuda":
+            return {}
+        now = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+        return {"unloaded_mib": round(now[0] / 2**20), "unloaded_reserved_mib": round(now[1] / 2**20)}
 
     def memory(self) -> Row:
         """Peak since `clean`, in MiB; what the CPU's allocator holds is not known."""
@@ -78,7 +86,7 @@ class Place:
         return {
             "median_ms": 1000 * middle, "p99_ms": 1000 * sorted(times)[math.ceil(0.99 * len(times)) - 1],
             "calls": len(times), "images_per_s": count * len(images[0]) / spent, "run_calls": count,
-            "warm_up_calls": len(warm), "warm_up_s": sum(warm),
+            "warm_up_calls": len(warm), "warm_up_s": sum(warm), "slowest_call_s": max(warm),
         }  # fmt: skip
 
     def once(self, call: Call, images: Tensor) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from _plain import PlainPoem, PlainTent
-from _speed_nets import NotAvailableError, convolutional, network, with_forced_selection
+from _speed_nets import UNIT, NotAvailableError, convolutional, network, with_forced_selection
 from _speed_place import Call, Place, Row
 from torch import Tensor
 
@@ -24,8 +24,13 @@ MODES: dict[str, dict[str, Any]] = {
     "plain": {},
     "plain-separate": {},
 }
-METHODS = ("source", "tent", "poem1", "poem2", "eata", "sar", "deyo", "roid", "deyo+poem")
-CORE = METHODS[:4]
+METHODS = (
+    "source", "bn", "tent", "poem1", "poem2", "auto", "guarded-auto",
+    "eata", "sar", "deyo", "roid", "rotta", "deyo+poem",
+)  # fmt: skip
+CORE = METHODS[:7]
+CURVES = ("resnet50-bn", "resnet18-bn", "resnet152-bn", "vit-b16", "effnet-lite0")
+FREE = ("source", "bn", "auto", "guarded-auto")  # nothing is forced to be selected
 
 
 @dataclass(frozen=True)
@@ -64,33 +69,32 @@ def plan(
         if _makes_sense(method, mode, select, first=select == selects[0])
     ]  # fmt: skip
     jobs += [Job(net, batch, "forward", "limit") for net in nets for batch in batches if forward]
-    late = {"limit": 1, "bf16-compiled": 2}
+    late = {"limit": -1, "bf16-compiled": 2}  # without the limit there are no shares of it
 
     def rank(job: Job) -> tuple[Any, ...]:
         core = job.batch in (64, 1) and job.select == 100 and job.method in (*CORE, "forward")
-        order = ("poem1", "poem2", "tent", "source") if job.mode == "bf16-compiled" else ("forward", *METHODS)
+        order = ("poem1", "poem2", "tent") if job.mode == "bf16-compiled" else ("forward", *METHODS)
         place = order.index(job.method) if job.method in order else len(order)
         return not core, nets.index(job.net), late.get(job.mode, 0), batches.index(job.batch), place
 
     jobs.sort(key=rank)
     if curves:
-        jobs += [Job("resnet50-bn", 4**power, "poem1", "bf16", curve="batch") for power in range(5)]
-        jobs += [Job(f"resnet{depth}-bn", 64, "poem1", "bf16", curve="depth") for depth in (18, 50, 152)]
+        jobs += [Job(net, 4**power, "poem1", "bf16", curve="batch") for net in CURVES for power in range(5)]
     return jobs
 
 
 def _makes_sense(method: str, mode: str, select: int, first: bool) -> bool:
-    """The plain implementation has three methods and selects all samples; source selects none, whatever is forced."""
+    """The plain implementation has three methods and selects all samples; some methods select as they do."""
     if mode.startswith("plain"):
         return method in ("tent", "poem1", "poem2") and select == 100
-    return method != "source" or first
+    return method not in FREE or first
 
 
 def made(place: Place, job: Job) -> tuple[Call, list[Tensor], dict[str, Any]]:
     """What to call, with what, and facts about it."""
     plain = job.mode.startswith("plain")
     name, changes = with_forced_selection(job.method, job.select / 100, job.batch)
-    images = place.images(job.net, job.batch, unit=job.method == "roid", plain=plain)
+    images = place.images(job.net, job.batch, unit=job.method in UNIT, plain=plain)
     model = place.model(job.net, plain=plain)
     place.sync()
     facts: dict[str, Any] = {"network": network(job.net)[1]}
@@ -128,7 +132,7 @@ def measured(place: Place, job: Job) -> Row:
     call, images, facts = made(place, job)
     thing = facts.pop("object")
     if job.mode.startswith("plain"):
-        found = {**place.timed(call, images), "notes": []}
+        found = {**place.timed(call, images), "notes": [], **place.memory()}
         updates = thing.updates if isinstance(thing, PlainPoem) else 1
     else:
         notes: list[str] = []
@@ -138,11 +142,14 @@ def measured(place: Place, job: Job) -> Row:
             notes.extend(note for note in thing.last.notes if note not in notes)
             return answer
 
-        found = {**place.timed(call, images, warming=noting), "notes": notes}
+        found = {**place.timed(call, images, warming=noting), "notes": notes, **place.memory()}
         updates = thing.last.updates
         thing.unload()  # captured graphs hold memory
+        del thing, call
+        place.clean(peaks=False)
+        facts.update(place.kept())
     as_asked = not any(note.startswith(("not captured", "not compiled")) for note in found["notes"])
-    return {**found, **place.memory(), **facts, "updates": updates, "as_asked": as_asked}
+    return {**found, **facts, "updates": updates, "as_asked": as_asked}
 
 
 def forwards(place: Place, job: Job) -> Iterator[tuple[str, Callable[[], Row]]]:

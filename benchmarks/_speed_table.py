@@ -20,9 +20,12 @@ def derive(rows: list[Row]) -> None:
         if row["mode"].startswith("bf16-compiled"):
             key = row["net"], row["batch"]
             limit[key] = max(limit.get(key, 0.0), row["images_per_s"])
+    tent = {(row["net"], row["batch"], row["mode"]): row["peak_allocated_mib"] for row in _good(rows, "tent")}
     for row in rows:
         if row["status"] != "ok":
             continue
+        least, peak = tent.get((row["net"], row["batch"], row["mode"])), row.get("peak_allocated_mib")
+        row["memory_over_tent"] = peak / least if least and peak else None
         mode = "eager" if row["mode"].startswith("plain") else row["mode"]
         base, top = source.get((row["net"], row["batch"], mode)), limit.get((row["net"], row["batch"]))
         factor = FACTORS.get(row["net"], {}).get(row["method"])

@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "src")]
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "benchmarks")]
 
 import torch  # noqa: E402
 import torchvision  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
+from tree_hash import tree_hash  # noqa: E402
 
 import poem  # noqa: E402
 from poem._util.files import write_atomic  # noqa: E402
@@ -76,12 +77,12 @@ def settings(method: str, net: nn.Module, batches: list[Tensor]) -> dict[str, An
     return more
 
 
-def compared(method: str, name: str, batches: list[Tensor]) -> dict[str, Any]:
-    """The row of one method on one network."""
+def compared(method: str, name: str, batches: list[Tensor], *, compile: bool = False) -> dict[str, Any]:
+    """The row of one method on one network, captured, and compiled besides where that is asked for."""
     net = network(name)
     more = settings(method, net, batches)
     plain = poem.adapt(net, method, fast=False, **more)
-    fast = poem.adapt(net, method, fast=True, **more)
+    fast = poem.adapt(net, method, fast=True, compile=compile, **more)
     far, flips, nearest, waits, notes = 0.0, 0, 0.0, [], set()
     margin = plain.recipe.select.margin
     started = time.perf_counter()
@@ -101,7 +102,7 @@ def compared(method: str, name: str, batches: list[Tensor]) -> dict[str, Any]:
             edge = (plain.last.first_entropy - margin * math.log(1000)).abs()
             nearest = max(nearest, float(edge[other].max()) if bool(other.any()) else 0.0)
     return {
-        "network": name, "method": method, "batches": len(batches), "batch": len(batches[0]),
+        "network": name, "method": method, "compile": compile, "batches": len(batches), "batch": len(batches[0]),
         "largest_difference_of_probabilities": far, "selected_by_one_alone": flips, "farthest_from_threshold": nearest,
         "host_waits_per_batch": max(waits[2:], default=0), "rounds": fast.totals.rounds, "updates": fast.totals.updates,
         "same_totals": plain.totals == fast.totals, "notes": sorted(notes), "captured": bool(fast._captures._loops),
@@ -117,18 +118,24 @@ def main() -> None:
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--batches", type=int, default=50)
     parser.add_argument("--size", type=int, default=16)
+    parser.add_argument("--compile", action="store_true", help="the captured adapters are compiled, too")
     args = parser.parse_args()
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.backends.cudnn.benchmark = False
     rng = torch.Generator().manual_seed(0)
     batches = [torch.rand(args.size, 3, 224, 224, generator=rng).cuda() for _ in range(args.batches)]
     command = ["python", "benchmarks/capture_check.py", *(Path(argument).name for argument in sys.argv[1:])]
-    facts: dict[str, Any] = {"command": " ".join(command), "device": torch.cuda.get_device_name(), **provenance()}
+    facts: dict[str, Any] = {
+        "tree": tree_hash(),
+        "command": " ".join(command),
+        "device": torch.cuda.get_device_name(),
+        **provenance(),
+    }
     jobs = [(name, method) for name in args.nets.split(",") for method in args.methods.split(",")]
     rows: list[dict[str, Any]] = []
     for done, (name, method) in enumerate(jobs, 1):
         try:
-            row = compared(method, name, batches)
+            row = compared(method, name, batches, compile=args.compile)
         except Exception as error:  # the other rows are measured all the same
             row = {"network": name, "method": method, "error": f"{type(error).__name__}: {error}"[:500]}
             torch.cuda.set_sync_debug_mode("default")

@@ -33,6 +33,7 @@ from _speed_profile import profiled, profiles  # noqa: E402
 from _speed_ratio import ALLOCATOR, ratio, ratio_here, verdict  # noqa: E402
 from _speed_rows import METHODS, MODES, SCHEMA, Job, attempted, forwards, made, measured, plan  # noqa: E402
 from _speed_table import derive, gains, page, table  # noqa: E402
+from tree_hash import tree_hash  # noqa: E402
 
 from poem._util.files import write_atomic  # noqa: E402
 from poem._util.log_level import errors_only  # noqa: E402
@@ -59,9 +60,12 @@ NOTES = {
     "select": "Forced(share) marks ceil(share * batch) samples, one place further on in every round. At 100 % the set "
     "cannot change and exploring would stop after one update, so poem2 and deyo+poem run Repeat(2) there: the same "
     "passes and updates, without the comparison. PLPD's pass is paid (drop above -2: all pass), EATA's cosine too; "
-    "ROID's own choice of diverse samples is replaced.",
+    "ROID's own choice of diverse samples is replaced. bn, auto and guarded-auto select as they do, with random "
+    "weights next to nothing; RoTTA learns from a bank.",
+    "slowest_call_s": "the longest call of the warm-up: with fast=True the one that captured.",
+    "unloaded_mib": "allocated after the adapter was unloaded; loaded_mib was before it was made.",
     "modes": "eager: fast=False, fp32 (convolutions in TF32 where torch's switches allow it). captured: fast=True, "
-    "fp32. bf16: fast=True, bf16. bf16-compiled: the same with compile=True (not on CUDA). plain: _plain.py, fp32, "
+    "fp32. bf16: fast=True, bf16. bf16-compiled: the same with compile=True. plain: _plain.py, fp32, "
     "contiguous. plain-separate: the same with a forward through the whole network for each branch. forward: the "
     "network alone in eval mode; its bf16-compiled is torch.compile under autocast, bf16-compiled-graph the same in a "
     "CUDA graph made by hand.",
@@ -120,7 +124,7 @@ class Bench:
                 status = "not available" if isinstance(error, NotAvailableError) else "error"
                 self.enter(job, {"status": status, "reason": reason})
         if "compiled" in job.mode or job.mode == "limit":
-            torch._dynamo.reset()
+            torch.compiler.reset()
 
     def enter(self, job: Job, found: Row) -> None:
         """Into the file, and a line for whoever waits."""
@@ -166,6 +170,7 @@ def about(args: argparse.Namespace) -> Row:
     """What the numbers depend on."""
     backends = torch.backends
     return {
+        "tree": tree_hash(),
         "command": " ".join(["python", "benchmarks/speed.py", *map(_without_folders, sys.argv[1:])]),
         "host": {
             **provenance(),

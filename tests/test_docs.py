@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib.util
 import io
 import json
 import re
@@ -12,6 +13,7 @@ import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -291,92 +293,56 @@ def test_the_page_of_streams_shows_how_near_drawn_frost_is_to_the_photographs() 
         assert text.format(", ".join(map(str, first)), last) in page
 
 
-def _speed(name: str) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = json.loads((ROOT / "results" / "speed" / name).read_text())["rows"]
-    return rows
+def _speeds() -> ModuleType:
+    """`benchmarks/speed_docs.py`, which is in no package."""
+    spec = importlib.util.spec_from_file_location("speed_docs", ROOT / "benchmarks" / "speed_docs.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
-def test_the_page_of_speed_shows_measured_rows() -> None:
-    page, shown = _read("docs/speed.md"), 0
-    for part in re.split(r"(?=`results/speed/h200_\w+\.json`\):)", page)[1:]:
-        name = re.match(r"`results/speed/(\w+\.json)`", part)
-        assert name is not None
-        header: list[str] = []
-        for cells in re.findall(r"^\| (\w.*) \|$", part, re.M):
-            values = cells.split(" | ")
-            header = values if values[0] == "network" else header
-            if header is values:
-                continue
-            stated = dict(zip(header, values, strict=True))
-            (row,) = [
-                row for row in _speed(name[1])
-                if stated["network"] == row["net"] and stated["batch"] == str(row["batch"])
-                and stated["method"] == row["method"] and stated["mode"] == row["mode"]
-                and stated.get("teach", f"{row['select']} %") == f"{row['select']} %"
-            ]  # fmt: skip
-            ratio, share = row.get("ratio_to_source"), row.get("share_of_limit")
-            assert values[-5:] == [
-                f"{row['images_per_s']:.0f}", f"{row['median_ms']:.2f}", "-" if ratio is None else f"{ratio:.2f}",
-                "-" if share is None else f"{share:.0%}", str(row["peak_allocated_mib"]),
-            ]  # fmt: skip
-            shown += 1
-    assert shown > 100
-    ratio = json.loads((ROOT / "results" / "speed" / "cpu.json").read_text())["ratio"]
-    assert f"takes **{ratio['ratio']:.2f}** times a plain forward" in page
+def test_speeds_on_pages_are_of_the_code_as_it_is() -> None:
+    speeds, places = _speeds(), 0
+    for path in speeds.pages(ROOT):
+        text = path.read_text()
+        places += len(speeds.PLACE.findall(text))
+        assert text == speeds.filled(text, ROOT / "results" / "speed", speeds.tree_hash(ROOT)), (
+            f"{path.name} quotes other speeds than those measured; type: python benchmarks/speed_docs.py"
+        )
+        outside = speeds.PLACE.sub("", text)
+        assert not re.findall(r"\d[\d,.]* (?:/ \d[\d,.]* )?images/s|results/speed/h200", outside), path.name
+    assert places >= 5
 
 
-def test_the_page_of_speed_sums_up_what_was_measured() -> None:
-    page = _read("docs/speed.md")
-
-    def best(name: str, batch: int, method: str, *modes: str) -> dict[str, Any]:
-        rows = [
-            row for row in _speed(name) if (row["batch"], row["method"]) == (batch, method) and row["mode"] in modes
-        ]
-        return max(rows, key=lambda row: float(row["images_per_s"]))
-
-    stated: dict[str, list[str]] = {}
-    for name, batch in (("h200_resnet50.json", 64), ("h200_resnet50.json", 1), ("h200_vit_b16.json", 64)):
-        ours = [best(name, batch, method, "bf16") for method in ("poem1", "poem2")]
-        tent = best(name, batch, "tent", ours[0]["mode"])
-        gains = {
-            other: [row["images_per_s"] / best(name, batch, row["method"], other)["images_per_s"] for row in ours]
-            for other in ("plain", "plain-separate")
-        }
-        for start, cell in (
-            ("share of the limit", " / ".join(f"{100 * row['share_of_limit']:.0f} %" for row in ours)),
-            ("ms", " / ".join(f"{row['median_ms']:.1f}" for row in ours)),
-            ("times the plain implementation, fp32", " / ".join(f"{gain:.1f}" for gain in gains["plain"])),
-            ("times the one with separate forwards", " / ".join(f"{gain:.1f}" for gain in gains["plain-separate"])),
-            ("peak memory over Tent's", f"{ours[0]['peak_allocated_mib'] / tent['peak_allocated_mib']:.2f}"),
-        ):
-            stated.setdefault(start, []).append(cell)
-    for start, cells in stated.items():
-        assert f"| {start} | {' | '.join(cells)} |" in page
+def test_a_file_of_another_tree_is_not_quoted(tmp_path: Path) -> None:
+    speeds = _speeds()
+    rows = [{
+        "net": "n", "batch": 64, "method": "poem1", "mode": "bf16", "select": 100, "status": "ok", "median_ms": 1.0,
+        "images_per_s": 4321.0, "ratio_to_source": None, "share_of_limit": 0.7, "peak_allocated_mib": 10,
+    }]  # fmt: skip
+    page = "before\n<!-- speed:some.json rows -->\n<!-- /speed -->\nafter\n"
+    assert "Not measured yet" in speeds.filled(page, tmp_path, "today")
+    (tmp_path / "some.json").write_text(json.dumps({"tree": "today", "rows": rows}))
+    fresh = speeds.filled(page, tmp_path, "today")
+    assert "| n | 64 | poem1 | bf16 | 100 % | 4321 |" in fresh
+    stale = speeds.filled(fresh, tmp_path, "tomorrow")
+    assert "4321" not in stale
+    assert "of an earlier version of the code and not quoted" in stale
+    with pytest.raises(ValueError, match="expected speed:FILE with one of rows"):
+        speeds.filled(page.replace("rows", "everything"), tmp_path, "today")
 
 
-def test_a_page_that_states_the_speed_of_the_captured_path_states_what_was_measured() -> None:
-    rows = {(row["method"], row["batch"]): row for row in _speed("h200_resnet50.json") if row["mode"] == "bf16"}
-    one, two = rows["poem1", 64], rows["poem2", 64]
-    rates = f"{one['images_per_s']:.0f} / {two['images_per_s']:.0f} images/s"
-    shares = f"{100 * one['share_of_limit']:.0f} / {100 * two['share_of_limit']:.0f} % of"
-    times = f"one image {rows['poem1', 1]['median_ms']:.1f} / {rows['poem2', 1]['median_ms']:.1f} ms"
-    stating = [page for page in ("README.md", "CHANGELOG.md") if "images/s" in _read(page)]
-    assert "CHANGELOG.md" in stating
-    for page in stating:
-        text = " ".join(_read(page).split())
-        assert f"{rates}, {shares}" in text, page
-        assert times in text, page
-
-
-def test_no_page_offers_compile_on_cuda() -> None:
-    rows = [cells.split(" | ") for cells in re.findall(r"^\| (\w.*) \|$", _read("docs/speed.md"), re.M)]
-    modes = [cells for cells in rows if len(cells) > 4 and cells[3].startswith("bf16-compiled")]
-    assert modes
-    assert {cells[2] for cells in modes} == {"forward"}, "the network alone, which sets the limit"
-    for page in ("docs/speed.md", "docs/your-model.md", "CHANGELOG.md"):
-        assert "not available on CUDA" in " ".join(_read(page).split()), page
-    for page in ("README.md", "docs/speed.md"):
-        assert "4618" not in _read(page), page
+def test_the_hash_of_the_code_knows_code_from_words(tmp_path: Path) -> None:
+    speeds = _speeds()
+    file = tmp_path / "src" / "poem" / "engine" / "one.py"
+    file.parent.mkdir(parents=True)
+    seen = []
+    for text in ('"""Says."""\nx = 1\n', '"""Says more."""\n\nx = 1  # why\n', '"""Says."""\nx = 2\n'):
+        file.write_text(text)
+        seen.append(speeds.tree_hash(tmp_path))
+    assert seen[0] == seen[1] != seen[2]
 
 
 def test_the_page_of_architectures_is_the_tested_table() -> None:

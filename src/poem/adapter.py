@@ -472,7 +472,6 @@ class Adapter:
         network, name = self._network, self.name
         network.given = None  # of the batch before
         images = checks.images(given.images if isinstance(given, ModelInput) else given, network.model)
-        checks.compiled(self._settings["compile"], images)
         if self._editor is not None:
             checks.pictures(images, self._editor, name)
         if isinstance(given, ModelInput):
@@ -554,13 +553,11 @@ class Adapter:
                 if unchecked:
                     self._check_doubling(images, record)
                 answers, pieces = self._run_eagerly(images, learn)
-                if self._settings["compile"] and self._network.hooked:
-                    record.remarks.append("not compiled: the model has hooks, which a compiled pass would not call")
                 if self._settings["compile"] and learn and self.recipe.step.per_sample:
                     record.remarks.append(f"passes that are learnt from are not compiled: {self.recipe.step!r}")
-                if self._settings["compile"] and self._network.given is not None:
-                    record.remarks.append("not compiled: the model is called with more than one tensor")
             answer = torch.cat(answers)
+        if self._acceleration.not_compiled is not None:
+            record.remarks.append(self._acceleration.not_compiled)
         if not (learn and self.recipe.learns):
             checks.finite(images)
         record.merge(pieces)

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from poem._util.nearest import nearest_names
 from poem.accelerate.capture import Fast
 from poem.adapter import Adapter
-from poem.engine import input_checks as checks
 from poem.engine.anatomy import anatomy
 from poem.engine.precision import Precision
 from poem.guarded.guard import Guard, GuardSettings, guard_adapter
@@ -95,8 +94,8 @@ def adapt(
         seed: Seed of the adapter's own random generator; the global one is left alone.
         fast: On a GPU, `"auto"` records the loop as CUDA graphs for a shape of batch that keeps coming, `True` for
             every shape at once, `False` never. What cannot be recorded runs as it is; `adapter.last.notes` says why.
-        compile: On a CPU, fuse the network's operations with `torch.compile`: a minute per shape at first. Not
-            available on CUDA in this version; `precision="bf16"` with `fast="auto"` is the fast path there.
+        compile: Fuse the network's operations with `torch.compile`: a minute per shape at first. What torch cannot
+            compile runs as it is; `adapter.last.notes` says why.
         precision: `"fp32"`, `"tf32"` or `"bf16"` inside the network; everything else stays in full precision. On CUDA,
             `"fp32"` keeps torch's own switches, which let convolutions use TF32.
         logits: How to get logits from what the model returns, where that is not a tensor, `.logits` or `["logits"]`.
@@ -113,7 +112,6 @@ def adapt(
         raise ValueError(f"expected fast 'auto', True or False, got {fast!r}")
     if not isinstance(compile, bool):
         raise ValueError(f"expected compile True or False, got {compile!r}")
-    checks.compiled(compile, model)
     if precision not in get_args(Precision):
         raise ValueError(f"expected precision fp32, tf32 or bf16, got {precision!r}")
     for word in changes:

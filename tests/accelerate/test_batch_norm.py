@@ -1,4 +1,4 @@
-"""Batch norm by kernels of our own is batch norm; and a compiled pass is cut where it should be.
+"""Batch norm by kernels of our own is batch norm.
 
 Without a GPU the kernels run in Triton's interpreter (see conftest.py): the same code, number by number.
 """
@@ -6,13 +6,11 @@ Without a GPU the kernels run in Triton's interpreter (see conftest.py): the sam
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
-import inside
 import pytest
 import torch
-from inside import branch_backward, doubles, moving, network, set_doubles
+from inside import branch_backward, doubles, moving, network
 from nets import make_net
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -22,9 +20,7 @@ from toys import stream
 import poem
 from poem.accelerate import batch_norm as _fused
 from poem.accelerate.prefix_cache import PrefixCache
-from poem.parts import Everyone, FromBatch, PLPDAbove, Source
-from poem.parts.base import Memory, Outputs
-from poem.parts.selection import Select
+from poem.parts import Everyone, FromBatch, Source
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 LAST = torch.channels_last
@@ -253,128 +249,6 @@ def test_one_value_per_channel_is_left_to_the_layer(counted: Counted) -> None:
     assert not _fused.fusable(layer, x.float(), groups=1, traced=False)
 
 
-# Compiled passes, without waiting for the compiler: pieces run as they were traced.
-
-
-@pytest.fixture
-def pieces(monkeypatch: pytest.MonkeyPatch) -> list[nn.Module]:
-    """Every piece that would have been compiled; none is, so that CUDA is no obstacle."""
-    from poem.accelerate import compiled
-    from poem.engine import input_checks as _checks
-
-    monkeypatch.setattr(_checks, "on_cuda", lambda _: False)
-    made: list[nn.Module] = []
-    monkeypatch.setattr(compiled, "_quick", lambda piece: made.append(piece) or piece)  # type: ignore[func-returns-value]
-    return made
-
-
-@pytest.mark.parametrize("kind", ["bn", "gn", "ln"])
-def test_a_cut_pass_is_the_pass(kind: str, pieces: list[nn.Module]) -> None:
-    plain, cut = (
-        poem.adapt(
-            make_net(kind, sharpness=10.0), "poem", lr=0.02, fast=False, select=Everyone(), rounds=1, compile=compile
-        )
-        for compile in (False, True)
-    )
-    for batch in stream("cpu", 3):
-        torch.testing.assert_close(cut(batch), plain(batch), atol=1e-5, rtol=0)
-    assert len(pieces) == 5, "two kinds of pass with one beginning"
-
-
-def test_the_branch_enters_beyond_the_split(pieces: list[nn.Module]) -> None:
-    # If its tensors entered before the split, backward of its loss would run through the whole network: twice the work.
-    from poem.accelerate import compiled
-
-    adapter = poem.adapt(make_net("bn", sharpness=10.0), "poem", fast=False, select=Everyone(), rounds=1, compile=True)
-    adapter(stream("cpu", 1)[0])
-    passes = inside.compiled(adapter)
-    seen = 0
-    for whole, _ in passes.made.values():
-        assert isinstance(whole, torch.fx.GraphModule)
-        given = [node for node in whole.graph.nodes if node.op == "placeholder"]
-        if len(given) > 2:  # images, theta, branch
-            seen += 1
-            users = {user.target for user in given[2].users}
-            assert users == {f"submod_{compiled.DEEP}"}
-            assert f"submod_{compiled.SHALLOW}" in {user.target for user in given[1].users}
-    assert seen >= 2
-
-
-def test_what_follows_from_the_images_alone_is_computed_once(pieces: list[nn.Module]) -> None:
-    adapter = poem.adapt(make_net("bn", sharpness=10.0), "poem", fast=False, select=Everyone(), rounds=1, compile=True)
-    first, second = stream("cpu", 2)
-    adapter(first)
-    passes = inside.compiled(adapter)
-    assert len(passes.beginnings) == 1
-    calls: list[int] = []
-    pieces[0].register_forward_hook(lambda *_: calls.append(1))
-    adapter(second)
-    assert len(calls) == 1, "two forward passes, one with gradients and one without"
-    adapter(second)
-    assert len(calls) == 2, "a batch that comes again may have been written to"
-
-
-@dataclass(frozen=True, repr=False)
-class FirstHalf(Select):
-    """The first half of the samples, whatever rounding does."""
-
-    def __call__(self, outputs: Outputs, among: Tensor, memory: Memory) -> Tensor:
-        """Half of them."""
-        return among & (torch.arange(len(among), device=among.device) < len(among) // 2)
-
-
-@pytest.mark.parametrize(("method", "checked"), [("deyo+poem", None), ("poem", False), ("tent", None)])
-def test_a_cut_pass_with_our_kernels_is_the_pass(
-    method: str, checked: bool | None, pieces: list[nn.Module], fused: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # DeYO asks about other images of the same shape, some of them: its passes begin otherwise.
-    monkeypatch.setattr(fused, "SMALL", 0)
-    select = FirstHalf() & PLPDAbove(-2.0) if "deyo" in method else FirstHalf()
-    plain, cut = (
-        poem.adapt(make_net("bn", sharpness=3.0).to(DEVICE), method, lr=0.02, fast=False, select=select,
-                   precision="bf16", compile=compile)
-        for compile in (False, True)
-    )  # fmt: skip
-    for adapter in (plain, cut):
-        set_doubles(adapter, checked)
-    for batch in stream(DEVICE, 2, size=4):
-        assert_near(cut(batch), plain(batch))
-    assert plain.totals.taught == cut.totals.taught > 0
-    code = "".join(str(getattr(piece, "code", "")) for piece in pieces)
-    assert "poem.moments" in code
-    passes = inside.compiled(cut)
-    assert len(passes.beginnings) == (2 if "deyo" in method else 1), "and the kernels were tried before"
-
-
-class Writer(nn.Module):
-    """Writes into a tensor that came from nowhere, and into what it computed from the images."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.norm, self.second = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.Conv2d(8, 8, 3)
-        self.last, self.head = nn.BatchNorm2d(8), nn.Linear(8, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Halves change places."""
-        early = self.first(x)
-        hidden = self.norm(early.clone())
-        turned = torch.zeros(hidden.shape, device=x.device)
-        turned[:, :4], turned[:, 4:] = hidden[:, 4:], hidden[:, :4]
-        early += turned
-        answer: Tensor = self.head(self.last(self.second(early)).relu_().mean((2, 3)))
-        return 10 * answer
-
-
-def test_a_pass_that_writes_in_place_is_cut_right(pieces: list[nn.Module]) -> None:
-    torch.manual_seed(0)
-    net = Writer().eval()
-    plain, cut = (poem.adapt(net, "tent", lr=0.02, fast=False, compile=compile) for compile in (False, True))
-    for batch in stream("cpu", 3):
-        torch.testing.assert_close(cut(batch), plain(batch), atol=1e-5, rtol=0)
-        with plain.frozen(), cut.frozen():
-            torch.testing.assert_close(cut(batch), plain(batch), atol=1e-5, rtol=0)
-
-
 def test_a_computed_value_is_cached_for_the_current_images_until_it_is_written_to() -> None:
     early = PrefixCache([], [], lambda module: False)
     one, other, made = torch.rand(2), torch.rand(2), []
@@ -397,39 +271,3 @@ def test_a_computed_value_is_cached_for_the_current_images_until_it_is_written_t
     early.hold(None)
     early.once("piece", one, compute)
     assert len(made) == 6
-
-
-def test_batch_norm_in_a_traced_pass_there_and_back() -> None:
-    from poem.accelerate import compiled_batch_norm as traced
-
-    x = (torch.randn(4, 6, 5, 5, generator=torch.Generator().manual_seed(0)) + 3).requires_grad_()
-    affine = [tuple(torch.rand(2, 6).requires_grad_()) for _ in range(2)]
-    flat = [tensor for pair in affine for tensor in pair]
-    ours, theirs = traced.batch_normed(x, affine, 1e-5), plainly(x, affine)
-    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)
-    weights = torch.linspace(-1, 1, ours.numel()).view_as(ours)
-    for one, other in zip(
-        torch.autograd.grad((ours * weights).sum(), [x, *flat]),
-        torch.autograd.grad((theirs * weights).sum(), [x, *flat]),
-        strict=True,
-    ):
-        torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
-
-
-@pytest.mark.slow
-def test_in_a_compiled_pass_applying_is_fused_and_collecting_is_not() -> None:
-    from poem.accelerate import compiled_batch_norm as traced
-
-    affine = [(torch.rand(16), torch.rand(16))]
-
-    def pass_(x: Tensor) -> Tensor:
-        return traced.batch_normed(x, affine, 1e-5).relu()
-
-    x = torch.rand(8, 16, 20, 20).contiguous(memory_format=LAST)
-    quick: Any = torch.compile(pass_, dynamic=False)
-    from torch._inductor.utils import run_and_get_code
-
-    answer, codes = run_and_get_code(quick, x)
-    torch.testing.assert_close(answer, plainly(x, affine).relu(), atol=1e-5, rtol=0)
-    assert "poem.moments" in codes[0]
-    assert "poem.normed" not in codes[0].split("def call")[1]

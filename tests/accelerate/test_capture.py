@@ -478,21 +478,6 @@ def test_a_batch_without_selected_samples_does_not_decide_the_check(device: str)
     assert captured(fast)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("method", "kind"), [("tent", "bn"), ("poem", "bn"), ("poem", "ln")])
-def test_a_compiled_network_answers_the_same(method: str, kind: str) -> None:
-    case = Case(method, kind)
-    plain, compiled = case.adapter(fast=False), case.adapter(fast=False, compile=True)
-    for batch in stream("cpu", 3):
-        torch.testing.assert_close(compiled(batch), plain(batch), atol=1e-3, rtol=0)
-    assert plain.totals.taught == compiled.totals.taught > 0
-    heard: list[int] = []
-    compiled.model.register_forward_hook(lambda *_: heard.append(1))
-    compiled(batch)
-    assert heard
-    assert "not compiled" in compiled.last.notes[-1]
-
-
 @dataclass(frozen=True, repr=False)
 class FromLayer3(Parameters):
     """The norm layers of the third stage only."""

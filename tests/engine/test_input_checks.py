@@ -20,8 +20,6 @@ from torch import Tensor, nn
 from toys import images, small_batches
 
 import poem
-from poem.engine import input_checks as checks
-from poem.engine.model_lock import model_lock
 from poem.parts import EntropyBelow, Everything
 
 
@@ -286,25 +284,6 @@ def test_settings_that_contradict_are_refused(method: str, changes: dict[str, An
     with pytest.raises(ValueError, match=words):
         poem.adapt(net, method, **changes)
     assert poem.adapt(net, "tent").unload() is net
-
-
-def test_compile_on_cuda_is_refused_by_adapt_and_by_a_call_after_a_move(monkeypatch: pytest.MonkeyPatch) -> None:
-    net = sharp()
-    moved = learner(net=net, compile=True)
-    assert not any(map(checks.on_cuda, (net, batch())))
-    monkeypatch.setattr(checks, "on_cuda", lambda _: True)
-    words = r"compile=True is not available on CUDA in this version; use precision='bf16' with fast='auto' or fast=True"
-    borrowers = model_lock(net).adapters
-    with pytest.raises(ValueError, match=words):
-        poem.adapt(net, "tent", compile=True)
-    assert model_lock(net).adapters == borrowers
-    before = snapshot(moved)
-    with pytest.raises(ValueError, match=words):
-        moved(batch())
-    assert snapshot(moved) == before
-    plain = learner(net=net)
-    plain(batch())
-    assert plain.totals.taught > 0
 
 
 def test_a_class_mask_moves_the_threshold_to_its_own_logarithm() -> None:

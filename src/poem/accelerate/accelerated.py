@@ -21,7 +21,7 @@ from poem.engine.parameter_groups import Swap
 from poem.parts.base import Outputs
 
 if TYPE_CHECKING:
-    from poem.accelerate.compiled import CompiledPasses
+    from poem.accelerate.compiled import CompiledStretches
 
 
 class Accelerated(Acceleration):
@@ -29,7 +29,7 @@ class Accelerated(Acceleration):
 
     Args:
         half: Compute in bfloat16: frozen weights are cast once per batch, images and convolutions are channels last.
-        compile: Run forward passes as compiled functions.
+        compile: Compile the network, with a branch as far as the split.
     """
 
     def __init__(self, *, half: bool = False, compile: bool = False) -> None:
@@ -43,29 +43,33 @@ class Accelerated(Acceleration):
         self.weight_casts = WeightCasts(network.modules, adapted, torch.bfloat16) if self._half else None
         self.prefix_cache = PrefixCache(network.modules, holders, network.twin.hooked)
         self.branch_backward = BranchBackward(network.frozen_beyond_split(), network.is_doubled)
-        self.compiled: CompiledPasses | None = None
-        if self._compile:
-            from poem.accelerate.compiled import CompiledPasses  # what it imports takes a while
-
-            self.compiled = CompiledPasses(network, self.prefix_cache.once)
+        self.compiled: CompiledStretches | None = None
         self.independent: bool | None = None  # whether samples get the same logits alone; None before it was tried
 
     def patch(self) -> None:
-        """Replace the forwards of layers beyond the split and of cached layers."""
+        """Replace the forwards of layers beyond the split, of cached layers and of compiled stretches."""
         self.branch_backward.patch()
         self.prefix_cache.patch()
+        if self._compile and self.compiled is None:  # only now are the network's norm layers known
+            from poem.accelerate.compiled import CompiledStretches
+
+            self.compiled = CompiledStretches(self.network)
+        if self.compiled is not None:
+            self.compiled.patch()
 
     def reset(self) -> None:
         """Try the branch's half and single samples again, and find the early layers again."""
         self.independent = self.branch_backward.right = None
         self.prefix_cache.forget()
+        if self.compiled is not None:
+            self.compiled.calls = 0
 
     def model_changed(self) -> None:
         """Find the early layers again."""
         self.prefix_cache.forget()
 
     def release(self) -> None:
-        """Free the cast weights and the compiled passes."""
+        """Free the cast weights and what was compiled."""
         if self.weight_casts is not None:
             self.weight_casts.forget()
         if self.compiled is not None:
@@ -74,6 +78,8 @@ class Accelerated(Acceleration):
     def refresh(self) -> None:
         """Cast the frozen weights as they are now."""
         self.branch_backward.half_only = False
+        if self.compiled is not None:
+            self.compiled.calls += 1
         if self.weight_casts is not None:
             self.weight_casts.refresh()
 
@@ -86,8 +92,9 @@ class Accelerated(Acceleration):
         return self.prefix_cache.once(key, images, compute)
 
     def forward_pass(self, images: Tensor, *, cacheable: bool) -> AbstractContextManager[None]:
-        """Inside, early layers answer from the cache."""
-        return self.prefix_cache.passing(images, plain=cacheable)
+        """Inside, early layers answer from the cache, unless they are compiled with the others."""
+        whole = self.compiled is not None and self.network.branch is None
+        return self.prefix_cache.passing(images, plain=cacheable and not whole)
 
     def layout(self, images: Tensor) -> Tensor:
         """Channels last, with cast weights."""
@@ -98,17 +105,10 @@ class Accelerated(Acceleration):
         """The cast weights."""
         return [] if self.weight_casts is None else self.weight_casts.swaps
 
-    def heads(
-        self, images: Tensor, theta: Tensor | None, branch: Tensor | None, context: ForwardContext
-    ) -> tuple[Tensor, ...] | None:
-        """A compiled pass, unless the user has hooks, which it would not call."""
-        if self.compiled is None or self.network.hooked:
-            return None
-        return self.compiled.heads(images, theta, branch, context)
-
-    def mark_split(self, x: Tensor) -> Tensor:
-        """A marker in the traced pass, to cut it there."""
-        return x if self.compiled is None else self.compiled.mark(x)
+    @property
+    def not_compiled(self) -> str | None:
+        """Why a network that was to be compiled runs plainly; None where it does not, or was not to be."""
+        return None if self.compiled is None else self.compiled.why_not
 
     def batch_norm(self, norm: PatchedNorm, x: Tensor, context: ForwardContext, groups: int) -> Tensor | None:
         """By Triton kernels, where they take the layer."""

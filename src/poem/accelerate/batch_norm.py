@@ -83,13 +83,13 @@ def fused(norm: PatchedNorm, x: Tensor, context: ForwardContext, groups: int) ->
     Precondition: `fusable`, and the layer's forward is torch's own. Fallback: the layer's forward.
     """
     own = getattr(norm.own, "__func__", None) is FORWARD
-    if not (own and fusable(norm.layer, x, groups, traced=context.traced)):
+    if not (own and fusable(norm.layer, x, groups, traced=torch.compiler.is_compiling())):
         return None
     affine = [norm.affine()]
     if groups == 2:
         affine.append(norm.affine(context.swaps.get(norm.layer, [])))
     eps = float(norm.layer.eps)  # type: ignore[arg-type]
-    if context.traced:
+    if torch.compiler.is_compiling():
         from poem.accelerate import compiled_batch_norm  # only for those who compile
 
         return compiled_batch_norm.batch_normed(x, affine, eps)

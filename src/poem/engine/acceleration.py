@@ -61,16 +61,6 @@ class Acceleration:
         """Frozen weights to put in place for a pass, beside the adapted ones."""
         return []
 
-    def heads(
-        self, images: Tensor, theta: Tensor | None, branch: Tensor | None, context: ForwardContext
-    ) -> tuple[Tensor, ...] | None:
-        """The logits of each head by another way than the plain pass; None to run that."""
-        return None
-
-    def mark_split(self, x: Tensor) -> Tensor:
-        """Called with the input of the split in a pass that is traced."""
-        return x
-
     def batch_norm(self, norm: PatchedNorm, x: Tensor, context: ForwardContext, groups: int) -> Tensor | None:
         """The layer's output with the batch's statistics, each of `groups` of rows apart; None to run the layer."""
         return None

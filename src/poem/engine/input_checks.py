@@ -150,24 +150,6 @@ def _finite_numbers(given: Sequence[float]) -> tuple[float, ...]:
     return tuple(found)
 
 
-def compiled(asked: bool, at: Any) -> None:
-    """`compile=True` is refused where the model, or a batch, is on a GPU.
-
-    There torch's compiler fails on every method: it has both a fallback and a decomposition for our batch norm.
-    """
-    if asked and on_cuda(at):
-        raise ValueError(
-            "compile=True is not available on CUDA in this version; use precision='bf16' with fast='auto' or "
-            "fast=True, which is captured as CUDA graphs"
-        )
-
-
-def on_cuda(at: Any) -> bool:
-    """Whether a tensor, or any parameter of a module, is on a GPU."""
-    tensors = at.parameters() if isinstance(at, nn.Module) else [at]
-    return any(isinstance(tensor, Tensor) and tensor.is_cuda for tensor in tensors)
-
-
 def something_moves(recipe: Recipe, module: nn.Module, names: list[str], branch: list[str]) -> None:
     """A recipe that learns has something to move, and its branch too."""
     kind = type(module).__name__

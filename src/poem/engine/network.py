@@ -67,7 +67,6 @@ class Network:
         self._std = None if std is None else torch.as_tensor(std)
         self.one_logit = False
         """Whether the model has one logit per image, as the last pass showed; the engine then sees two classes."""
-        self.tracing = False  # passes are traced, to be compiled
         self.given: ModelInput | None = None
         """The arguments that go along with the batch in hand; None where the model takes one tensor alone."""
         self._copies: dict[tuple[Any, ...], Tensor] = {}
@@ -119,6 +118,10 @@ class Network:
     def is_doubled(self) -> bool:
         """Whether a pass is under way whose batch has been doubled at the split."""
         return self._current is not None and self._current.doubled
+
+    def gives_rows(self) -> bool:
+        """Whether the pass that runs now gives each sample its own scales and shifts."""
+        return self._current is not None and bool(self._current.each or self._current.branch_each)
 
     def forget_checks(self) -> None:
         """What was found out about the model on a batch is to be found out again on the next."""
@@ -223,7 +226,7 @@ class Network:
             self.refresh()
             self.acceleration.refresh()
             self._dirty = True  # until the block ends well: an interrupt may leave the twin half patched
-            self._current, self.tracing = None, False
+            self._current = None
             undo.enter_context(torch.autocast(device, enabled=False))
             if self.autocast.precision == "tf32":
                 undo.callback(leave_tf32, self)
@@ -251,12 +254,7 @@ class Network:
         Rows (B, P) of `theta` and `branch` give each sample its own; all rows have the same values.
         """
         copies = self.copies(statistics)
-        run = ForwardContext(statistics, memory, mask, traced=self.tracing, training=training, copies=copies)
-        rows = any(each is not None and each.dim() == 2 for each in (theta, branch))
-        if not self.tracing and doubled is None and self.given is None and not rows:
-            faster = self.acceleration.heads(images, theta, branch, run)
-            if faster is not None:
-                return faster, run
+        run = ForwardContext(statistics, memory, mask, training=training, copies=copies)
         if branch is None or self.branch is None:
             return (self._merged(self._once(images, theta, run), run),), run
         swaps: dict[nn.Module, list[Swap]] = {}
@@ -273,8 +271,8 @@ class Network:
             return (source, adapted), run
         source = self._merged(self._once(images, theta, run), run)
         other = ForwardContext(
-            statistics, memory, mask, branch="alone", swaps=swaps, record=run.record, ran=run.ran, traced=self.tracing,
-            training=training, copies=copies, branch_each=branch_rows,
+            statistics, memory, mask, branch="alone", swaps=swaps, record=run.record, ran=run.ran, training=training,
+            copies=copies, branch_each=branch_rows,
         )  # fmt: skip
         return (source, self._merged(self._once(images, theta, other), other)), run
 
@@ -330,14 +328,11 @@ class Network:
         """One pass through the model; logits in at least single precision."""
         x = self._input(images, run.copies)
         if theta is not None and theta.dim() == 2:
-            run.each, theta = (
-                by_module(self.theta.swaps(theta)),
-                theta[0],
-            )  # the first for layers that do not run as such
+            run.each = by_module(self.theta.swaps(theta))
+            theta = theta[0]  # for layers that do not run as such
         swaps = [*([] if theta is None else self.theta.swaps(theta)), *self.acceleration.swaps]
         cacheable = (
             theta is not None
-            and not self.tracing
             and not self._untracked
             and run.mask is None
             and not any("statistics." in key for key in run.memory)
@@ -350,8 +345,7 @@ class Network:
                 self.acceleration.forward_pass(images, cacheable=cacheable),
             ):
                 args, named = ((x,), {}) if self.given is None else self.given.arguments(x)
-                checked = self._reached or self.tracing
-                output = self.twin.root(*args, **named) if checked else self._checked(x, args, named)
+                output = self.twin.root(*args, **named) if self._reached else self._checked(x, args, named)
                 logits = _logits_of(self._logits(output), type(self.model).__name__)
         finally:
             self._current = None
@@ -373,7 +367,7 @@ class Network:
 
     def _check_columns(self, images: Tensor, given: ModelInput, columns: int) -> None:
         """A pass in which the batch stands several times has as many classes as a plain one; raises where not."""
-        plain = ForwardContext(Source(), {}, traced=self.tracing)
+        plain = ForwardContext(Source(), {})
         with torch.no_grad():
             self._once(images, None, plain)
         if plain.columns != columns:
@@ -421,8 +415,7 @@ class Network:
             x = x.to(next(self.twin.root.parameters(), x).dtype)
             if copies > 1:
                 return x.repeat(copies, *[1] * (x.dim() - 1))
-            same = not self.tracing and x.data_ptr() == images.data_ptr()
-            return x.clone() if same else x
+            return x.clone() if x.data_ptr() == images.data_ptr() else x
 
         key = "input", copies
         once: Tensor = prepared() if self._untracked else self.acceleration.once(key, images, prepared)
@@ -465,8 +458,6 @@ class Network:
         def twice(value: Any) -> Any:
             along = isinstance(value, Tensor) and value.dim() > 1 and len(value) == run.rows
             along = along and not any(value is each for each in shared)
-            if along and self.tracing:
-                value = self.acceleration.mark_split(value)
             return torch.cat([value, value]) if along else value
 
         return tuple(twice(value) for value in args), {key: twice(value) for key, value in kwargs.items()}

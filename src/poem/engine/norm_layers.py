@@ -41,7 +41,6 @@ class ForwardContext:
     columns: int = 0  # logits of each row, before a class mask
     copies: int = 1  # how often each image is among them, each copy with statistics of its own
     ran: set[str] = field(default_factory=set)  # norm layers that were asked
-    traced: bool = False  # it is traced, to be compiled
     training: bool = False  # its outputs are learnt from
 
 

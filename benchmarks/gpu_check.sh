@@ -1,0 +1,84 @@
+#!/usr/bin/env bash
+# Everything that is checked and measured on a GPU, in stages of less than eight minutes each on an H200.
+#
+#     bash benchmarks/gpu_check.sh                      # all stages
+#     bash benchmarks/gpu_check.sh speed                # one; also: speed resnet50-bn
+#     OUT=somewhere PYTHON=python3 bash benchmarks/gpu_check.sh contract agreement
+#
+# Needs torch and torchvision; contract needs pytest; timm gives EfficientNet-Lite0. Files go to $OUT, by default
+# results/speed/. Every stage ends with one line, and a stage that fails makes the exit code 1; the others still run.
+# Afterwards: python benchmarks/speed_docs.py
+
+cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
+OUT=${OUT:-results/speed}
+PYTHON=${PYTHON:-python}
+PROCESSES=${PROCESSES:-8}
+NETS="resnet50-bn resnet50-gn vit-b16"
+export PYTHONPATH="src${PYTHONPATH:+:$PYTHONPATH}" OMP_NUM_THREADS=2
+mkdir -p "$OUT"
+
+verdict() { "$PYTHON" benchmarks/gpu_verdict.py "$1" "$OUT"; }
+
+contract() {  # every method captured, on three networks, shared between processes
+    rm -f "$OUT"/contract-*.log "$OUT/contract.json"
+    for shard in $(seq 0 $((PROCESSES - 1))); do
+        timeout 450 "$PYTHON" -m pytest tests/test_contract.py --fast --device cuda --shard "$shard/$PROCESSES" \
+            -q -p no:cacheprovider >"$OUT/contract-$shard.log" 2>&1 &
+    done
+    wait
+    for log in "$OUT"/contract-*.log; do grep -E "^(FAILED|ERROR)|No module|Error:" "$log" | head -5; tail -n 1 "$log"; done
+    verdict contract
+}
+
+agreement() {  # captured against eager; compiled and captured against eager
+    rm -f "$OUT"/agreement*.json
+    for net in $NETS; do
+        for part in "source,tent,eata,sar,deyo" "roid,poem,poem-official" "deyo+poem,sar+poem,eata+poem"; do
+            timeout 400 "$PYTHON" benchmarks/capture_check.py --nets "$net" --methods "$part" --batches 20 \
+                --out "$OUT/agreement-$net-${part%%,*}.json" >"$OUT/agreement-$net-${part%%,*}.log" 2>&1 &
+        done
+        timeout 400 "$PYTHON" benchmarks/capture_check.py --nets "$net" --methods tent,poem --batches 8 --compile \
+            --out "$OUT/agreement-$net-compiled.json" >"$OUT/agreement-$net-compiled.log" 2>&1 &
+        wait
+    done
+    verdict agreement
+}
+
+speed() {  # one network after the other, alone on the GPU
+    for net in ${*:-$NETS}; do
+        rm -f "$OUT/speed-$net.json"
+        timeout 240 "$PYTHON" benchmarks/speed.py --device cuda --nets "$net" --batches 64,1 --seconds 0.25 --budget 150 \
+            --methods source,bn,tent,poem1,poem2,auto,guarded-auto --modes eager,captured,bf16 --no-ratio \
+            --out "$OUT/speed-$net.json"
+    done
+    verdict speed
+}
+
+compiled() {  # what compile=True gains over the same without
+    rm -f "$OUT/compiled.json"
+    timeout 470 "$PYTHON" benchmarks/speed.py --device cuda --nets resnet50-bn,vit-b16,resnet50-gn --batches 64 \
+        --seconds 0.5 --budget 420 --methods tent,poem1,poem2 --modes bf16,bf16-compiled --no-ratio --no-forward \
+        --out "$OUT/compiled.json"
+    verdict compiled
+}
+
+curves() {  # POEM by batch size and network; methods beside it; shares selected
+    rm -f "$OUT/curves.json"
+    timeout 470 "$PYTHON" benchmarks/speed.py --device cuda --nets resnet50-bn --batches 64 --seconds 0.25 --budget 420 \
+        --methods poem1,poem2,eata,sar,deyo,roid,rotta --modes bf16 --select 100,50,0 --curves --no-ratio --no-forward \
+        --out "$OUT/curves.json"
+    verdict curves
+}
+
+failed=0
+[ $# -gt 0 ] || set -- contract agreement speed compiled curves
+while [ $# -gt 0 ]; do
+    stage=$1 nets=()
+    shift
+    while [ "$stage" = speed ] && [[ " $NETS " == *" ${1:-none} "* ]]; do nets+=("$1"); shift; done
+    case "$stage" in
+        contract | agreement | speed | compiled | curves) $stage "${nets[@]}" || failed=1 ;;
+        *) echo "expected contract, agreement, speed, compiled or curves, got $stage"; failed=1 ;;
+    esac
+done
+exit $failed

@@ -1,0 +1,133 @@
+"""One line about a stage of `benchmarks/gpu_check.sh`, and its exit code.
+
+python benchmarks/gpu_verdict.py contract results/speed
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path[:0] = [str(Path(__file__).resolve().parent)]
+
+from tree_hash import tree_hash  # noqa: E402
+
+Verdict = tuple[bool, str]
+
+
+def contract(folder: Path) -> Verdict:
+    """Sums over the processes' logs; writes contract.json."""
+    logs = [path.read_text() for path in sorted(folder.glob("contract-*.log"))]
+    ends = [text.strip().splitlines()[-1] if text.strip() else "" for text in logs]
+    count = {word: sum(int(n) for end in ends for n in re.findall(rf"(\d+) {word}", end)) for word in WORDS}
+    unfinished = sum(not re.search(r" in [\d.]+s", end) for end in ends)
+    good = bool(logs) and count["passed"] > 0 and not count["failed"] and not count["error"] and not unfinished
+    said = (
+        f"{count['passed']} tests of the contract passed on a GPU with every adapter captured, {count['failed']} failed"
+    )
+    said += f", {count['error']} errors" if count["error"] else ""
+    said += f", {unfinished} of {len(logs)} processes did not finish" if unfinished or not logs else ""
+    if good:
+        _write(folder / "contract.json", {"verdict": f"{said}.", **count})
+    return good, said
+
+
+WORDS = ("passed", "failed", "error")
+
+
+def agreement(folder: Path) -> Verdict:
+    """Rows of all processes in agreement.json; captured and eager within rounding, compiled within more of it."""
+    parts = [json.loads(path.read_text()) for path in sorted(folder.glob("agreement-*.json"))]
+    rows = [row for part in parts for row in part["rows"]]
+    bad = [row for row in rows if not _agrees(row)]
+    left = [job for part in parts for job in part["left"]]
+    for row in bad:
+        print(f"    {json.dumps(row)}")
+    if rows:
+        facts = {key: parts[0].get(key) for key in ("device", "torch")}
+        _write(
+            folder / "agreement.json", {**facts, "left": left, "rows": [row for row in rows if not row.get("compile")]}
+        )
+    plain = [row["largest_difference_of_probabilities"] for row in rows if "error" not in row and not row["compile"]]
+    other = [row["largest_difference_of_probabilities"] for row in rows if "error" not in row and row["compile"]]
+    said = (
+        f"{len(rows)} comparisons, {len(bad)} differ, {len(left)} left out; largest difference of a probability "
+        f"{max(plain, default=float('nan')):.1g} captured, {max(other, default=float('nan')):.1g} compiled"
+    )
+    return bool(rows) and not bad and not left, said
+
+
+def _agrees(row: dict[str, Any]) -> bool:
+    if "error" in row or not row["captured"] or (row["compile"] and row["notes"]):
+        return False
+    near = row["largest_difference_of_probabilities"] <= (5e-2 if row["compile"] else 1e-4)
+    return near and (row["compile"] or row["same_totals"])
+
+
+def speed(folder: Path) -> Verdict:
+    """The best share of the limit of every network; a row with an error, or one that time left out, fails."""
+    return _rows(sorted(folder.glob("speed-*.json")), "bf16")
+
+
+def compiled(folder: Path) -> Verdict:
+    """What compiling gains."""
+    path = folder / "compiled.json"
+    good, said = _rows([path], "bf16-compiled")
+    rows = {
+        (row["net"], row["method"], row["mode"]): row["images_per_s"]
+        for row in (json.loads(path.read_text())["rows"] if path.is_file() else [])
+        if row["status"] == "ok" and row["as_asked"]
+    }
+    gains = [
+        f"{net} {method} x{rows[net, method, 'bf16-compiled'] / rows[net, method, 'bf16']:.2f}"
+        for net, method, mode in rows if mode == "bf16" and (net, method, "bf16-compiled") in rows
+    ]  # fmt: skip
+    return good and bool(gains), f"{said}; compiled over captured: {', '.join(gains) or 'nothing measured'}"
+
+
+def curves(folder: Path) -> Verdict:
+    """Rows of the curves."""
+    return _rows([folder / "curves.json"], "bf16")
+
+
+def _rows(paths: list[Path], mode: str) -> Verdict:
+    files = [json.loads(path.read_text()) for path in paths if path.is_file()]
+    rows = [row for file in files for row in file["rows"]]
+    bad = [row for row in rows if row["status"] == "error"]
+    for row in bad:
+        print(f"    {row['net']} {row['batch']} {row['method']} {row['mode']}: {row['reason']}")
+    for row in rows:
+        if row["status"] == "ok" and not row.get("as_asked", True):
+            print(f"    {row['net']} {row['batch']} {row['method']} {row['mode']}: {'; '.join(row['notes'])}")
+    skipped = [each for file in files for each in file["skipped"]]
+    shares = [
+        f"{row['net']} batch {row['batch']} {row['method']} {row['share_of_limit']:.0%}"
+        for row in rows if row["status"] == "ok" and row["mode"] == mode and row.get("share_of_limit")
+    ]  # fmt: skip
+    said = f"{len(rows)} rows, {len(bad)} errors, {len(skipped)} left out{''.join(f'; {share}' for share in shares)}"
+    return bool(rows) and not bad and not skipped, said
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps({"tree": tree_hash(), **content}, indent=1) + "\n")
+
+
+STAGES: dict[str, Callable[[Path], Verdict]] = {
+    "contract": contract, "agreement": agreement, "speed": speed, "compiled": compiled, "curves": curves,
+}  # fmt: skip
+
+
+def main(arguments: list[str]) -> int:
+    """Print the line of a stage; 1 where it failed."""
+    stage, folder = arguments
+    good, said = STAGES[stage](Path(folder))
+    print(f"{stage}: {'passed' if good else 'FAILED'}: {said}", flush=True)
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,151 @@
+"""Fill README and docs with measured speeds: the places `<!-- speed:FILE WHAT -->` ... `<!-- /speed -->`.
+
+    python benchmarks/speed_docs.py            # after a run of benchmarks/gpu_check.sh
+
+FILE is one of results/speed/. WHAT is `rows` (all rows), `summary` (POEM's share of the limit, time and memory),
+`curve` (images per second by batch size), `agreement`, `contract`, or `ratio` (one update against a forward). A file
+that is not there, or is of another tree (`tree_hash.py`), is not quoted: its place says so. A test holds the pages to
+this.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path[:0] = [str(Path(__file__).resolve().parent)]
+
+from tree_hash import ROOT, tree_hash  # noqa: E402
+
+PLACE = re.compile(r"<!-- speed:(\S+) (\w+) -->\n.*?<!-- /speed -->", re.DOTALL)
+Content = dict[str, Any]
+
+
+def pages(root: Path = ROOT) -> list[Path]:
+    """README and every page of the docs."""
+    return [root / "README.md", *sorted((root / "docs").rglob("*.md"))]
+
+
+def filled(page: str, results: Path, today: str) -> str:
+    """A page with what the files of today's tree say in its places.
+
+    Raises:
+        ValueError: A place asks for something that there is not.
+    """
+
+    def place(match: re.Match[str]) -> str:
+        name, what = match[1], match[2]
+        if what not in SHOWN:
+            raise ValueError(f"expected speed:FILE with one of {', '.join(SHOWN)}; got {what!r}")
+        return f"<!-- speed:{name} {what} -->\n\n{_said(results / name, what, today)}\n\n<!-- /speed -->"
+
+    return PLACE.sub(place, page)
+
+
+def _said(path: Path, what: str, today: str) -> str:
+    if not path.is_file():
+        return f"Not measured yet for this version of the code (`{path.name}`)."
+    content = json.loads(path.read_text())
+    if content.get("tree") != today:
+        return f"The numbers in `results/speed/{path.name}` are of an earlier version of the code and not quoted."
+    return SHOWN[what](content)
+
+
+def _good(content: Content) -> list[Content]:
+    return [row for row in content["rows"] if row["status"] == "ok"]
+
+
+def _mode(row: Content) -> str:
+    return str(row["mode"]) if row.get("as_asked", True) else f"{row['mode']}, ran eagerly"
+
+
+def _rows(content: Content) -> str:
+    lines = [
+        [row["net"], row["batch"], row["method"], _mode(row), f"{row['select']} %", f"{row['images_per_s']:.0f}",
+         f"{row['median_ms']:.2f}", _or_dash(row["ratio_to_source"], ".2f"), _or_dash(row["share_of_limit"], ".0%"),
+         _or_dash(row["peak_allocated_mib"], "d"), _or_dash(row.get("memory_over_tent"), ".2f")]
+        for row in _good(content) if row.get("curve") is None
+    ]  # fmt: skip
+    heads = [
+        "network",
+        "batch",
+        "method",
+        "mode",
+        "selected",
+        "images/s",
+        "ms",
+        "x source",
+        "of limit",
+        "MiB",
+        "x Tent",
+    ]
+    return _table(heads, lines)
+
+
+def _summary(content: Content) -> str:
+    lines = [
+        [row["net"], row["batch"], row["method"], _or_dash(row["share_of_limit"], ".0%"), f"{row['median_ms']:.1f}",
+         f"{row['images_per_s']:.0f}", _or_dash(row.get("memory_over_tent"), ".2f")]
+        for row in _good(content)
+        if row["mode"] == "bf16" and row["method"] in ("poem1", "poem2") and row["select"] == 100
+    ]  # fmt: skip
+    return _table(["network", "batch", "method", "of limit", "ms", "images/s", "memory over Tent's"], lines)
+
+
+def _curve(content: Content) -> str:
+    rows = [row for row in _good(content) if row.get("curve") == "batch"]
+    batches = sorted({row["batch"] for row in rows})
+    speeds = {(row["net"], row["batch"]): f"{row['images_per_s']:.0f}" for row in rows}
+    nets = sorted({row["net"] for row in rows})
+    lines = [[net, *(speeds.get((net, batch), "-") for batch in batches)] for net in nets]
+    return _table(["images/s at batch", *map(str, batches)], lines)
+
+
+def _agreement(content: Content) -> str:
+    lines = [
+        [row["network"], row["method"], row["batches"], f"{row['largest_difference_of_probabilities']:.1g}",
+         row["selected_by_one_alone"]]
+        for row in content["rows"] if "error" not in row
+    ]  # fmt: skip
+    return _table(["network", "method", "batches", "largest difference", "selected by one alone"], lines)
+
+
+def _ratio(content: Content) -> str:
+    found = content["ratio"]
+    return (
+        f"{found['net']}, batch {found['batch']}, {found['threads']} threads: POEM with one update takes "
+        f"**{found['ratio']:.2f}** times a plain forward (median of {found['pairs']} pairs)."
+    )
+
+
+SHOWN: dict[str, Callable[[Content], str]] = {
+    "rows": _rows, "summary": _summary, "curve": _curve, "agreement": _agreement, "ratio": _ratio,
+    "contract": lambda content: str(content["verdict"]),
+}  # fmt: skip
+
+
+def _or_dash(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+def _table(heads: list[str], lines: list[list[Any]]) -> str:
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in [heads, ["---"] * len(heads), *lines])
+
+
+def main() -> int:
+    """Fill every page."""
+    for path in pages():
+        text = path.read_text()
+        new = filled(text, ROOT / "results" / "speed", tree_hash())
+        if new != text:
+            path.write_text(new)
+            print(f"filled {path.relative_to(ROOT)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,63 @@
+"""The verdicts of `benchmarks/gpu_check.sh` on files as its stages leave them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+
+
+def verdict(stage: str, folder: Path) -> tuple[int, str]:
+    """Exit code and last line."""
+    command = [sys.executable, str(BENCHMARKS / "gpu_verdict.py"), stage, str(folder)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    return ended.returncode, (ended.stdout.strip().splitlines() or [ended.stderr])[-1]
+
+
+@pytest.mark.parametrize("stage", ["contract", "agreement", "speed", "compiled", "curves"])
+def test_a_stage_that_left_nothing_has_failed(stage: str, tmp_path: Path) -> None:
+    code, line = verdict(stage, tmp_path)
+    assert code == 1
+    assert line.startswith(f"{stage}: FAILED: ")
+
+
+def test_the_contract_is_the_sum_of_its_processes(tmp_path: Path) -> None:
+    for at in range(2):
+        (tmp_path / f"contract-{at}.log").write_text("....\n4 passed in 3.21s\n")
+    assert verdict("contract", tmp_path)[0] == 0
+    assert "8 tests" in json.loads((tmp_path / "contract.json").read_text())["verdict"]
+    (tmp_path / "contract-1.log").write_text("....\n1 failed, 3 passed in 3.21s\n")
+    assert verdict("contract", tmp_path)[0] == 1
+    (tmp_path / "contract-1.log").write_text("No module named pytest\n")
+    code, line = verdict("contract", tmp_path)
+    assert code == 1
+    assert "1 of 2 processes did not finish" in line
+
+
+def test_one_comparison_that_differs_fails_the_agreement(tmp_path: Path) -> None:
+    row: dict[str, Any] = {
+        "network": "n", "method": "tent", "compile": False, "captured": True, "notes": [], "batches": 2,
+        "largest_difference_of_probabilities": 0.0, "selected_by_one_alone": 0, "same_totals": True,
+    }  # fmt: skip
+    for far, code in ((0.0, 0), (0.1, 1)):
+        rows = [row, {**row, "largest_difference_of_probabilities": far}]
+        (tmp_path / "agreement-n.json").write_text(json.dumps({"rows": rows, "left": []}))
+        assert verdict("agreement", tmp_path)[0] == code
+
+
+def test_what_compiling_gains_is_told(tmp_path: Path) -> None:
+    rows = [
+        {"net": "n", "batch": 64, "method": "poem1", "mode": mode, "status": "ok", "as_asked": True, "notes": [],
+         "images_per_s": speed}
+        for mode, speed in (("bf16", 1000.0), ("bf16-compiled", 1150.0))
+    ]  # fmt: skip
+    (tmp_path / "compiled.json").write_text(json.dumps({"rows": rows, "skipped": []}))
+    code, line = verdict("compiled", tmp_path)
+    assert code == 0
+    assert "n poem1 x1.15" in line
