@@ -74,7 +74,7 @@ class PatchedNorm:
             if swaps:
                 raise RuntimeError(f"expected the layer {self.name!r} after the split, it ran before; pass split=")
             return self._one(x, rest, named, run, self.key)
-        fused = self._acceleration.batch_norm(self, x, run, groups=2) if self._plain_batch(run) else None
+        fused = None if rest or named else self._fused(x, run, groups=2)
         if fused is not None:
             return fused
         source, branch = x.chunk(2)
@@ -84,14 +84,20 @@ class PatchedNorm:
 
     def _one(self, x: Tensor, rest: list[Any], named: dict[str, Any], run: ForwardContext, key: str) -> Tensor:
         """One head's share, with the statistics that the recipe chose."""
-        if not self.batch:
-            return self.own(x, *rest, **named)
-        fused = self._acceleration.batch_norm(self, x, run, groups=1) if self._plain_batch(run) else None
+        fused = None if rest or named else self._fused(x, run, groups=1)
         if fused is not None:
             return fused
+        if not self.batch:
+            return self.own(x, *rest, **named)
         if run.training or not run.statistics.only_in_training:
             run.record.update(run.statistics.remember_layer(self, x, run.mask, run.memory, key))
         return run.statistics(self, x, run.mask, run.memory, key)
+
+    def _fused(self, x: Tensor, run: ForwardContext, groups: int) -> Tensor | None:
+        """The layer's output by a faster way, each of `groups` of rows with its own tensors; None to run the layer."""
+        if not self.batch:
+            return self._acceleration.sample_norm(self, x, run, groups)
+        return self._acceleration.batch_norm(self, x, run, groups) if self._plain_batch(run) else None
 
     def _plain_batch(self, run: ForwardContext) -> bool:
         """Whether the layer normalises with the statistics of the whole batch."""
