@@ -25,7 +25,7 @@ WORKERS = 528  # programs to aim at: four on each multiprocessor of a large GPU
 PARTS = 64  # stretches of a sample, at most: every program that writes adds them up
 LEAST = 256  # rows of a stretch, at least
 WIDE = 64  # channels of a tile, where the groups are no wider
-TILE = 4096  # numbers of a tile, which four warps hold
+TILE, LARGEST = 4096, 8192  # numbers of a tile: of a stretch, and of a whole sample
 ANY = ["rows", "per", "span", "parts", "half"]  # numbers whose value is no reason to compile again
 
 
@@ -235,10 +235,10 @@ def plan(samples: int, rows: int, channels: int, per: int) -> tuple[int, int, in
     blocks = triton.cdiv(channels, used)
     parts = max(1, min(PARTS, WORKERS // (samples * blocks), triton.cdiv(rows, LEAST)))
     high = max(1, TILE // wide)
-    if parts == 1 and wide == WIDE and high < rows <= 4 * high:  # few rows: as many of them at once as registers hold
+    if parts == 1 and 2 * high * wide <= LARGEST and rows > high:  # a program reads a sample whole
         high *= 2
     elif rows < high:
         high = max(triton.next_power_of_2(rows), 1024 // wide)
     span = triton.cdiv(triton.cdiv(rows, parts), high) * high
-    how = {"high": high, "wide": wide, "num_warps": 8 if high * wide > TILE else 4}
+    how = {"high": high, "wide": wide, "num_warps": 8 if high * wide > 4096 else 4}
     return used, triton.cdiv(rows, span), span, how
