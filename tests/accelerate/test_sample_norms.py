@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from inside import branch_backward, cached_layers, doubles, moving, network
+from inside import branch_backward, cached_layers, captured_sizes, doubles, moving, network
 from nets import make_net
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -69,6 +69,7 @@ def compared(x: Tensor, groups: int | None, halves: int, given: Tensor, eps: flo
     (without_affine,) = torch.autograd.grad(ours, [x], given)
     wanted = torch.autograd.grad(whole, [exact, *twins], given.double())
     assert ours.dtype == BF16
+    assert not ours._is_view(), "layers after it may write in place"
     assert mine[0].dtype == x.dtype
     pairs = [
         (ours, whole),
@@ -277,6 +278,12 @@ def test_layers_of_timm_are_known(fused: Any) -> None:
     x = torch.rand(2, 8, 3, 3, device=DEVICE, dtype=BF16).contiguous(memory_format=LAST)
     assert sample_norms.fusable(norm.GroupNorm(8, 2).to(DEVICE), x, 1)
     assert not sample_norms.fusable(norm.LayerNorm2d(8).to(DEVICE), x, 1)
+    acting = pytest.importorskip("timm.layers.norm_act").GroupNormAct(8, 2).to(DEVICE)
+    active = sample_norms.fused(acting, acting.forward, x.requires_grad_(), [(acting.weight, acting.bias)])
+    assert active is not None
+    torch.testing.assert_close(active, acting(x.float()).to(BF16), atol=0.02, rtol=0.02)
+    assert (active == 0).any(), "its activation ran"
+    active.sum().backward()
 
 
 def test_where_the_kernels_do_not_run_torch_has_its_own(
@@ -306,3 +313,25 @@ def test_a_norm_layer_below_all_that_moves_is_cached(counted: dict[str, int]) ->
     patched: Any = network(adapter).twin.root
     assert not isinstance(patched.norm1.__dict__["forward"], sample_norms.FusedForward), "the cache is in front of it"
     assert counted["group"] > 0
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("method", ["tent", "poem"])
+@pytest.mark.parametrize("kind", ["gn", "ln"])
+def test_a_captured_loop_is_the_eager_one(kind: str, method: str, counted: dict[str, int]) -> None:
+    eager, captured = (adapted(kind, method, fast=fast) for fast in (False, True))
+    for batch in stream(DEVICE, 5):
+        torch.testing.assert_close(captured(batch), eager(batch), atol=2e-2, rtol=0)
+    assert captured_sizes(captured) == [8]
+    assert counted["group" if kind == "gn" else "layer"] > 0
+
+
+def test_the_same_numbers_give_the_same_gradients(fused: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused[0], "LEAST", 32)
+    x = torch.rand(4, 8, 9, 9, device=DEVICE, dtype=BF16).contiguous(memory_format=LAST)
+    one = torch.ones(8, device=DEVICE)
+    y, *moments = fused[0].normed(x, [(one, one)], 1e-5, 4)
+    first, second = (fused[0].back(y, x, [one, 2 * one], *moments) for _ in range(2))
+    assert all(torch.equal(*pair) for pair in zip(first, second, strict=True))
+    assert first[1].shape == (2, 8)
+    assert not torch.equal(*first[1]), "each half has gradients of its own"

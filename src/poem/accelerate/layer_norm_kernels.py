@@ -91,12 +91,15 @@ def _back(
         tl.store(part_ptr + channels, tl.sum(scale, 0), inside)
 
 
-def normed(x: Tensor, affine: Affine, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows of x (samples, places, channels) normalised, scaled and shifted, in bfloat16; mean and rstd of each row."""
+def normed(x: Tensor, affine: Affine, eps: float, shape: torch.Size | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows of x (samples, places, channels) normalised, scaled and shifted, in bfloat16; mean and rstd of each row.
+
+    The output has x's shape, or another one of as many numbers: a view of it could not be written to in place.
+    """
     samples, places, channels = x.shape
     halves = len(affine)
     rows, how = samples * places // halves, tile(channels)
-    y = torch.empty(x.shape, dtype=torch.bfloat16, device=x.device)
+    y = torch.empty(shape or x.shape, dtype=torch.bfloat16, device=x.device)
     mean = torch.empty(samples * places, dtype=torch.float32, device=x.device)
     rstd = torch.empty_like(mean)
     with torch.cuda.device_of(x):

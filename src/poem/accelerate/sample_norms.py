@@ -28,8 +28,11 @@ KNOWN: dict[tuple[str, str], Kind] = {
     ("timm.layers.norm", "GroupNorm"): "group",
     ("timm.layers.norm", "GroupNorm1"): "group",
     ("timm.layers.norm", "LayerNorm"): "layer",
+    ("timm.layers.norm_act", "GroupNormAct"): "group",
 }
-"""Classes by module and name, whose forward does nothing but normalise, scale and shift."""
+"""Classes by module and name, whose forward does nothing but normalise, scale and shift, and then call `THEN`."""
+THEN = {"GroupNormAct": ("drop", "act")}
+"""Layers inside a class, called one after the other with what was normalised."""
 
 
 class FusedForward:
@@ -140,6 +143,8 @@ def fused(layer: Any, own: Any, x: Tensor, affine: list[tuple[Any, Any]]) -> Ten
     eps = float(layer.eps)
     groups = int(layer.num_groups) if kind_of(layer) == "group" else None
     y: Tensor = Normed.apply(x, eps, groups, *flat)
+    for name in THEN.get(type(layer).__qualname__, ()):
+        y = getattr(layer, name)(y)
     return y
 
 
@@ -151,8 +156,7 @@ class Normed(torch.autograd.Function):
         """Normalise `groups` of channels, or whole rows (None); weight and bias of each half follow one another."""
         pairs = list(zip(affine[::2], affine[1::2], strict=True))
         if groups is None:
-            y, mean, rstd = kernels()[1].normed(rows_of(x), pairs, eps)
-            y = y.view(x.shape)
+            y, mean, rstd = kernels()[1].normed(rows_of(x), pairs, eps, x.shape)
         else:
             y, mean, rstd = kernels()[0].normed(x, pairs, eps, groups)
         ctx.save_for_backward(x, mean, rstd, *affine[::2])
