@@ -81,8 +81,6 @@ def _normalise(
 ):  # fmt: skip
     """Moments of each group, from sums of stretches or from the rows themselves; then normalise, scale and shift."""
     block, stretch, sample = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    if split:  # from the end: what was summed last may still be in the cache
-        sample = tl.num_programs(2) - 1 - sample
     columns = block * used + tl.arange(0, wide)
     inside = (tl.arange(0, wide) < used) & (columns < channels)
     first = sample.to(tl.int64) * rows * channels
@@ -105,8 +103,9 @@ def _normalise(
     scale = rstd * _own(weight_ptr, weight2_ptr, sample // half, columns, inside)
     bias = _own(bias_ptr, bias2_ptr, sample // half, columns, inside)
     end = tl.minimum(rows, (stretch + 1) * span)
-    for start in range(stretch * span, end, high):
-        row = start + tl.arange(0, high)
+    tiles = tl.cdiv(end - stretch * span, high)
+    for turn in range(tiles):  # from the end: what was summed last may still be in the cache
+        row = stretch * span + (tiles - 1 - turn) * high + tl.arange(0, high)
         there = (row < end)[:, None] & inside[None, :]
         place = first + row[:, None] * channels + columns[None, :]
         x = tl.load(x_ptr + place, there, 0.0).to(tl.float32)
@@ -142,8 +141,6 @@ def _back(
 ):  # fmt: skip
     """The input's gradient, and each sample's share of the gradients of shift and scale."""
     block, stretch, sample = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    if split:
-        sample = tl.num_programs(2) - 1 - sample
     columns = block * used + tl.arange(0, wide)
     inside = (tl.arange(0, wide) < used) & (columns < channels)
     group = sample * (channels // per) + columns // per
@@ -162,8 +159,9 @@ def _back(
     along = _over_group(along * weight, columns, inside, per, single, wide) / (per * rows) * rstd * rstd
     scale = rstd * weight
     end = tl.minimum(rows, (stretch + 1) * span)
-    for start in range(stretch * span, end, high):
-        row = start + tl.arange(0, high)
+    tiles = tl.cdiv(end - stretch * span, high)
+    for turn in range(tiles):  # from the end: what was summed last may still be in the cache
+        row = stretch * span + (tiles - 1 - turn) * high + tl.arange(0, high)
         there = (row < end)[:, None] & inside[None, :]
         place = first + row[:, None] * channels + columns[None, :]
         dy = tl.load(dy_ptr + place, there, 0.0).to(tl.float32)
