@@ -277,7 +277,13 @@ def test_layers_of_timm_are_known(fused: Any) -> None:
     torch.testing.assert_close(mine, layer(rows.float()).to(BF16), atol=0.02, rtol=0.02)
     x = torch.rand(2, 8, 3, 3, device=DEVICE, dtype=BF16).contiguous(memory_format=LAST)
     assert sample_norms.fusable(norm.GroupNorm(8, 2).to(DEVICE), x, 1)
-    assert not sample_norms.fusable(norm.LayerNorm2d(8).to(DEVICE), x, 1)
+    over = norm.LayerNorm2d(8).to(DEVICE)
+    assert not sample_norms.fusable(over, x.contiguous(), 1), "channels first"
+    assert not sample_norms.fusable(over, rows, 1)
+    found = sample_norms.fused(over, over.forward, x, [(over.weight, over.bias)])
+    assert found is not None
+    assert found.is_contiguous(memory_format=LAST)
+    torch.testing.assert_close(found, over(x.float()).to(BF16), atol=0.02, rtol=0.02)
     acting = pytest.importorskip("timm.layers.norm_act").GroupNormAct(8, 2).to(DEVICE)
     active = sample_norms.fused(acting, acting.forward, x.requires_grad_(), [(acting.weight, acting.bias)])
     assert active is not None

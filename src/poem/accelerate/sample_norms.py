@@ -21,14 +21,16 @@ log = logging.getLogger("poem")
 DEVICES: tuple[str, ...] = ("cuda",)  # that have kernels
 WIDEST_GROUP, WIDEST_ROW = 512, 8192  # channels that a program holds at once, at most
 SAMPLES = 65_535  # the largest grid that CUDA takes in that direction
-Kind = Literal["group", "layer"]
+Kind = Literal["group", "layer", "layer 2d"]  # the last over the channels of images
 KNOWN: dict[tuple[str, str], Kind] = {
     ("torch.nn.modules.normalization", "GroupNorm"): "group",
     ("torch.nn.modules.normalization", "LayerNorm"): "layer",
     ("timm.layers.norm", "GroupNorm"): "group",
     ("timm.layers.norm", "GroupNorm1"): "group",
     ("timm.layers.norm", "LayerNorm"): "layer",
+    ("timm.layers.norm", "LayerNorm2d"): "layer 2d",
     ("timm.layers.norm_act", "GroupNormAct"): "group",
+    ("torchvision.models.convnext", "LayerNorm2d"): "layer 2d",
 }
 """Classes by module and name, whose forward does nothing but normalise, scale and shift, and then call `THEN`."""
 THEN = {"GroupNormAct": ("drop", "act")}
@@ -64,7 +66,7 @@ def patch(modules: Iterable[nn.Module], plain: Callable[[], bool]) -> None:
 
 
 def kind_of(layer: nn.Module) -> Kind | None:
-    """Group or layer norm, where its class is known; None for any other, subclasses included."""
+    """Which norm it is, where its class is known; None for any other, subclasses included."""
     return KNOWN.get((type(layer).__module__, type(layer).__qualname__))
 
 
@@ -77,13 +79,17 @@ def fusable(layer: nn.Module, x: Tensor, halves: int) -> bool:
     """Whether our kernels take it.
 
     A known layer with scale and shift, on a GPU. Group norm: half precision, four dimensions, channels last.
-    Layer norm: over the last dimension, half precision, or single precision under autocast, which would cast the output
-    for the linear layer that follows; samples and places may have any strides.
+    Layer norm: over the last dimension, or over channels that lie last in memory; half precision, or single precision
+    under autocast, which would cast the output for the linear layer that follows; samples and places may have any
+    strides.
     """
     kind = kind_of(layer)
     if kind is None or not isinstance(x, Tensor) or x.device.type not in DEVICES or x.numel() == 0:
         return False
-    suits = _suits_group(layer, x) if kind == "group" else _suits_layer(layer, x)
+    if kind == "layer 2d":
+        suits = x.dim() == 4 and _suits_layer(layer, x.permute(0, 2, 3, 1))
+    else:
+        suits = _suits_group(layer, x) if kind == "group" else _suits_layer(layer, x)
     return suits and len(x) % halves == 0 and work(x.device)
 
 
@@ -140,9 +146,11 @@ def fused(layer: Any, own: Any, x: Tensor, affine: list[tuple[Any, Any]]) -> Ten
     if not fusable(layer, x, len(affine)):
         return None
     flat = [tensor.contiguous() for pair in affine for tensor in pair]
-    eps = float(layer.eps)
-    groups = int(layer.num_groups) if kind_of(layer) == "group" else None
-    y: Tensor = Normed.apply(x, eps, groups, *flat)
+    eps, kind = float(layer.eps), kind_of(layer)
+    if kind == "layer 2d":
+        y: Tensor = Normed.apply(x.permute(0, 2, 3, 1), eps, None, *flat).permute(0, 3, 1, 2)
+    else:
+        y = Normed.apply(x, eps, int(layer.num_groups) if kind == "group" else None, *flat)
     for name in THEN.get(type(layer).__qualname__, ()):
         y = getattr(layer, name)(y)
     return y
