@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from poem.accelerate import batch_norm, selected_rows
+from poem.accelerate import batch_norm, sample_norms, selected_rows
 from poem.accelerate.branch_backward import BranchBackward
 from poem.accelerate.prefix_cache import PrefixCache
 from poem.accelerate.weight_casts import WeightCasts, channels_last
@@ -17,7 +17,7 @@ from poem.engine.acceleration import Acceleration
 from poem.engine.loop import BatchLoop
 from poem.engine.network import Network
 from poem.engine.norm_layers import ForwardContext, PatchedNorm
-from poem.engine.parameter_groups import Swap
+from poem.engine.parameter_groups import Swap, swapped
 from poem.parts.base import Outputs
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Accelerated(Acceleration):
-    """Caches early layers, casts frozen weights once, fuses batch norm, shortens backward passes, compiles passes.
+    """Caches early layers, casts frozen weights once, fuses norm layers, shortens backward passes, compiles passes.
 
     Args:
         half: Compute in bfloat16: frozen weights are cast once per batch, images and convolutions are channels last.
@@ -47,8 +47,10 @@ class Accelerated(Acceleration):
         self.independent: bool | None = None  # whether samples get the same logits alone; None before it was tried
 
     def patch(self) -> None:
-        """Replace the forwards of layers beyond the split, of cached layers and of compiled stretches."""
+        """Replace forwards: of layers beyond the split, of norm layers without a branch, cached layers, stretches."""
         self.branch_backward.patch()
+        if self._half:
+            sample_norms.patch(self.network.modules, torch.compiler.is_compiling)
         self.prefix_cache.patch()
         if self._compile and self.compiled is None:  # only now are the network's norm layers known
             from poem.accelerate.compiled import CompiledStretches
@@ -113,6 +115,14 @@ class Accelerated(Acceleration):
     def batch_norm(self, norm: PatchedNorm, x: Tensor, context: ForwardContext, groups: int) -> Tensor | None:
         """By Triton kernels, where they take the layer."""
         return batch_norm.fused(norm, x, context, groups)
+
+    def sample_norm(self, norm: PatchedNorm, x: Tensor, context: ForwardContext, groups: int) -> Tensor | None:
+        """By Triton kernels in half precision, where they take the layer; a compiler has kernels of its own."""
+        if not self._half or torch.compiler.is_compiling():
+            return None
+        with swapped(context.swaps.get(norm.layer, []) if groups == 2 else []):
+            second = sample_norms.affine_of(norm.layer)
+        return sample_norms.fused(norm.layer, norm.own, x, [sample_norms.affine_of(norm.layer), second][:groups])
 
     def branch_gradient(self, ask: Callable[[], Tensor], tolerance: float) -> Tensor:
         """Through the branch's half of the doubled batch alone, where that was found right."""

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from poem.accelerate.sample_norms import FusedForward
+
 PLAIN = (type(None), bool, int, float, str)  # arguments beside tensors that a key may hold
 
 
@@ -77,10 +79,12 @@ class PrefixCache:
     def patch(self) -> None:
         """Put the cache in front of the forward of each layer that it is for.
 
-        Not where the forward is patched already, nor where the user has a hook inside, which is to see every pass.
+        Not where the forward is patched already, except by a faster norm layer, nor where the user has a hook inside,
+        which is to see every pass.
         """
         for module in self._modules or []:
-            if "forward" not in module.__dict__ and not any(map(self._hooked, module.modules())):
+            patched = not isinstance(module.__dict__.get("forward"), FusedForward | None)
+            if not patched and not any(map(self._hooked, module.modules())):
                 module.__dict__["forward"] = _Cached(module, module.forward, self)
 
     def ask(self, module: nn.Module, own: Callable[..., Any], args: Any, kwargs: Any) -> Any:

@@ -65,6 +65,10 @@ class Acceleration:
         """The layer's output with the batch's statistics, each of `groups` of rows apart; None to run the layer."""
         return None
 
+    def sample_norm(self, norm: PatchedNorm, x: Tensor, context: ForwardContext, groups: int) -> Tensor | None:
+        """The output of a layer that normalises each sample alone; each of `groups` of rows has tensors of its own."""
+        return None
+
     def branch_gradient(self, ask: Callable[[], Tensor], tolerance: float) -> Tensor:
         """The gradient of the branch's own loss, which `ask` computes."""
         return ask()

@@ -81,7 +81,7 @@ class PatchedNorm:
             if swaps:
                 raise RuntimeError(f"expected the layer {self.name!r} after the split, it ran before; pass split=")
             return self._one(x, rest, named, run, self.key, run.each.get(self.layer))
-        fused = self._acceleration.batch_norm(self, x, run, groups=2) if self._plain_batch(run) else None
+        fused = None if rest or named else self._fused(x, run, groups=2)
         if fused is not None:
             return fused
         source, branch = x.chunk(2)
@@ -104,19 +104,26 @@ class PatchedNorm:
 
     def _normalised(self, x: Tensor, rest: list[Any], named: dict[str, Any], run: ForwardContext, key: str) -> Tensor:
         """The layer with the statistics that the recipe chose."""
-        if not self.batch:
-            return self.own(x, *rest, **named)
-        fused = self._acceleration.batch_norm(self, x, run, groups=1) if self._plain_batch(run) else None
+        fused = None if rest or named else self._fused(x, run, groups=1)
         if fused is not None:
             return fused
+        if not self.batch:
+            return self.own(x, *rest, **named)
         if run.training or not run.statistics.only_in_training:
             run.record.update(run.statistics.remember_layer(self, x, run.mask, run.memory, key))
         return run.statistics(self, x, run.mask, run.memory, key)
 
+    def _fused(self, x: Tensor, run: ForwardContext, groups: int) -> Tensor | None:
+        """The layer's output by a faster way, each of `groups` of rows with its own tensors; None to run the layer."""
+        if run.each or run.branch_each:  # each sample has scales and shifts of its own
+            return None
+        if not self.batch:
+            return self._acceleration.sample_norm(self, x, run, groups)
+        return self._acceleration.batch_norm(self, x, run, groups) if self._plain_batch(run) else None
+
     def _plain_batch(self, run: ForwardContext) -> bool:
         """Whether the layer normalises with the statistics of the whole batch."""
-        plain = self.batch and type(run.statistics) is FromBatch and run.mask is None
-        return plain and not (run.each or run.branch_each)
+        return self.batch and type(run.statistics) is FromBatch and run.mask is None
 
     def _each_sample(self, rows: SampleRows, copies: int, normalised: Callable[[], Tensor]) -> Tensor:
         """The layer's output, scaled and shifted by each sample's own row.
