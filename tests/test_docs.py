@@ -462,3 +462,12 @@ def test_poem_list_has_every_method_and_the_parts_of_recipes() -> None:
 
 def _read(name: str) -> str:
     return (ROOT / name).read_text()
+
+
+def test_the_page_on_speed_has_the_measured_cost_of_the_guard() -> None:
+    held = json.loads(_read("results/auto/cost.json"))["networks"]
+    page = _read("docs/speed.md")
+    for net, rows in held.items():
+        times = [rows[name]["times_source"] for name in ("tent", "guarded tent", "auto", "guarded auto")]
+        values = [*times, times[-1] / times[0]]
+        assert f"| `{net}` | " + " | ".join(f"{value:.1f}" for value in values) + " |" in page, net
