@@ -326,7 +326,8 @@ def _criteria(results: Results, long: Results | None) -> str:
         count = sum(paired.p_below(0.0) >= LEVEL for paired, _ in best.values())
         words = "not significantly below the best single method: 90 % of streams"
         lines.append((words, f"{100 * count / len(best):.0f} % of {len(best)}", count / len(best) >= NOT_BELOW))
-    ranks = {net: place for net in results.nets if (place := rank(means(results, net))) is not None}
+    compared = [net for net in results.nets if methods.names(net) != methods.FIVE]
+    ranks = {net: place for net in compared if (place := rank(means(results, net))) is not None}
     if ranks:
         first = sum(place == 1 for place in ranks.values())
         rest = ", ".join(f"{net}: place {place}" for net, place in ranks.items() if place > 1)
