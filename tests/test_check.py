@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any
@@ -175,10 +176,10 @@ def test_any_object_with_a_source_can_be_checked() -> None:
         def __init__(self, adapter: poem.Adapter) -> None:
             self.adapter, self.asked = adapter, 0
 
-        def __call__(self, images: Tensor) -> Tensor:
+        def __call__(self, images: Tensor | Mapping[str, Any]) -> Tensor:
             return self.adapter(images)
 
-        def source(self, images: Tensor) -> Tensor:
+        def source(self, images: Tensor | Mapping[str, Any]) -> Tensor:
             self.asked += 1
             return self.adapter.source(images)
 

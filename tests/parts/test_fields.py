@@ -472,7 +472,7 @@ def test_a_field_that_hides_what_its_base_has_is_refused_where_the_class_is_writ
 def test_a_class_variable_and_a_field_of_the_base_may_be_stated_again() -> None:
     @dataclass(frozen=True, repr=False)
     class Half(EntropyBelow):
-        needs: ClassVar[frozenset[Any]] = frozenset()  # type: ignore[misc]
+        needs: ClassVar[frozenset[Any]] = frozenset()
         fraction: float = 0.5
 
         @property
