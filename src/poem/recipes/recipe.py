@@ -62,7 +62,8 @@ class Recipe(Checked):
         if self.step.per_sample and coupled:
             raise ValueError(
                 f"{self.step!r} needs an objective that is a sum over samples, such as Entropy(), got {coupled[0]!r}; "
-                f"leave the clipping out: step={self.step.optimiser!r}; if yours is such a sum, let its per_sample be True"
+                f"leave the clipping out: step={self.step.optimiser!r}; or, where it is such a sum, let its per_sample "
+                "be True"
             )
         if self.on_batch_norm is not None and self.on_batch_norm.on_batch_norm is not None:
             raise ValueError("expected on_batch_norm without a recipe for batch norm of its own, got one that has it")
