@@ -30,7 +30,7 @@ from poem.bench.result import CellResult
 from poem.bench.run_stream import Delay, StreamRun
 from poem.parts import EntropyBelow
 from poem.recipes import methods as method
-from poem.recipes.text import written
+from poem.recipes.text import PART_VERSIONS, written
 from poem.streams import datasets
 from poem.streams.datasets import Tensors
 from poem.streams.orders import single
@@ -127,6 +127,13 @@ def test_a_corruption_whose_images_changed_makes_other_keys_and_no_others(monkey
     assert later["frost"] != now["frost"]
     assert later["fog"] == now["fog"]
     with pytest.raises(ValueError, match=r"edited, or its images are of an earlier version of frost; measure it again"):
+        CellResult.from_dict(saved)
+
+
+def test_a_result_with_earlier_defaults_of_a_part_is_refused_by_its_own_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    saved = json.loads(json.dumps(measure(cell("tent", n=32)).to_dict()))
+    monkeypatch.setitem(PART_VERSIONS, "Entropy", 2)
+    with pytest.raises(ValueError, match=r"edited, or its method had an earlier version of Entropy; measure it again"):
         CellResult.from_dict(saved)
 
 

@@ -169,3 +169,45 @@ def test_modules_that_only_the_folder_names_are_not_imported(
     assert found.returncode == 0, found.stderr
     assert imported.exists(), "a suite that the user names is trusted"
     assert "not imported" not in found.stdout
+
+
+def test_failures_of_methods_that_only_the_folder_names_are_shown_as_failures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from poem.bench.suites import load
+
+    name = "module_of_failures"
+    (tmp_path / f"{name}.py").write_text(MODULE)
+    (tmp_path / "mine.yaml").write_text(OWN_SUITE.replace("%s", name))
+    monkeypatch.syspath_prepend(tmp_path)
+    suite, results = str(tmp_path / "mine.yaml"), tmp_path / "results"
+    store = Store(results)
+    failed = [each for each in load(suite, "tiny").cells if each.method == f"{name}:mine"]
+    for each in failed:
+        store.save_failure(each, "Traceback ...\nValueError: too odd")
+    store.save_request([suite], "tiny", {})
+    imported = tmp_path / f"{name}.imported"
+    imported.unlink()
+    sys.modules.pop(name)
+    assert main(["report", str(results)]) == 0, capsys.readouterr().err
+    out = capsys.readouterr().out
+    assert not imported.exists(), "it was imported"
+    assert f"{name}:mine" in out.partition("not imported")[2]
+    assert "left out" not in out
+    page = (results / "report.md").read_text(encoding="utf-8")
+    assert page.count("ValueError: too odd") == len(failed) == 2
+
+
+def test_names_that_only_failures_have_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """No suite that is shown has them: they are known from the folder alone."""
+    from poem.bench.suites import load
+
+    fig = load("fig6b", "tiny", limit=64)
+    folder = kept(tmp_path, *(report(each) for each in fig.cells[:8]))
+    store = Store(folder)
+    store.save_request(["fig6b"], "tiny", {"limit": 64})
+    store.save_failure(cell("module_that_is_nowhere:mine", "fog"), "ValueError: too odd")
+    assert main(["report", str(folder)]) == 0
+    out = capsys.readouterr().out
+    assert "not imported, since only this folder names them: module_that_is_nowhere:mine; tables show" in out
+    assert "left out: 1 of 9 cells" in out

@@ -25,7 +25,7 @@ from poem.engine.source_data import SAMPLES
 from poem.parts.fields import field_annotations
 from poem.recipes.methods import recipe
 from poem.recipes.recipe import Recipe
-from poem.recipes.text import parse, written
+from poem.recipes.text import parse, part_versions, written
 from poem.streams.orders import Order, scenario
 from poem.streams.shift import VERSIONS
 
@@ -208,11 +208,14 @@ def recorded_keys(keys: Mapping[Cell, str]) -> Iterator[set[str]]:
 def key_of(cell: Cell, recipe: Mapping[str, str]) -> str:
     """The key of a cell that is run with a recipe as `poem.recipes.text.written` has it.
 
-    Corruptions whose images have changed enter with their version, so that results on the earlier images keep theirs.
+    Corruptions whose images have changed and parts whose defaults have changed enter with their version, so that
+    results of before are not taken for those of today; all other keys stay.
     """
     stated = {**cell.to_dict(), "recipe": dict(recipe)}
     if changed := {name: VERSIONS[name] for name in cell.corruptions if name in VERSIONS}:
         stated["corruption_versions"] = changed
+    if versions := part_versions(recipe):
+        stated["part_versions"] = versions
     text = json.dumps(stated, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from poem._util.files import read_json, write_atomic
 from poem._util.nearest import nearest_hint
 from poem.bench.cell import Cell, key_of, read_cell, result_key
+from poem.recipes.text import part_versions
 from poem.streams.shift import VERSIONS
 
 __all__ = ["SCHEMA", "CellResult", "latest"]
@@ -115,9 +116,10 @@ class CellResult:
         if values.get("key", result.key) not in (result.key, result.cell_key):
             key = str(values["key"])[:40]
             found = f"a result's key is {key}, its cell, recipe and weights have {result.key}: the file was edited"
-            changed = [name for name in result.cell.corruptions if name in VERSIONS]
-            hint = f", or its images are of an earlier version of {changed[0]}; measure it again" if changed else ""
-            raise ValueError(f"{found}{hint}")
+            changed = [f"its images are of an earlier version of {name}"
+                       for name in result.cell.corruptions if name in VERSIONS][:1]  # fmt: skip
+            changed += [f"its method had an earlier version of {name}" for name in part_versions(result.recipe)]
+            raise ValueError(", or ".join([found, *changed]) + ("; measure it again" if changed else ""))
         return result
 
     def save(self, path: Path) -> None:

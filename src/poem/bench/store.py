@@ -40,6 +40,7 @@ FAILED = ".failed.json"
 REQUESTS, SUITES = "asked.json", "suites"
 """The file with the suites and flags of every sweep, and the folder with copies of the user's own suites."""
 _LEFT_OVER = re.compile(rf"\..+{TEMP_SUFFIX}|\..+\.json\.\d+")  # the second form is an older version's
+_CELL_KEY = re.compile("[0-9a-f]{16}")
 _LOCK_SECONDS = 8.0  # in which child processes of a killed process exit and release its lock
 
 
@@ -50,6 +51,8 @@ class Failure:
     cell: Cell
     error: str
     """The traceback, or how the process ended."""
+    recorded_key: str | None = None
+    """The cell's key when it failed, as the file that the failure was read from has it."""
 
     @property
     def reason(self) -> str:
@@ -68,7 +71,9 @@ class Failure:
             values = read_json(path)
             if values["schema"] != SCHEMA:
                 raise ValueError(f"expected schema {SCHEMA}, got {values['schema']!r}")
-            return cls(cell=read_cell(values["cell"]), error=str(values["error"]))
+            key = str(values.get("key"))
+            recorded = key if _CELL_KEY.fullmatch(key) else None
+            return cls(cell=read_cell(values["cell"]), error=str(values["error"]), recorded_key=recorded)
         except (ValueError, TypeError, KeyError) as error:
             raise ValueError(f"{path} does not record a failure: {error}") from error
 
@@ -156,17 +161,11 @@ class Store:
 
     def failures(self) -> dict[str, Failure]:
         """Cells that failed last with their recipe of today, by key."""
-        found = {}
-        for path in self._files():
-            if path.name.endswith(FAILED):
-                try:
-                    failure = Failure.load(path)
-                except (ValueError, OSError) as error:
-                    self.broken[path] = str(error)
-                    continue
-                if path == self._failure(failure.cell):
-                    found[failure.cell.key] = failure
-        return found
+        return {each.cell.key: each for path, each in self._failures() if path == self._failure(each.cell)}
+
+    def failed_keys(self) -> dict[Cell, str]:
+        """The key that each failed cell had when it failed, for `recorded_keys`; no module is imported for it."""
+        return {each.cell: each.recorded_key for _, each in self._failures() if each.recorded_key is not None}
 
     def save_request(self, names: Sequence[str], scale: str, settings: Mapping[str, Any]) -> None:
         """Record which suites are measured here and with which flags; a suite file of the user's own is copied."""
@@ -227,6 +226,15 @@ class Store:
     def _failure(self, cell: Cell) -> Path:
         path = self.path(cell, cell.key)
         return path.with_name(path.name.removesuffix(".json") + FAILED)
+
+    def _failures(self) -> Iterator[tuple[Path, Failure]]:
+        """Every sound file of a failure, whichever recipe it had; the others are named in `broken`."""
+        for path in self._files():
+            if path.name.endswith(FAILED):
+                try:
+                    yield path, Failure.load(path)
+                except (ValueError, OSError) as error:
+                    self.broken[path] = str(error)
 
     def _files(self) -> list[Path]:
         return sorted(path for path in self.cells.rglob("*.json") if not path.name.startswith("."))

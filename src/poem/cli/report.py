@@ -55,7 +55,8 @@ def run(args: argparse.Namespace) -> int:
     check_folder_writable(args.out or args.results)
     store = Store(args.results)
     results = list(store.results())
-    recorded = {cell: result.cell_key for cell, result in latest(results, lambda result: result.cell).items()}
+    measured = {cell: result.cell_key for cell, result in latest(results, lambda result: result.cell).items()}
+    recorded = {**store.failed_keys(), **measured}
     out = args.out or args.results
     with recorded_keys(recorded) as refused:
         failures = store.failures()
@@ -65,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
         for cell in cells:
             _ = cell.key  # kept by the cell, so that no later look at it imports anything
     settings, requests = _sweep.suite_settings(args), store.requests()
-    with recorded_keys(recorded) if args.suites is None else nullcontext(refused) as refused:
+    with recorded_keys(recorded) if args.suites is None else nullcontext(set[str]()) as further:
         suites = select_suites(cells, names=args.suites, scale=args.scale, settings=settings, requests=requests)
         shown = {cell.key for suite in suites for cell in suite.cells}
         drawn = picture(each for each in results if each.cell_key in shown) if "html" in args.format else None
@@ -76,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
             f"left out: {rest} of {len(cells)} cells, of other suites or settings; --suites and the run's flags show "
             "them"
         )
-    if refused and args.suites is None:
+    if (refused := refused | further) and args.suites is None:
         print(
             f"not imported, since only this folder names them: {', '.join(sorted(refused))}; tables show the results "
             "as measured. --suites FILE imports what a suite that you name states"

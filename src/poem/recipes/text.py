@@ -12,7 +12,7 @@ import dataclasses
 import inspect
 import operator
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from poem import parts
@@ -29,6 +29,9 @@ PARTS: dict[str, Any] = {
     for name, part in _EXPORTED.items()
     if isinstance(part, type) and issubclass(part, Checked) and not inspect.isabstract(part)
 }
+PART_VERSIONS = {"Blended": 2}
+"""Version of each part whose defaults have changed; the others are at 1. Text leaves settings at their default out, so
+the key of every cell with the part contains its version: results with the earlier defaults are not taken for new."""
 _OPERATORS: dict[type[ast.operator], Any] = {
     ast.BitAnd: operator.and_,
     ast.Add: operator.add,
@@ -36,6 +39,8 @@ _OPERATORS: dict[type[ast.operator], Any] = {
 }
 _PATH_OR_WORDS = re.compile(r"""('[^']*'|"[^"]*")|([^\W\d][\w.]*):(?=[^\W\d])""")
 """Text in quotes, or what stands before the colon of `package.module:Name`."""
+_OWN_PART = re.compile(r"(?<![\w.:])([^\W\d]\w*)\(")
+"""The name of a part of this package: none with a module before it."""
 Trust = bool | Collection[str]
 """Whether modules that a text names may be imported: all of them, none, or those of parts at some paths."""
 LENGTH, DEPTH = 10_000, 64  # of a text in characters and in levels; far more than any recipe has
@@ -75,6 +80,12 @@ def written(recipe: Recipe) -> dict[str, str]:
     """Every field of a recipe as text; that for batch norm only where there is one."""
     fields = [name for name in FIELDS if name != "on_batch_norm" or recipe.on_batch_norm is not None]
     return {name: repr(getattr(recipe, name)) for name in fields}
+
+
+def part_versions(fields: Mapping[str, str]) -> dict[str, int]:
+    """Version of each part in a recipe as `written` has it; those at 1 are left out."""
+    names = {name for text in fields.values() for name in _OWN_PART.findall(text)}
+    return {name: PART_VERSIONS[name] for name in sorted(names) if name in PART_VERSIONS}
 
 
 def part_paths(recipe: Recipe) -> frozenset[str]:
