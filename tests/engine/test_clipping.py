@@ -34,6 +34,7 @@ from poem.parts import (
     MarginalEntropy,
     Outputs,
     Select,
+    SoftLikelihoodRatio,
 )
 from poem.parts.base import Memory
 from poem.recipes.text import parse
@@ -349,6 +350,13 @@ def test_what_is_not_supported_says_what_is() -> None:
         Clipped(limit=0.0)
     with pytest.raises(ValueError, match=r"objective that is a sum over samples.*MarginalEntropy.*step=SGD"):
         poem.Recipe(step=Clipped(), minimise=MarginalEntropy())
+    for ratio in (SoftLikelihoodRatio(), Entropy() + SoftLikelihoodRatio()):
+        expected = r"mean over the selected samples.*SoftLikelihoodRatio.*divides by the batch size.*step=SGD"
+        with pytest.raises(ValueError, match=expected):
+            poem.Recipe(step=Clipped(), minimise=ratio)
+        with pytest.raises(ValueError, match=expected):
+            poem.Recipe(step=Clipped(), branch=AdaptBranch(teach=ratio))
+        assert poem.Recipe(step=SGD(), minimise=ratio).minimise == ratio
     with pytest.raises(ValueError, match=r"clips scale and shift of norm layers, got 'conv1.weight'.*NormAffine"):
         poem.adapt(make_net("gn"), "tent", parameters=Everything(), step=Clipped())
 
