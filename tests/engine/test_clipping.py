@@ -116,7 +116,7 @@ def each_sample(adapter: poem.Adapter, x: Tensor) -> tuple[dict[str, Tensor], di
         rows, singly = {}, {}
         for key, loss in losses.items():
             total = torch.where(mask, loss, 0).sum()
-            (rows[key],) = torch.autograd.grad(total, outputs.each[key], retain_graph=True)
+            (rows[key],) = torch.autograd.grad(total, outputs.sample_rows[key], retain_graph=True)
             alone = [torch.autograd.grad(each, tensors[key], retain_graph=True)[0] for each in loss]  # type: ignore[arg-type]
             singly[key] = torch.where(mask.view(-1, 1), torch.stack(alone), 0)
     return rows, singly, mask
