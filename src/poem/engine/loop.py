@@ -161,10 +161,10 @@ class BatchLoop:
         self._count_forward(shown, needed)
         with torch.set_grad_enabled(grad):
             rows = self._rows({"theta": weights, "branch": branch}, len(shown)) if grad else {}
+            if rows:
+                self.network.check_rows(shown, rows)
             given = rows.get("theta", weights), rows.get("branch", branch)
             logits, heads, run = self._predict(shown, *given, self.state.memory, None, training=grad)
-        if rows:
-            self.network.check_rows(heads, rows)
         outputs = Outputs(
             logits, heads, self.batch, again, round, shown, run.features, weights, branch, rows, run.record,
             self.network.classify,

@@ -21,6 +21,7 @@ from poem.engine.model_input import ModelInput
 from poem.engine.norm_layers import ForwardContext, PatchedNorm
 from poem.engine.parameter_groups import HALF, ParameterGroup, Swap, by_module, memory_places, swapped
 from poem.engine.precision import Autocast, Precision, enter_tf32, leave_tf32
+from poem.engine.sample_rows import ConstantMoments
 from poem.engine.twin import Twin
 from poem.parts.base import Memory
 from poem.parts.statistics import FromBatch, Source, Statistics
@@ -298,30 +299,34 @@ class Network:
         coarse = self.autocast.coarse(self.model, cuda=images.is_cuda)
         return self.acceleration.branch_gradient(ask, 2e-2 if coarse else 1e-3)
 
-    def check_rows(self, heads: Sequence[Tensor], each: Memory) -> None:
-        """See, once, that the last sample's logits depend on its own rows alone; one backward pass.
+    def check_rows(self, images: Tensor, rows: Memory) -> None:
+        """See, once, that the last sample's logits depend on its own rows alone; a forward and a backward pass.
 
-        Parameters that a model reads without calling their layer come from the first row, and so show too. Not with
-        batch norm, whose statistics couple samples, nor with a batch of one, which shows nothing.
+        Statistics of batch-norm layers are constants in this pass, since they couple samples that are else independent.
+        Parameters that a model reads without calling their layer come from the first row, and so show too. A batch of
+        one has no other sample's row, so nothing can go wrong there; the check waits for a larger one.
 
         Raises:
             ValueError: They depend on rows of other samples, or on none.
         """
-        if self.samples_independent is not None or len(heads[0]) == 1:
+        if self.samples_independent is not None or len(images) == 1:
             return
-        if not any(norm.batch for norm in self.norms):
+        leaves = {key: tensor.detach().requires_grad_() for key, tensor in rows.items()}
+        with torch.enable_grad():
+            # A view, which is not the tensor that results are cached for: other passes have other statistics.
+            heads, _ = self.heads(images.view_as(images), leaves["theta"], leaves.get("branch"), ConstantMoments(), {})
             loss = sum((head[-1].square().sum() for head in heads), heads[0].new_zeros(()))
-            found = torch.autograd.grad(loss, list(each.values()), retain_graph=True, materialize_grads=True)
-            own = torch.cat([gradient[-1] for gradient in found]).abs().max()
-            other = torch.cat([gradient[:-1] for gradient in found], 1).abs().max()
-            if not own.isfinite() or not other.isfinite():
-                return
-            if own == 0 or other > 1e-3 * own:
-                raise ValueError(
-                    f"Clipped() needs each sample's gradient, and in {type(self.model).__name__} a norm layer mixes "
-                    "samples, has another axis first than the batch, or is not called; leave the clipping out, as in "
-                    "step=SGD()"
-                )
+        found = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+        own = torch.cat([gradient[-1] for gradient in found]).abs().max()
+        other = torch.cat([gradient[:-1] for gradient in found], 1).abs().max()
+        if not own.isfinite() or not other.isfinite():
+            return
+        if own == 0 or other > 1e-3 * own:
+            raise ValueError(
+                f"Clipped() needs each sample's gradient, and in {type(self.model).__name__} a norm layer mixes "
+                "samples, has another axis first than the batch, or is not called; leave the clipping out, as in "
+                "step=SGD()"
+            )
         self.samples_independent = True
 
     def _once(self, images: Tensor, theta: Tensor | None, run: ForwardContext) -> Tensor:

@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from poem.engine.parameter_groups import HALF, Swap, swapped
+from poem.parts.base import Memory
+from poem.parts.statistics import BatchLayer, Statistics, moments
 
 SampleRows = Mapping[str, Tensor]
 """A layer's `weight` and `bias` with a row for each sample, (B, C); what is not adapted is left out."""
+
+
+@dataclass(frozen=True, repr=False)
+class ConstantMoments(Statistics):
+    """The batch's statistics without a gradient: a sample's output then depends on no other sample's rows.
+
+    Layers that never tracked statistics have these too, which the source's would not.
+    """
+
+    def __call__(self, layer: BatchLayer, x: Tensor, mask: Tensor | None, memory: Memory, key: str) -> Tensor:
+        """The layer with the batch's mean and biased variance as constants."""
+        return layer.with_moments(x, *moments(x.detach(), mask))
 
 
 class RowScaling:
