@@ -230,7 +230,7 @@ class Captures:
         untried = isinstance(acceleration, Accelerated) and acceleration.branch_backward.untried
         if learn and self._recipe.learns and untried:
             return None, "not captured yet: the branch's backward pass is tried on its first update, and none was made"
-        if learn and self._recipe.step.per_sample and self._network.apart is None and len(images) > 1:
+        if learn and self._recipe.step.per_sample and self._network.samples_independent is None and len(images) > 1:
             return None, "not captured yet: whether samples are apart is tried on the first batch that is learnt from"
         return self._capture(key, images, lr, size, learn)
 

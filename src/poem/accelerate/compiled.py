@@ -55,7 +55,7 @@ class CompiledStretches:
     def run(self, own: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """What the stretch's own forward returns, compiled."""
         tensors = all(isinstance(each, Tensor) for each in args) and not named
-        if self.calls < 2 or not tensors or self.why_not is not None or self._network.gives_rows():
+        if self.calls < 2 or not tensors or self.why_not is not None or self._network.has_sample_rows():
             return own(*args, **named)
         kind = own, torch.is_grad_enabled(), *((x.shape, x.dtype, x.device, x.requires_grad) for x in args)
         if kind not in self._made:  # a code object of its own: torch compiles each a few times only

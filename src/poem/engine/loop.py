@@ -160,13 +160,13 @@ class BatchLoop:
 
         self._count_forward(shown, needed)
         with torch.set_grad_enabled(grad):
-            each = self._rows({"theta": weights, "branch": branch}, len(shown)) if grad else {}
-            given = each.get("theta", weights), each.get("branch", branch)
+            rows = self._rows({"theta": weights, "branch": branch}, len(shown)) if grad else {}
+            if rows:
+                self.network.check_rows(shown, rows)
+            given = rows.get("theta", weights), rows.get("branch", branch)
             logits, heads, run = self._predict(shown, *given, self.state.memory, None, training=grad)
-        if each:
-            self.network.check_rows(heads, each)
         outputs = Outputs(
-            logits, heads, self.batch, again, round, shown, run.features, weights, branch, each, run.record,
+            logits, heads, self.batch, again, round, shown, run.features, weights, branch, rows, run.record,
             self.network.classify,
         )  # fmt: skip
         self.state.begin(outputs)
@@ -282,7 +282,7 @@ class BatchLoop:
             rate = self.lr * state.lr_factors.get(key, 1.0)
             change, memory = step.for_group(key)(gradient, rate, state.steps[key])
             update_where(state.moving, {key: state.moving[key] + change}, update.applied)
-            update_where(state.steps[key], {**memory, **update.joined.get(key, {})}, update.applied)
+            update_where(state.steps[key], {**memory, **update.step_memory.get(key, {})}, update.applied)
         self.costs.rounds += 1
         self.costs.updates = self.costs.updates + update.applied.long()
         self.costs.taught = self.costs.taught + update.mask.sum() * update.applied
@@ -295,9 +295,9 @@ class BatchLoop:
         if progress.view.weights is not None:
             weights = weights * progress.view.weights
         near, chosen, weights = self.network.acceleration.selected_rows(self, outputs, mask, weights)
-        theta, source, each = near.theta, state.source["theta"], near.each
+        theta, source, rows = near.theta, state.source["theta"], near.sample_rows
         assert theta is not None
-        if each:  # terms of theta alone belong to no sample
+        if rows:  # terms of theta alone belong to no sample
             theta = theta.detach().requires_grad_()
         trained = {key: state.moving[key].detach().requires_grad_() for key in state.trained}
         selected = Selected(
@@ -312,19 +312,19 @@ class BatchLoop:
                 selected, weights=torch.ones_like(weights), memory=state.memory_of("branch.teach"),
                 trained=inside(trained, "branch.teach"),
             )  # fmt: skip
-            ask = partial(_gradient, recipe.branch.teach(unweighted), each.get("branch", near.branch), keep=True)
+            ask = partial(_gradient, recipe.branch.teach(unweighted), rows.get("branch", near.branch), keep=True)
             gradients["branch"] = self.network.branch_gradient(self.batch.images, ask)
-        gradients |= _gradients(loss, {"theta": theta, **trained, **({"each": each["theta"]} if each else {})})
-        joined: dict[str, Memory] = {}
-        if each:
+        gradients |= _gradients(loss, {"theta": theta, **trained, **({"rows": rows["theta"]} if rows else {})})
+        step_memory: dict[str, Memory] = {}
+        if rows:
             alone = gradients["theta"]
-            gradients["theta"] = gradients.pop("each")
-            for key in (key for key in each if key in gradients):
-                gradients[key], joined[key] = recipe.step.join(gradients[key], chosen, state.steps[key])
+            gradients["theta"] = gradients.pop("rows")
+            for key in (key for key in rows if key in gradients):
+                gradients[key], step_memory[key] = recipe.step.join(gradients[key], chosen, state.steps[key])
             gradients["theta"] = gradients["theta"] + alone
         sound = [mask.any(), loss.isfinite(), *(gradient.isfinite().all() for gradient in gradients.values())]
         self._count_backward(mask.sum(), len(chosen))
-        return Update(outputs, mask, loss.detach(), gradients, torch.stack(sound).all(), joined)
+        return Update(outputs, mask, loss.detach(), gradients, torch.stack(sound).all(), step_memory)
 
     def _step_with_zeros(self, allowed: Tensor) -> None:
         """A step for theta with a zero gradient, where `allowed`: the momentum still acts."""

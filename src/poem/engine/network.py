@@ -21,6 +21,7 @@ from poem.engine.model_input import ModelInput
 from poem.engine.norm_layers import ForwardContext, PatchedNorm
 from poem.engine.parameter_groups import HALF, ParameterGroup, Swap, by_module, memory_places, swapped
 from poem.engine.precision import Autocast, Precision, enter_tf32, leave_tf32
+from poem.engine.sample_rows import ConstantMoments
 from poem.engine.twin import Twin
 from poem.parts.base import Memory
 from poem.parts.statistics import FromBatch, Source, Statistics
@@ -119,15 +120,15 @@ class Network:
         """Whether a pass is under way whose batch has been doubled at the split."""
         return self._current is not None and self._current.doubled
 
-    def gives_rows(self) -> bool:
+    def has_sample_rows(self) -> bool:
         """Whether the pass that runs now gives each sample its own scales and shifts."""
-        return self._current is not None and bool(self._current.each or self._current.branch_each)
+        return self._current is not None and bool(self._current.theta_rows or self._current.branch_rows)
 
     def forget_checks(self) -> None:
         """What was found out about the model on a batch is to be found out again on the next."""
         self.doubles: bool | None = None
         """Whether the doubled batch gives what two passes give; None before the first batch."""
-        self.apart: bool | None = None
+        self.samples_independent: bool | None = None
         """Whether each sample's logits depend on its own rows alone (`check_rows`); None before that was tried."""
         self._untracked: bool | None = None  # whether the model writes into its input through `.data`
         self._reached = False  # whether a pass has shown that the model never calls the user's modules
@@ -261,7 +262,7 @@ class Network:
         branch_rows = by_module(self.branch.swaps(branch)) if branch.dim() == 2 else {}
         for swap in self.branch.swaps(branch[0] if branch_rows else branch):
             swaps.setdefault(swap[0], []).append(swap)
-        run.branch_each = branch_rows
+        run.branch_rows = branch_rows
         if doubled if doubled is not None else self.doubles is not False:
             run.branch, run.swaps = "doubled", swaps
             both = self._once(images, theta, run)
@@ -272,7 +273,7 @@ class Network:
         source = self._merged(self._once(images, theta, run), run)
         other = ForwardContext(
             statistics, memory, mask, branch="alone", swaps=swaps, record=run.record, ran=run.ran, training=training,
-            copies=copies, branch_each=branch_rows,
+            copies=copies, branch_rows=branch_rows,
         )  # fmt: skip
         return (source, self._merged(self._once(images, theta, other), other)), run
 
@@ -298,37 +299,41 @@ class Network:
         coarse = self.autocast.coarse(self.model, cuda=images.is_cuda)
         return self.acceleration.branch_gradient(ask, 2e-2 if coarse else 1e-3)
 
-    def check_rows(self, heads: Sequence[Tensor], each: Memory) -> None:
-        """See, once, that the last sample's logits depend on its own rows alone; one backward pass.
+    def check_rows(self, images: Tensor, rows: Memory) -> None:
+        """See, once, that the last sample's logits depend on its own rows alone; a forward and a backward pass.
 
-        Parameters that a model reads without calling their layer come from the first row, and so show too. Not with
-        batch norm, whose statistics couple samples, nor with a batch of one, which shows nothing.
+        Statistics of batch-norm layers are constants in this pass, since they couple samples that are else independent.
+        Parameters that a model reads without calling their layer come from the first row, and so show too. A batch of
+        one has no other sample's row, so nothing can go wrong there; the check waits for a larger one.
 
         Raises:
             ValueError: They depend on rows of other samples, or on none.
         """
-        if self.apart is not None or len(heads[0]) == 1:
+        if self.samples_independent is not None or len(images) == 1:
             return
-        if not any(norm.batch for norm in self.norms):
+        leaves = {key: tensor.detach().requires_grad_() for key, tensor in rows.items()}
+        with torch.enable_grad():
+            # A view, which is not the tensor that results are cached for: other passes have other statistics.
+            heads, _ = self.heads(images.view_as(images), leaves["theta"], leaves.get("branch"), ConstantMoments(), {})
             loss = sum((head[-1].square().sum() for head in heads), heads[0].new_zeros(()))
-            found = torch.autograd.grad(loss, list(each.values()), retain_graph=True, materialize_grads=True)
-            own = torch.cat([gradient[-1] for gradient in found]).abs().max()
-            other = torch.cat([gradient[:-1] for gradient in found], 1).abs().max()
-            if not own.isfinite() or not other.isfinite():
-                return
-            if own == 0 or other > 1e-3 * own:
-                raise ValueError(
-                    f"Clipped() needs each sample's gradient, and in {type(self.model).__name__} a norm layer mixes "
-                    "samples, has another axis first than the batch, or is not called; leave the clipping out, as in "
-                    "step=SGD()"
-                )
-        self.apart = True
+        found = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+        own = torch.cat([gradient[-1] for gradient in found]).abs().max()
+        other = torch.cat([gradient[:-1] for gradient in found], 1).abs().max()
+        if not own.isfinite() or not other.isfinite():
+            return
+        if own == 0 or other > 1e-3 * own:
+            raise ValueError(
+                f"Clipped() needs each sample's gradient, and in {type(self.model).__name__} a norm layer mixes "
+                "samples, has another axis first than the batch, or is not called; leave the clipping out, as in "
+                "step=SGD()"
+            )
+        self.samples_independent = True
 
     def _once(self, images: Tensor, theta: Tensor | None, run: ForwardContext) -> Tensor:
         """One pass through the model; logits in at least single precision."""
         x = self._input(images, run.copies)
         if theta is not None and theta.dim() == 2:
-            run.each = by_module(self.theta.swaps(theta))
+            run.theta_rows = by_module(self.theta.swaps(theta))
             theta = theta[0]  # for layers that do not run as such
         swaps = [*([] if theta is None else self.theta.swaps(theta)), *self.acceleration.swaps]
         cacheable = (

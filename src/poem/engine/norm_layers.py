@@ -12,15 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from poem.engine.acceleration import Acceleration
-from poem.engine.parameter_groups import HALF, Swap, swapped
+from poem.engine.parameter_groups import Swap, swapped
+from poem.engine.sample_rows import RowScaling, SampleRows
 from poem.parts.base import Memory
 from poem.parts.statistics import FromBatch, Statistics
 
 PLAIN_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 """Layers that do nothing but normalise, scale and shift."""
-
-SampleRows = Mapping[str, Tensor]
-"""A layer's `weight` and `bias` with a row for each sample, (B, C); what is not adapted is left out."""
 
 
 @dataclass
@@ -32,8 +30,8 @@ class ForwardContext:
     mask: Tensor | None = None
     branch: Literal["none", "doubled", "alone"] = "none"
     swaps: Mapping[nn.Module, list[Swap]] = field(default_factory=dict)  # the branch's affine tensors, per layer
-    each: Mapping[nn.Module, SampleRows] = field(default_factory=dict)  # scales and shifts of each sample, per layer
-    branch_each: Mapping[nn.Module, SampleRows] = field(default_factory=dict)  # and the branch's
+    theta_rows: Mapping[nn.Module, SampleRows] = field(default_factory=dict)  # each sample's own tensors, per layer
+    branch_rows: Mapping[nn.Module, SampleRows] = field(default_factory=dict)  # and the branch's
     doubled: bool = False  # the split has been passed and the batch now holds both halves
     record: Memory = field(default_factory=dict)
     features: Tensor | None = None
@@ -60,7 +58,7 @@ class PatchedNorm:
         self._acceleration = acceleration
         self.batch = isinstance(layer, nn.modules.batchnorm._BatchNorm)
         self.own: Callable[..., Tensor] = layer.forward
-        self._axes: dict[int, int] = {}  # along which axis the layer scales an input of so many axes, where tried
+        self._row_scaling = RowScaling(name, layer)
 
     def patch(self) -> None:
         """Replace the layer's forward, which is called from here."""
@@ -72,15 +70,15 @@ class PatchedNorm:
         x, *rest = args or (named.pop(next(iter(named))),)
         run = self._current()
         run.ran.add(self.name)
-        swaps, rows = run.swaps.get(self.layer, []), run.branch_each.get(self.layer)
+        swaps, rows = run.swaps.get(self.layer, []), run.branch_rows.get(self.layer)
         if run.branch == "alone":
             with swapped(swaps):
                 key = f"branch.{self.key}" if swaps else self.key
-                return self._one(x, rest, named, run, key, rows or run.each.get(self.layer))
+                return self._one(x, rest, named, run, key, rows or run.theta_rows.get(self.layer))
         if not run.doubled:
             if swaps:
                 raise RuntimeError(f"expected the layer {self.name!r} after the split, it ran before; pass split=")
-            return self._one(x, rest, named, run, self.key, run.each.get(self.layer))
+            return self._one(x, rest, named, run, self.key, run.theta_rows.get(self.layer))
         fused = None if rest or named else self._fused(x, run, groups=2)
         if fused is not None:
             return fused
@@ -100,7 +98,7 @@ class PatchedNorm:
     ) -> Tensor:
         """One head's share, all samples with the layer's affine tensors, or each with its own."""
         normalised = partial(self._normalised, x, rest, named, run, key)
-        return normalised() if rows is None else self._each_sample(rows, run.copies, normalised)
+        return normalised() if rows is None else self._row_scaling(rows, run.copies, normalised)
 
     def _normalised(self, x: Tensor, rest: list[Any], named: dict[str, Any], run: ForwardContext, key: str) -> Tensor:
         """The layer with the statistics that the recipe chose."""
@@ -115,7 +113,7 @@ class PatchedNorm:
 
     def _fused(self, x: Tensor, run: ForwardContext, groups: int) -> Tensor | None:
         """The layer's output by a faster way, each of `groups` of rows with its own tensors; None to run the layer."""
-        if run.each or run.branch_each:  # each sample has scales and shifts of its own
+        if run.theta_rows or run.branch_rows:  # each sample has scales and shifts of its own
             return None
         if not self.batch:
             return self._acceleration.sample_norm(self, x, run, groups)
@@ -124,80 +122,6 @@ class PatchedNorm:
     def _plain_batch(self, run: ForwardContext) -> bool:
         """Whether the layer normalises with the statistics of the whole batch."""
         return self.batch and type(run.statistics) is FromBatch and run.mask is None
-
-    def _each_sample(self, rows: SampleRows, copies: int, normalised: Callable[[], Tensor]) -> Tensor:
-        """The layer's output, scaled and shifted by each sample's own row.
-
-        An input with several rows per sample has them in a row (windows, tokens), copies of the batch one after
-        another.
-        """
-        own = {key: tensor for key, tensor in self.layer._parameters.items() if tensor is not None}
-        with swapped(self._affine(1.0, 0.0)):
-            y = normalised()
-        axis, count = self._axis(y, normalised), len(next(iter(rows.values())))
-        times, left = divmod(len(y), copies * count)
-        if left:
-            raise ValueError(
-                f"expected {copies * count} rows, or a multiple, in the layer {self.name!r}, got {len(y)}: samples "
-                "cannot be told apart there; leave out Clipped(), as in step=SGD()"
-            )
-
-        def along(name: str) -> Tensor:
-            each = rows.get(name)
-            each = own[name].expand(count, *own[name].shape) if each is None else each
-            each = each.repeat_interleave(times, 0) if times > 1 else each
-            each = each.repeat(copies, *[1] * (each.dim() - 1)) if copies > 1 else each
-            ones = y.dim() - axis - each.dim() + 1
-            return each.reshape(len(y), *[1] * (axis - 1), *each.shape[1:], *[1] * ones)
-
-        scaled = y * along("weight") if "weight" in own else y
-        return (scaled + along("bias") if "bias" in own else scaled).to(y.dtype)
-
-    def _axis(self, output: Tensor, normalised: Callable[[], Tensor]) -> int:
-        """The first axis of the output that the layer scales along, found by trying; known for inputs of this kind.
-
-        Raises:
-            ValueError: The layer does more than to scale and shift.
-        """
-        if output.dim() in self._axes:
-            return self._axes[output.dim()]
-        layer: Any = self.layer
-        shape = next(tensor.shape for tensor in layer._parameters.values() if tensor is not None)
-        fits = [
-            axis
-            for axis in (1, output.dim() - len(shape))
-            if axis > 0 and output.shape[axis : axis + len(shape)] == shape
-        ]
-        with torch.no_grad():
-            probe = self._affine((1.0, 2.0), (-1.0, 1.0))
-            with swapped(probe):
-                expected = normalised()
-            values = {key: tensor for _, key, tensor in probe}
-            for axis in fits:
-                view = (*shape, *[1] * (output.dim() - axis - len(shape)))
-                tried = output.detach()
-                tried = tried * values["weight"].view(view) if "weight" in values else tried
-                tried = tried + values["bias"].view(view) if "bias" in values else tried
-                close = 5e-2 if expected.dtype in HALF else 1e-3
-                if torch.allclose(tried.to(expected.dtype), expected, rtol=close, atol=close, equal_nan=True):
-                    if expected.isfinite().all():
-                        self._axes[output.dim()] = axis
-                    return axis
-        raise ValueError(
-            f"Clipped() needs norm layers that scale and shift and do no more, got {self.name!r} "
-            f"({type(self.layer).__name__}); leave the clipping out, as in step=SGD()"
-        )
-
-    def _affine(self, scale: float | tuple[float, float], shift: float | tuple[float, float]) -> list[Swap]:
-        """Scales and shifts to put into the layer: all the same, or evenly from the first number to the second."""
-        found: list[Swap] = []
-        for key, number in (("weight", scale), ("bias", shift)):
-            tensor = self.layer._parameters.get(key)
-            if tensor is not None:
-                pair = number if isinstance(number, tuple) else (number, number)
-                line = torch.linspace(*pair, tensor.numel(), dtype=tensor.dtype, device=tensor.device)
-                found.append((self.layer, key, line.view(tensor.shape)))
-        return found
 
     def affine(self, swaps: Sequence[Swap] = ()) -> tuple[Tensor, Tensor]:
         """Scale and shift that are in the layer now, or with these swaps, contiguous."""

@@ -183,7 +183,7 @@ class Outputs:
     features: Tensor | None = None  # (B, D), input of the last linear layer, where a part needs it
     theta: Tensor | None = None  # the adapted tensors of this pass, flat
     branch: Tensor | None = None  # and the branch's
-    each: Memory = field(default_factory=dict, repr=False)  # both (B, P), a row per sample, where the step asks for it
+    sample_rows: Memory = field(default_factory=dict, repr=False)  # both (B, P), a row per sample, if the step asks
     record: Memory = field(default_factory=dict, repr=False)  # statistics to remember if this pass is the last
     classify: Callable[[Tensor], Tensor] = field(default=_no_head, repr=False)  # logits of other features (B, D)
     cache: dict[object, Tensor] = field(default_factory=dict, repr=False)
@@ -246,7 +246,7 @@ class Update:
     loss: Tensor
     gradients: dict[str, Tensor]
     applied: Tensor  # () bool: some sample was selected and every number is finite
-    joined: dict[str, Memory] = field(default_factory=dict)  # what the step remembers of samples' gradients, by group
+    step_memory: dict[str, Memory] = field(default_factory=dict)  # what `Step.join` remembers, by group
 
 
 @dataclass

@@ -29,6 +29,11 @@ class Objective(Part):
         """Whether the loss is a sum over samples, each of which needs its own logits alone."""
         return False
 
+    @property
+    def divisor(self) -> Literal["selected", "batch"]:
+        """What that sum is divided by: the number of selected samples, or the configured batch size."""
+        return "selected"
+
     @abstractmethod
     def __call__(self, selected: Selected) -> Tensor:
         """A scalar with a gradient."""
@@ -53,6 +58,11 @@ class Total(Objective):
     def per_sample(self) -> bool:
         """Whether both are sums over samples."""
         return self.first.per_sample and self.second.per_sample
+
+    @property
+    def divisor(self) -> Literal["selected", "batch"]:
+        """The batch size, where either is divided by it."""
+        return "batch" if "batch" in (self.first.divisor, self.second.divisor) else "selected"
 
     def __call__(self, selected: Selected) -> Tensor:
         """The first objective plus the second."""
@@ -217,13 +227,18 @@ class SoftLikelihoodRatio(Objective):
 
     @property
     def per_sample(self) -> bool:
-        """A mean over samples."""
+        """A sum over samples."""
         return True
+
+    @property
+    def divisor(self) -> Literal["selected", "batch"]:
+        """As in the paper's code."""
+        return "batch"
 
     def __call__(self, selected: Selected) -> Tensor:
         """Summed over the selection, divided by the configured batch size."""
         probs = selected.outputs.log_probs.exp().clamp(0, self.clip)
-        return selected.mean(-(probs * (probs / (1 - probs) + self.eps).log()).sum(1), over="batch")
+        return selected.mean(-(probs * (probs / (1 - probs) + self.eps).log()).sum(1), over=self.divisor)
 
 
 @dataclass(frozen=True, repr=False)
@@ -242,6 +257,11 @@ class Consistency(Objective):
         return frozenset({Need.UNIT_RANGE})
 
     @property
+    def divisor(self) -> Literal["selected", "batch"]:
+        """As in the paper's code."""
+        return "batch"
+
+    @property
     def further_passes(self) -> Mapping[object, tuple[int, int]]:
         """The augmented copy, forward and backward."""
         return {self: (1, 1)}
@@ -252,7 +272,7 @@ class Consistency(Objective):
         augmented = batch.once(self, lambda rng: self.augment(batch.images, rng))
         other = selected.outputs.forward(augmented, among=selected.mask, grad=True).log_softmax(1)
         mine = selected.outputs.log_probs
-        return selected.mean(-0.5 * (mine.exp() * other + other.exp() * mine).sum(1), over="batch")
+        return selected.mean(-0.5 * (mine.exp() * other + other.exp() * mine).sum(1), over=self.divisor)
 
 
 @dataclass(frozen=True, repr=False)

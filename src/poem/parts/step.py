@@ -122,8 +122,9 @@ class Clipped(Step):
     Exact where no sample depends on another (group and layer norm). With batch statistics, `g_i` is what the whole
     loss changes by the rows of sample i, which is an approximation: statistics couple the batch.
 
-    Needs `parameters=NormAffine()` or other parameters of norm layers, and an objective that is a sum over samples;
-    `SAM` is not supported. Passes that are learnt from are not compiled (`compile=True`).
+    Needs `parameters=NormAffine()` or other parameters of norm layers, and an objective that is a mean over the
+    selected samples: not `SoftLikelihoodRatio`, which divides by the batch size. `SAM` is not supported.
+    Passes that are learnt from are not compiled (`compile=True`).
 
     Paper: DP-TTA (ICML 2026, arXiv 2606.01908), its clipping alone.
     Reference code: none found.

@@ -65,6 +65,12 @@ class Recipe(Checked):
                 f"leave the clipping out: step={self.step.optimiser!r}; or, where it is such a sum, let its per_sample "
                 "be True"
             )
+        shared = [each for each in objectives if each.divisor != "selected"]
+        if self.step.per_sample and shared:
+            raise ValueError(
+                f"{self.step!r} needs an objective that is a mean over the selected samples, such as Entropy(), got "
+                f"{shared[0]!r}, which divides by the batch size; leave the clipping out: step={self.step.optimiser!r}"
+            )
         if self.on_batch_norm is not None and self.on_batch_norm.on_batch_norm is not None:
             raise ValueError("expected on_batch_norm without a recipe for batch norm of its own, got one that has it")
 
