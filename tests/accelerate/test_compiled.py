@@ -280,7 +280,10 @@ def test_what_cannot_be_compiled_is_still_cached_and_selected(exact: None) -> No
 
 def test_hooks_that_prevent_compiling_leave_the_selected_rows(exact: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(selected_rows, "BACKWARD_RATIO", 1.0)
-    plain, quick = pair("gn", "tent", select=EntropyBelow(0.9), sharpness=3.0)
+    net = make_net("gn", sharpness=3.0)
+    plain, quick = (
+        poem.adapt(net, "tent", select=EntropyBelow(0.6), lr=1e-4, fast=False, compile=each) for each in (False, True)
+    )
     for adapter in (plain, quick):
         adapter.model.register_forward_hook(lambda *_: None)
         for batch in stream("cpu", 3):
@@ -297,6 +300,7 @@ def test_as_many_shapes_are_kept_as_of_captured_loops(exact: None, monkeypatch: 
         quick(images[:size])
     assert [key[1][0][0] for key in inside.compiled(quick)._made] == [9, 8]
     quick.model.register_buffer("other", torch.ones(1))  # another model now
+    quick(images[:6])  # its first pass is looked at, and plain
     quick(images[:7])
     assert [key[1][0][0] for key in inside.compiled(quick)._made] == [7]
     assert quick.last.notes == []
