@@ -340,7 +340,8 @@ def test_the_hash_of_the_code_knows_code_from_words(tmp_path: Path) -> None:
     file.parent.mkdir(parents=True)
     seen = []
     for text in (
-        '"""Says."""\nx = 1\n', '"""Says more."""\n\nx = 1  # why\n', 'x = 1\n"""An attribute."""\n', "x = 2\n", "x = None\n"
+        '"""Says."""\nx = 1\n', '"""Says more."""\n\nx = 1  # why\n', 'x = 1\n"""An attribute."""\n',
+        "x = 2\n", "x = None\n",
     ):  # fmt: skip
         file.write_text(text)
         seen.append(speeds.tree_hash(tmp_path))

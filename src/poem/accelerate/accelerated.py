@@ -47,7 +47,7 @@ class Accelerated(Acceleration):
         self.independent: bool | None = None  # whether samples get the same logits alone; None before it was tried
 
     def patch(self) -> None:
-        """Replace forwards: beyond the split, of norm layers without a branch, of cached layers, of compiled modules."""
+        """Replace forwards: beyond the split, of norm layers without a branch, cached layers and compiled modules."""
         self.branch_backward.patch()
         if self._half:
             sample_norms.patch(self.network.modules, torch.compiler.is_compiling)
