@@ -502,3 +502,9 @@ def test_the_page_on_speed_has_the_measured_cost_of_the_guard() -> None:
         times = [rows[name]["times_source"] for name in ("tent", "guarded tent", "auto", "guarded auto")]
         values = [*times, times[-1] / times[0]]
         assert f"| `{net}` | " + " | ".join(f"{value:.1f}" for value in values) + " |" in page, net
+        counts = [
+            rows[name][kind]
+            for name in ("tent", "poem", "auto", "guarded auto")
+            for kind in ("forward_rows", "backward_rows")
+        ]
+        assert f"| `{net}` | " + " | ".join(f"{value:.2f}" for value in counts) + " |" in page, net
