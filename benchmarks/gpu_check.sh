@@ -17,7 +17,11 @@ NETS="resnet50-bn resnet50-gn vit-b16"
 export PYTHONPATH="src${PYTHONPATH:+:$PYTHONPATH}" OMP_NUM_THREADS=2
 mkdir -p "$OUT"
 
-verdict() { "$PYTHON" benchmarks/gpu_verdict.py "$1" "$OUT"; }
+verdict() {  # of a stage, and the files that its processes should have written
+    local stage=$1
+    shift
+    "$PYTHON" benchmarks/gpu_verdict.py "$stage" "$OUT" "$@"
+}
 
 contract() {  # every method captured, on three networks, shared between processes
     rm -f "$OUT"/contract-*.log "$OUT/contract.json"
@@ -27,31 +31,36 @@ contract() {  # every method captured, on three networks, shared between process
     done
     wait
     for log in "$OUT"/contract-*.log; do grep -E "^(FAILED|ERROR)|No module|Error:" "$log" | head -5; tail -n 1 "$log"; done
-    verdict contract
+    verdict contract $(seq -f "contract-%g.log" 0 $((PROCESSES - 1)))
 }
 
 agreement() {  # captured against eager; compiled and captured against eager
     rm -f "$OUT"/agreement*.json
+    local files=()
     for net in $NETS; do
         for part in "source,tent,eata,sar,deyo" "roid,poem,poem-official" "deyo+poem,sar+poem,eata+poem"; do
             timeout 400 "$PYTHON" benchmarks/capture_check.py --nets "$net" --methods "$part" --batches 20 \
                 --out "$OUT/agreement-$net-${part%%,*}.json" >"$OUT/agreement-$net-${part%%,*}.log" 2>&1 &
+            files+=("agreement-$net-${part%%,*}.json")
         done
         timeout 400 "$PYTHON" benchmarks/capture_check.py --nets "$net" --methods tent,poem --batches 8 --compile \
             --out "$OUT/agreement-$net-compiled.json" >"$OUT/agreement-$net-compiled.log" 2>&1 &
+        files+=("agreement-$net-compiled.json")
         wait
     done
-    verdict agreement
+    verdict agreement "${files[@]}"
 }
 
 speed() {  # one network after the other, alone on the GPU
+    local files=()
     for net in ${*:-$NETS}; do
+        files+=("speed-$net.json")
         rm -f "$OUT/speed-$net.json"
         timeout 240 "$PYTHON" benchmarks/speed.py --device cuda --nets "$net" --batches 64,1 --seconds 0.25 --budget 150 \
             --methods source,bn,tent,poem1,poem2,auto,guarded-auto --modes eager,captured,bf16 --no-ratio \
             --out "$OUT/speed-$net.json"
     done
-    verdict speed
+    verdict speed "${files[@]}"
 }
 
 compiled() {  # what compile=True gains over the same without
@@ -59,7 +68,7 @@ compiled() {  # what compile=True gains over the same without
     timeout 470 "$PYTHON" benchmarks/speed.py --device cuda --nets resnet50-bn,vit-b16,resnet50-gn --batches 64 \
         --seconds 0.5 --budget 420 --methods tent,poem1,poem2 --modes bf16,bf16-compiled --no-ratio --no-forward \
         --out "$OUT/compiled.json"
-    verdict compiled
+    verdict compiled compiled.json
 }
 
 curves() {  # POEM by batch size and network; methods beside it; shares selected
@@ -67,7 +76,7 @@ curves() {  # POEM by batch size and network; methods beside it; shares selected
     timeout 470 "$PYTHON" benchmarks/speed.py --device cuda --nets resnet50-bn --batches 64 --seconds 0.25 --budget 420 \
         --methods poem1,poem2,eata,sar,deyo,roid,rotta --modes bf16 --select 100,50,0 --curves --no-ratio --no-forward \
         --out "$OUT/curves.json"
-    verdict curves
+    verdict curves curves.json
 }
 
 failed=0

@@ -1,6 +1,8 @@
 """One line about a stage of `benchmarks/gpu_check.sh`, and its exit code.
 
-python benchmarks/gpu_verdict.py contract results/speed
+    python benchmarks/gpu_verdict.py compiled results/speed compiled.json
+
+The files that the stage's processes write are named: a stage fails if one is missing, unfinished or of another tree.
 """
 
 from __future__ import annotations
@@ -19,9 +21,9 @@ from tree_hash import tree_hash  # noqa: E402
 Verdict = tuple[bool, str]
 
 
-def contract(folder: Path) -> Verdict:
+def contract(folder: Path, names: list[str]) -> Verdict:
     """Sums over the processes' logs; writes contract.json."""
-    logs = [path.read_text() for path in sorted(folder.glob("contract-*.log"))]
+    logs = [(folder / name).read_text() if (folder / name).is_file() else "" for name in names]
     ends = [text.strip().splitlines()[-1] if text.strip() else "" for text in logs]
     count = {word: sum(int(n) for end in ends for n in re.findall(rf"(\d+) {word}", end)) for word in WORDS}
     unfinished = sum(not re.search(r" in [\d.]+s", end) for end in ends)
@@ -39,26 +41,25 @@ def contract(folder: Path) -> Verdict:
 WORDS = ("passed", "failed", "error")
 
 
-def agreement(folder: Path) -> Verdict:
-    """Rows of all processes in agreement.json; captured and eager within rounding, compiled within more of it."""
-    parts = [json.loads(path.read_text()) for path in sorted(folder.glob("agreement-*.json"))]
+def agreement(folder: Path, names: list[str]) -> Verdict:
+    """Captured and eager within rounding, compiled within more of it; writes agreement.json with all rows."""
+    parts, wrong = _read(folder, names)
     rows = [row for part in parts for row in part["rows"]]
     bad = [row for row in rows if not _agrees(row)]
     left = [job for part in parts for job in part["left"]]
     for row in bad:
         print(f"    {json.dumps(row)}")
-    if rows:
+    good = bool(rows) and not bad and not left and not wrong
+    if good:
         facts = {key: parts[0].get(key) for key in ("device", "torch")}
-        _write(
-            folder / "agreement.json", {**facts, "left": left, "rows": [row for row in rows if not row.get("compile")]}
-        )
+        _write(folder / "agreement.json", {**facts, "rows": [row for row in rows if not row["compile"]]})
     plain = [row["largest_difference_of_probabilities"] for row in rows if "error" not in row and not row["compile"]]
     other = [row["largest_difference_of_probabilities"] for row in rows if "error" not in row and row["compile"]]
     said = (
         f"{len(rows)} comparisons, {len(bad)} differ, {len(left)} left out; largest difference of a probability "
         f"{max(plain, default=float('nan')):.1g} captured, {max(other, default=float('nan')):.1g} compiled"
     )
-    return bool(rows) and not bad and not left, said
+    return good, _with(said, wrong)
 
 
 def _agrees(row: dict[str, Any]) -> bool:
@@ -68,20 +69,19 @@ def _agrees(row: dict[str, Any]) -> bool:
     return near and (row["compile"] or row["same_totals"])
 
 
-def speed(folder: Path) -> Verdict:
+def speed(folder: Path, names: list[str]) -> Verdict:
     """The best share of the limit of every network; a row with an error, or one that time left out, fails."""
-    return _rows(sorted(folder.glob("speed-*.json")), "bf16")
+    return _rows(folder, names, "bf16")
 
 
-def compiled(folder: Path) -> Verdict:
+def compiled(folder: Path, names: list[str]) -> Verdict:
     """What compiling gains."""
-    path = folder / "compiled.json"
-    good, said = _rows([path], "bf16-compiled")
+    good, said = _rows(folder, names, "bf16-compiled")
     rows = {
         (row["net"], row["method"], row["mode"]): row["images_per_s"]
-        for row in (json.loads(path.read_text())["rows"] if path.is_file() else [])
+        for file in _read(folder, names)[0] for row in file["rows"]
         if row["status"] == "ok" and row["as_asked"]
-    }
+    }  # fmt: skip
     gains = [
         f"{net} {method} x{rows[net, method, 'bf16-compiled'] / rows[net, method, 'bf16']:.2f}"
         for net, method, mode in rows if mode == "bf16" and (net, method, "bf16-compiled") in rows
@@ -89,13 +89,13 @@ def compiled(folder: Path) -> Verdict:
     return good and bool(gains), f"{said}; compiled over captured: {', '.join(gains) or 'nothing measured'}"
 
 
-def curves(folder: Path) -> Verdict:
+def curves(folder: Path, names: list[str]) -> Verdict:
     """Rows of the curves."""
-    return _rows([folder / "curves.json"], "bf16")
+    return _rows(folder, names, "bf16")
 
 
-def _rows(paths: list[Path], mode: str) -> Verdict:
-    files = [json.loads(path.read_text()) for path in paths if path.is_file()]
+def _rows(folder: Path, names: list[str], mode: str) -> Verdict:
+    files, wrong = _read(folder, names)
     rows = [row for file in files for row in file["rows"]]
     bad = [row for row in rows if row["status"] == "error"]
     for row in bad:
@@ -109,22 +109,42 @@ def _rows(paths: list[Path], mode: str) -> Verdict:
         for row in rows if row["status"] == "ok" and row["mode"] == mode and row.get("share_of_limit")
     ]  # fmt: skip
     said = f"{len(rows)} rows, {len(bad)} errors, {len(skipped)} left out{''.join(f'; {share}' for share in shares)}"
-    return bool(rows) and not bad and not skipped, said
+    return bool(rows) and not bad and not skipped and not wrong, _with(said, wrong)
+
+
+def _read(folder: Path, names: list[str]) -> tuple[list[dict[str, Any]], list[str]]:
+    """The files of this tree, and what is wrong with the others."""
+    today, files, wrong = tree_hash(), [], [] if names else ["no file was named"]
+    for name in names:
+        content = json.loads((folder / name).read_text()) if (folder / name).is_file() else None
+        if content is None:
+            wrong.append(f"{name} is missing")
+        elif content.get("tree") != today:
+            wrong.append(f"{name} is of another tree")
+        else:
+            files.append(content)
+            if not content.get("finished", True):
+                wrong.append(f"{name} is unfinished")
+    return files, wrong
+
+
+def _with(said: str, wrong: list[str]) -> str:
+    return "; ".join([said, *wrong])
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:
     path.write_text(json.dumps({"tree": tree_hash(), **content}, indent=1) + "\n")
 
 
-STAGES: dict[str, Callable[[Path], Verdict]] = {
+STAGES: dict[str, Callable[[Path, list[str]], Verdict]] = {
     "contract": contract, "agreement": agreement, "speed": speed, "compiled": compiled, "curves": curves,
 }  # fmt: skip
 
 
 def main(arguments: list[str]) -> int:
     """Print the line of a stage; 1 where it failed."""
-    stage, folder = arguments
-    good, said = STAGES[stage](Path(folder))
+    stage, folder, *names = arguments
+    good, said = STAGES[stage](Path(folder), names)
     print(f"{stage}: {'passed' if good else 'FAILED'}: {said}", flush=True)
     return 0 if good else 1
 

@@ -322,7 +322,7 @@ def main() -> None:
     given = asked.parse_args()
     if not CUDA:
         sample_norms.DEVICES = ("cpu",)
-    if not sample_norms.work(torch.device(DEVICE)):
+    if not sample_norms.TRITON.work(torch.device(DEVICE)):
         sys.exit("expected Triton and a device that it compiles for; the warning above says what is missing")
     if given.sweep:
         sweep(given.batch)

@@ -2,10 +2,9 @@
 
     python benchmarks/speed_docs.py            # after a run of benchmarks/gpu_check.sh
 
-FILE is one of results/speed/. WHAT is `rows` (all rows), `summary` (POEM's share of the limit, time and memory),
-`curve` (images per second by batch size), `agreement`, `contract`, or `ratio` (one update against a forward). A file
-that is not there, or is of another tree (`tree_hash.py`), is not quoted: its place says so. A test holds the pages to
-this.
+FILE is one of results/speed/. WHAT is `rows` (all rows), `curve` (images per second by batch size), `agreement`,
+`contract`, or `ratio` (one update against a forward). A file that is not there, or is of another tree
+(`tree_hash.py`), is not quoted: its place says so. A test holds the pages to this.
 """
 
 from __future__ import annotations
@@ -86,16 +85,6 @@ def _rows(content: Content) -> str:
     return _table(heads, lines)
 
 
-def _summary(content: Content) -> str:
-    lines = [
-        [row["net"], row["batch"], row["method"], _or_dash(row["share_of_limit"], ".0%"), f"{row['median_ms']:.1f}",
-         f"{row['images_per_s']:.0f}", _or_dash(row.get("memory_over_tent"), ".2f")]
-        for row in _good(content)
-        if row["mode"] == "bf16" and row["method"] in ("poem1", "poem2") and row["select"] == 100
-    ]  # fmt: skip
-    return _table(["network", "batch", "method", "of limit", "ms", "images/s", "memory over Tent's"], lines)
-
-
 def _curve(content: Content) -> str:
     rows = [row for row in _good(content) if row.get("curve") == "batch"]
     batches = sorted({row["batch"] for row in rows})
@@ -109,7 +98,7 @@ def _agreement(content: Content) -> str:
     lines = [
         [row["network"], row["method"], row["batches"], f"{row['largest_difference_of_probabilities']:.1g}",
          row["selected_by_one_alone"]]
-        for row in content["rows"] if "error" not in row
+        for row in content["rows"]  # of a stage that passed, and so without errors
     ]  # fmt: skip
     return _table(["network", "method", "batches", "largest difference", "selected by one alone"], lines)
 
@@ -123,7 +112,7 @@ def _ratio(content: Content) -> str:
 
 
 SHOWN: dict[str, Callable[[Content], str]] = {
-    "rows": _rows, "summary": _summary, "curve": _curve, "agreement": _agreement, "ratio": _ratio,
+    "rows": _rows, "curve": _curve, "agreement": _agreement, "ratio": _ratio,
     "contract": lambda content: str(content["verdict"]),
 }  # fmt: skip
 

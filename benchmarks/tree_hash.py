@@ -13,29 +13,37 @@ import hashlib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("accelerate", "engine", "parts")  # of src/poem
+MEASURED = ("accelerate", "adapter.py", "engine", "guarded", "parts", "recipes")  # packages and files of src/poem
 
 
 def tree_hash(root: Path = ROOT) -> str:
-    """Sixteen hex digits over the syntax trees of the packages' Python files."""
-    found = hashlib.sha256()
-    for package in PACKAGES:
-        folder = root / "src" / "poem" / package
-        for path in sorted(folder.rglob("*.py")):
-            found.update(f"{package}/{path.relative_to(folder).as_posix()}\n{_plain(path.read_text())}\n".encode())
+    """Sixteen hex digits over the syntax trees of the Python files."""
+    found, source = hashlib.sha256(), root / "src" / "poem"
+    for name in MEASURED:
+        for path in [source / name] if name.endswith(".py") else sorted((source / name).rglob("*.py")):
+            if path.is_file():
+                found.update(f"{path.relative_to(source).as_posix()}\n{_plain(ast.parse(path.read_text()))}\n".encode())
     return found.hexdigest()[:16]
 
 
-def _plain(text: str) -> str:
-    """A file's syntax tree as text, with every docstring emptied."""
-    tree = ast.parse(text)
-    for node in ast.walk(tree):
-        body = getattr(node, "body", None)
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and body:
-            first = body[0]
-            if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
-                first.value.value = ""
-    return ast.dump(tree)
+def _plain(node: object) -> str:
+    """A syntax tree as text, the same in every version of Python that parses the file.
+
+    Fields without a value, which versions add and `ast.dump` shows or not, are left out, and so is every string that
+    stands alone: docstrings of modules, classes, functions and attributes.
+    """
+    if isinstance(node, list):
+        return f"[{','.join(_plain(each) for each in node if not _is_text(each))}]"
+    if not isinstance(node, ast.AST):
+        return repr(node)
+    fields = ((name, value) for name, value in ast.iter_fields(node) if value is not None and value != [])
+    if isinstance(node, ast.Constant):  # its value may be None; `kind` is that of u"text"
+        fields = iter([("value", node.value)])
+    return f"{type(node).__name__}({','.join(f'{name}={_plain(value)}' for name, value in fields)})"
+
+
+def _is_text(node: object) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from torch import Tensor
 
 import poem
 from poem.accelerate.branch_backward import BranchBackward
-from poem.accelerate.compiled import CompiledStretches
+from poem.accelerate.compiled import CompiledModules
 from poem.accelerate.weight_casts import WeightCasts
 from poem.engine.network import Network
 
@@ -65,8 +65,8 @@ def weight_casts(adapter: poem.Adapter) -> WeightCasts:
     return adapter._acceleration.weight_casts
 
 
-def compiled(adapter: poem.Adapter) -> CompiledStretches:
-    """The compiled stretches."""
+def compiled(adapter: poem.Adapter) -> CompiledModules:
+    """The compiled modules."""
     assert adapter._acceleration.compiled is not None
     return adapter._acceleration.compiled
 

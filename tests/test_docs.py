@@ -339,10 +339,41 @@ def test_the_hash_of_the_code_knows_code_from_words(tmp_path: Path) -> None:
     file = tmp_path / "src" / "poem" / "engine" / "one.py"
     file.parent.mkdir(parents=True)
     seen = []
-    for text in ('"""Says."""\nx = 1\n', '"""Says more."""\n\nx = 1  # why\n', '"""Says."""\nx = 2\n'):
+    for text in (
+        '"""Says."""\nx = 1\n', '"""Says more."""\n\nx = 1  # why\n', 'x = 1\n"""An attribute."""\n',
+        "x = 2\n", "x = None\n",
+    ):  # fmt: skip
         file.write_text(text)
         seen.append(speeds.tree_hash(tmp_path))
-    assert seen[0] == seen[1] != seen[2]
+    assert seen[0] == seen[1] == seen[2]
+    assert len(set(seen)) == 3
+
+
+def test_the_hash_of_the_code_is_the_same_in_every_version_of_python(tmp_path: Path) -> None:
+    # Python 3.12 gave functions and classes type_params, which 3.11 does not have.
+    import ast
+
+    from tree_hash import _plain
+
+    tree = ast.parse("def f(x: int) -> None:\n    return None\n\nclass C: pass\n")
+    before = _plain(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            node._fields = tuple(dict.fromkeys([*node._fields, "type_params"]))
+            node.type_params = []  # type: ignore[attr-defined, unused-ignore]
+    assert _plain(tree) == before
+    assert "type_params" not in before
+
+
+@pytest.mark.parametrize("name", ["adapter.py", "guarded/guard.py", "recipes/methods.py", "accelerate/capture.py"])
+def test_the_hash_of_the_code_is_over_all_that_is_measured(name: str, tmp_path: Path) -> None:
+    speeds, seen = _speeds(), []
+    file = tmp_path / "src" / "poem" / name
+    file.parent.mkdir(parents=True)
+    for text in ("x = 1\n", "x = 2\n"):
+        file.write_text(text)
+        seen.append(speeds.tree_hash(tmp_path))
+    assert seen[0] != seen[1]
 
 
 def test_the_page_of_architectures_is_the_tested_table() -> None:
@@ -471,3 +502,9 @@ def test_the_page_on_speed_has_the_measured_cost_of_the_guard() -> None:
         times = [rows[name]["times_source"] for name in ("tent", "guarded tent", "auto", "guarded auto")]
         values = [*times, times[-1] / times[0]]
         assert f"| `{net}` | " + " | ".join(f"{value:.1f}" for value in values) + " |" in page, net
+        counts = [
+            rows[name][kind]
+            for name in ("tent", "poem", "auto", "guarded auto")
+            for kind in ("forward_rows", "backward_rows")
+        ]
+        assert f"| `{net}` | " + " | ".join(f"{value:.2f}" for value in counts) + " |" in page, net

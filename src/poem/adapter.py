@@ -165,7 +165,8 @@ class Adapter:
                 if self._state.follow(batch.device):
                     self._between = replace(self._between, state=self._state.snapshot())
                 self._state.entered = True
-                answer = self._answer(batch, record, learn)
+                with self._acceleration.answering():
+                    answer = self._answer(batch, record, learn)
                 if learn:
                     self._commit(record, len(batch))
                     self._keep(batch)

@@ -73,7 +73,7 @@ class Counted:
     """Kernels that are counted."""
 
     def __init__(self, kernels: Any) -> None:
-        self.kernels, self.calls = kernels, dict.fromkeys(("normed", "back", "moments", "sums"), 0)
+        self.kernels, self.calls = kernels, dict.fromkeys(("normed", "backward", "moments", "sums"), 0)
         self.SMALL = kernels.SMALL
 
     def __getattr__(self, name: str) -> Any:
@@ -104,7 +104,7 @@ def test_an_adapter_on_kernels_is_as_near_to_full_precision(counted: Counted, mo
             theirs = layers(batch)
         far += torch.stack([(answer - wanted).norm().cpu() for answer in (mine, theirs)])
     assert 0 < far[0] < 1.5 * far[1]
-    assert counted.calls["normed"] > counted.calls["back"] > 0
+    assert counted.calls["normed"] > counted.calls["backward"] > 0
     moved = [torch.cat([each.flatten() for each in moving(adapter).values()]) for adapter in (exact, layers, ours)]
     assert (moved[2] - moved[0]).norm() < 1.5 * (moved[1] - moved[0]).norm()
     assert doubles(ours), "both halves at once"
@@ -233,7 +233,7 @@ def test_where_the_kernels_do_not_run_torch_has_its_own(
         raise RuntimeError("no C compiler found")
 
     monkeypatch.setattr(fused, "normed", no_compiler)
-    monkeypatch.setattr(_fused, "_works", {})
+    monkeypatch.setattr(_fused.TRITON, "_works", {})
     net = make_net("bn", sharpness=10.0).to(DEVICE)
     answer = poem.adapt(net, "tent", precision="bf16", fast=False)(stream(DEVICE, 1)[0])
     assert answer.isfinite().all()

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from toys import stream
 
 import poem
-from poem.accelerate import batch_norm, compiled
-from poem.parts import Everyone, PLPDAbove, Repeat
+from poem.accelerate import batch_norm, compiled, selected_rows
+from poem.parts import EntropyBelow, Everyone, PLPDAbove, Repeat
 
 KINDS = ["bn", "gn", "ln"]
 METHODS: list[tuple[str, dict[str, Any]]] = [
@@ -96,9 +96,9 @@ def test_hooks_are_called_and_the_note_says_that_nothing_was_compiled(exact: Non
 class Reads(nn.Module):
     """Reads a value on the host, where torch's trace ends."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: str = "bn") -> None:
         super().__init__()
-        self.net = make_net("bn", sharpness=10.0)
+        self.net = make_net(kind, sharpness=10.0)
 
     def forward(self, x: Tensor) -> Tensor:
         """As the net inside, on images that are not all dark."""
@@ -149,7 +149,7 @@ def test_our_kernels_inside_a_compiled_pass_are_batch_norm(
     assert normed, "moments and sums were taken by our kernels"
 
 
-def test_batch_norm_in_a_compiled_pass_there_and_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batch_norm_in_a_compiled_pass_forward_and_backward(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
     from poem.accelerate import compiled_batch_norm as traced
 
@@ -172,6 +172,138 @@ def test_batch_norm_in_a_compiled_pass_there_and_back(monkeypatch: pytest.Monkey
         strict=True,
     ):
         torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+
+
+@pytest.fixture
+def ran(exact: None, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """An entry for each compiled pass that ran."""
+    passes: list[int] = []
+    real = compiled.CompiledModules._compiled
+    monkeypatch.setattr(
+        compiled.CompiledModules,
+        "_compiled",
+        lambda *args: passes.append(1) or real(*args),  # type: ignore[func-returns-value]
+    )
+    return passes
+
+
+def test_the_source_runs_plainly_and_is_no_batch_of_the_stream(ran: list[int]) -> None:
+    plain, quick = pair("bn", "tent")
+    first, second, third = stream("cpu", 3)
+    for _ in range(3):
+        torch.testing.assert_close(quick.source(first), plain.source(first), atol=0, rtol=0)
+    torch.testing.assert_close(quick(first), plain(first), atol=0, rtol=0)
+    assert not ran, "the first batch that is answered runs plainly"
+    quick(second)
+    count = len(ran)
+    assert count > 0
+    quick.source(third)
+    assert len(ran) == count
+
+
+def test_the_first_batch_after_preparing_runs_plainly(ran: list[int]) -> None:
+    _, quick = pair("bn", "eata", select=Everyone(), source_data=[torch.full((4, 3, 16, 16), 0.5)])
+    first, second = stream("cpu", 2)
+    quick.prepare(first)
+    quick(first)
+    assert not ran
+    quick(second)
+    assert ran
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch generates C++, which wants a compiler")
+def test_gradients_of_each_sample_are_measured_once_something_is_compiled() -> None:
+    # Generated code frees what it saved in its one backward pass; here there is one per sample.
+    plain, quick = pair("bn", "tent")
+    for batch in stream("cpu", 2):
+        plain(batch), quick(batch)
+    assert inside.compiled(quick)._made
+    torch.testing.assert_close(quick.gradient_norms(batch), plain.gradient_norms(batch), atol=1e-3, rtol=1e-2)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_auto_with_its_copies_is_compiled(kind: str, ran: list[int]) -> None:
+    plain, quick = pair(kind, "auto")
+    for batch in stream("cpu", 3):
+        torch.testing.assert_close(quick(batch), plain(batch), atol=1e-5, rtol=0)
+    assert quick.last.notes == plain.last.notes
+    assert plain.totals == quick.totals
+    assert ran
+
+
+def test_frozen_calls_are_compiled_and_leave_the_state(ran: list[int]) -> None:
+    plain, quick = pair("bn", "tent")
+    first, second, third = stream("cpu", 3)
+    plain(first), quick(first)
+    before = inside.moving(quick)["theta"].clone()
+    with quick.frozen(), plain.frozen():
+        for batch in (second, third):
+            torch.testing.assert_close(quick(batch), plain(batch), atol=1e-6, rtol=0)
+    assert ran
+    torch.testing.assert_close(inside.moving(quick)["theta"], before, atol=0, rtol=0)
+    torch.testing.assert_close(quick(second), plain(second), atol=1e-6, rtol=0)
+
+
+class Writes(nn.Module):
+    """Writes into its input and into what it has computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = make_net("bn", sharpness=10.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """As the net inside, on half of what came in."""
+        logits: Tensor = self.net(x.mul_(0.5).relu_())
+        return logits.mul_(2)
+
+
+def test_a_network_that_writes_in_place_is_compiled(ran: list[int]) -> None:
+    plain, quick = (poem.adapt(Writes().eval(), "tent", lr=0.02, fast=False, compile=each) for each in (False, True))
+    for batch in stream("cpu", 4):
+        kept = batch.clone()
+        torch.testing.assert_close(quick(batch), plain(batch), atol=1e-5, rtol=0)
+        assert torch.equal(batch, kept), "the caller's images are not written to"
+    assert ran
+    assert quick.last.notes == []
+    assert plain.totals == quick.totals
+
+
+def test_what_cannot_be_compiled_is_still_cached_and_selected(exact: None) -> None:
+    quick = poem.adapt(Reads("gn").eval(), "tent", select=EntropyBelow(0.999), lr=0.02, fast=False, compile=True)
+    plain = poem.adapt(Reads("gn").eval(), "tent", select=EntropyBelow(0.999), lr=0.02, fast=False)
+    for batch in stream("cpu", 4):
+        plain(batch), quick(batch)
+    assert inside.compiled(quick).failed
+    assert inside.cached_layers(quick) == inside.cached_layers(plain) != set()
+    assert quick.totals.taught == plain.totals.taught > 0
+
+
+def test_hooks_that_prevent_compiling_leave_the_selected_rows(exact: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selected_rows, "BACKWARD_RATIO", 1.0)
+    net = make_net("gn", sharpness=3.0)
+    plain, quick = (
+        poem.adapt(net, "tent", select=EntropyBelow(0.6), lr=1e-4, fast=False, compile=each) for each in (False, True)
+    )
+    for adapter in (plain, quick):
+        adapter.model.register_forward_hook(lambda *_: None)
+        for batch in stream("cpu", 3):
+            adapter(batch)
+    assert 0 < plain.totals.backwards_computed < 24
+    assert quick.totals.backwards_computed == plain.totals.backwards_computed
+
+
+def test_as_many_shapes_are_kept_as_of_captured_loops(exact: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "SHAPES", 2)
+    _, quick = pair("bn", "tent")
+    images = torch.cat(stream("cpu", 1, size=9))
+    for size in (5, 5, 6, 7, 8, 9, 8):
+        quick(images[:size])
+    assert [key[1][0][0] for key in inside.compiled(quick)._made] == [9, 8]
+    quick.model.register_buffer("other", torch.ones(1))  # another model now
+    quick(images[:6])  # its first pass is looked at, and plain
+    quick(images[:7])
+    assert [key[1][0][0] for key in inside.compiled(quick)._made] == [7]
+    assert quick.last.notes == []
 
 
 def test_only_public_names_of_torch_are_used() -> None:

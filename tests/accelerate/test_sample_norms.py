@@ -36,8 +36,8 @@ def fused(monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.fixture
 def counted(fused: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """How often each of them was called."""
-    calls = {"group": 0, "group back": 0, "layer": 0, "layer back": 0}
-    sample_norms.work(torch.device(DEVICE))  # tried before we count
+    calls = {"group": 0, "group backward": 0, "layer": 0, "layer backward": 0}
+    sample_norms.TRITON.work(torch.device(DEVICE))  # tried before we count
 
     def counting(function: Callable[..., Any], name: str) -> Callable[..., Any]:
         def call(*args: Any, **named: Any) -> Any:
@@ -48,7 +48,7 @@ def counted(fused: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 
     for kernels, kind in zip(fused, ("group", "layer"), strict=True):
         monkeypatch.setattr(kernels, "normed", counting(kernels.normed, kind))
-        monkeypatch.setattr(kernels, "back", counting(kernels.back, f"{kind} back"))
+        monkeypatch.setattr(kernels, "backward", counting(kernels.backward, f"{kind} backward"))
     return calls
 
 
@@ -130,15 +130,15 @@ def test_the_kernels_are_layer_norm_there_and_back(
 
 def test_what_is_not_asked_for_is_not_computed(fused: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[bool, bool]] = []
-    own = fused[0].back
+    own = fused[0].backward
 
-    def back(*args: Any, inwards: bool, outwards: bool) -> Any:
-        asked.append((inwards, outwards))
-        dx, scale, shift = own(*args, inwards=inwards, outwards=outwards)
-        assert (dx is not None, scale is not None, shift is not None) == (inwards, outwards, outwards)
+    def backward(*args: Any, input_grad: bool, affine_grad: bool) -> Any:
+        asked.append((input_grad, affine_grad))
+        dx, scale, shift = own(*args, input_grad=input_grad, affine_grad=affine_grad)
+        assert (dx is not None, scale is not None, shift is not None) == (input_grad, affine_grad, affine_grad)
         return dx, scale, shift
 
-    monkeypatch.setattr(fused[0], "back", back)
+    monkeypatch.setattr(fused[0], "backward", backward)
     x = torch.rand(2, 8, 4, 4, device=DEVICE, dtype=BF16).contiguous(memory_format=LAST)
     one = torch.ones(8, device=DEVICE)
     sample_norms.Normed.apply(x, 1e-5, 2, one.clone().requires_grad_(), one).sum().backward()
@@ -156,7 +156,7 @@ def test_a_number_that_is_not_finite_spoils_its_group_alone(fused: Any) -> None:
     assert y[1, [0, 1, 4, 5, 6, 7]].isfinite().all()
 
 
-def test_there_is_no_second_way_back(fused: Any) -> None:
+def test_there_is_no_second_backward_pass(fused: Any) -> None:
     x = torch.rand(2, 8, 4, 4, device=DEVICE, dtype=BF16).contiguous(memory_format=LAST).requires_grad_()
     one = torch.ones(8, device=DEVICE)
     y = sample_norms.Normed.apply(x, 1e-5, 2, one, one)
@@ -221,7 +221,7 @@ def test_an_adapter_on_kernels_is_as_near_to_full_precision(
         far += torch.stack([(answer - wanted).norm().cpu() for answer in (mine, theirs)])
     assert 0 < far[0] < 3 * far[1]
     own = "group" if kind == "gn" else "layer"
-    assert counted[own] > counted[f"{own} back"] > 0
+    assert counted[own] > counted[f"{own} backward"] > 0
     moved = [torch.cat([each.flatten() for each in moving(adapter).values()]) for adapter in (exact, layers, ours)]
     assert (moved[2] - moved[0]).norm() < 3 * (moved[1] - moved[0]).norm()
     assert doubles(ours), "both halves at once"
@@ -299,7 +299,7 @@ def test_where_the_kernels_do_not_run_torch_has_its_own(
         raise RuntimeError("no C compiler found")
 
     monkeypatch.setattr(fused[0], "normed", no_compiler)
-    monkeypatch.setattr(sample_norms, "_works", {})
+    monkeypatch.setattr(sample_norms.TRITON, "_works", {})
     for kind in ("gn", "ln"):
         assert adapted(kind, "tent")(stream(DEVICE, 1)[0]).isfinite().all()
     assert len([record for record in caplog.records if "no C compiler found" in record.message]) == 1
@@ -337,7 +337,7 @@ def test_the_same_numbers_give_the_same_gradients(fused: Any, monkeypatch: pytes
     x = torch.rand(4, 8, 9, 9, device=DEVICE, dtype=BF16).contiguous(memory_format=LAST)
     one = torch.ones(8, device=DEVICE)
     y, *moments = fused[0].normed(x, [(one, one)], 1e-5, 4)
-    first, second = (fused[0].back(y, x, [one, 2 * one], *moments) for _ in range(2))
+    first, second = (fused[0].backward(y, x, [one, 2 * one], *moments) for _ in range(2))
     assert all(torch.equal(*pair) for pair in zip(first, second, strict=True))
     assert first[1].shape == (2, 8)
     assert not torch.equal(*first[1]), "each half has gradients of its own"

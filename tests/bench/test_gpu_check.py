@@ -13,31 +13,41 @@ import pytest
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
-def verdict(stage: str, folder: Path) -> tuple[int, str]:
+sys.path[:0] = [str(BENCHMARKS)]
+from tree_hash import tree_hash  # noqa: E402
+
+TREE = tree_hash()
+
+
+def verdict(stage: str, folder: Path, *names: str) -> tuple[int, str]:
     """Exit code and last line."""
-    command = [sys.executable, str(BENCHMARKS / "gpu_verdict.py"), stage, str(folder)]
+    command = [sys.executable, str(BENCHMARKS / "gpu_verdict.py"), stage, str(folder), *names]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     return ended.returncode, (ended.stdout.strip().splitlines() or [ended.stderr])[-1]
 
 
 @pytest.mark.parametrize("stage", ["contract", "agreement", "speed", "compiled", "curves"])
 def test_a_stage_that_left_nothing_has_failed(stage: str, tmp_path: Path) -> None:
-    code, line = verdict(stage, tmp_path)
-    assert code == 1
-    assert line.startswith(f"{stage}: FAILED: ")
+    for names in ([], ["one.json"]):
+        code, line = verdict(stage, tmp_path, *names)
+        assert code == 1
+        assert line.startswith(f"{stage}: FAILED: ")
 
 
 def test_the_contract_is_the_sum_of_its_processes(tmp_path: Path) -> None:
-    for at in range(2):
-        (tmp_path / f"contract-{at}.log").write_text("....\n4 passed in 3.21s\n")
-    assert verdict("contract", tmp_path)[0] == 0
+    logs = ["contract-0.log", "contract-1.log"]
+    for name in logs:
+        (tmp_path / name).write_text("....\n4 passed in 3.21s\n")
+    assert verdict("contract", tmp_path, *logs)[0] == 0
     assert "8 tests" in json.loads((tmp_path / "contract.json").read_text())["verdict"]
     (tmp_path / "contract-1.log").write_text("....\n1 failed, 3 passed in 3.21s\n")
-    assert verdict("contract", tmp_path)[0] == 1
+    assert verdict("contract", tmp_path, *logs)[0] == 1
     (tmp_path / "contract-1.log").write_text("No module named pytest\n")
-    code, line = verdict("contract", tmp_path)
+    code, line = verdict("contract", tmp_path, *logs)
     assert code == 1
     assert "1 of 2 processes did not finish" in line
+    (tmp_path / "contract-1.log").unlink()
+    assert verdict("contract", tmp_path, *logs)[0] == 1
 
 
 def test_one_comparison_that_differs_fails_the_agreement(tmp_path: Path) -> None:
@@ -47,8 +57,10 @@ def test_one_comparison_that_differs_fails_the_agreement(tmp_path: Path) -> None
     }  # fmt: skip
     for far, code in ((0.0, 0), (0.1, 1)):
         rows = [row, {**row, "largest_difference_of_probabilities": far}]
-        (tmp_path / "agreement-n.json").write_text(json.dumps({"rows": rows, "left": []}))
-        assert verdict("agreement", tmp_path)[0] == code
+        (tmp_path / "agreement-n.json").write_text(json.dumps({"tree": TREE, "rows": rows, "left": []}))
+        (tmp_path / "agreement.json").unlink(missing_ok=True)
+        assert verdict("agreement", tmp_path, "agreement-n.json")[0] == code
+        assert (tmp_path / "agreement.json").exists() == (code == 0), "no page quotes a stage that failed"
 
 
 def test_what_compiling_gains_is_told(tmp_path: Path) -> None:
@@ -57,7 +69,22 @@ def test_what_compiling_gains_is_told(tmp_path: Path) -> None:
          "images_per_s": speed}
         for mode, speed in (("bf16", 1000.0), ("bf16-compiled", 1150.0))
     ]  # fmt: skip
-    (tmp_path / "compiled.json").write_text(json.dumps({"rows": rows, "skipped": []}))
-    code, line = verdict("compiled", tmp_path)
+    (tmp_path / "compiled.json").write_text(json.dumps({"tree": TREE, "rows": rows, "skipped": []}))
+    code, line = verdict("compiled", tmp_path, "compiled.json")
     assert code == 0
     assert "n poem1 x1.15" in line
+
+
+def test_a_file_that_is_missing_or_of_another_tree_fails_the_stage(tmp_path: Path) -> None:
+    row = {"net": "n", "batch": 64, "method": "poem1", "mode": "bf16", "status": "ok", "as_asked": True, "notes": []}
+    good = {"tree": TREE, "rows": [row], "skipped": []}
+    (tmp_path / "speed-one.json").write_text(json.dumps(good))
+    assert verdict("speed", tmp_path, "speed-one.json")[0] == 0
+    code, line = verdict("speed", tmp_path, "speed-one.json", "speed-two.json")
+    assert code == 1
+    assert "speed-two.json is missing" in line
+    for change, said in (({"tree": "0"}, "is of another tree"), ({"finished": False}, "is unfinished")):
+        (tmp_path / "speed-two.json").write_text(json.dumps({**good, **change}))
+        code, line = verdict("speed", tmp_path, "speed-one.json", "speed-two.json")
+        assert code == 1
+        assert f"speed-two.json {said}" in line

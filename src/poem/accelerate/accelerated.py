@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,7 +21,7 @@ from poem.engine.parameter_groups import Swap, swapped
 from poem.parts.base import Outputs
 
 if TYPE_CHECKING:
-    from poem.accelerate.compiled import CompiledStretches
+    from poem.accelerate.compiled import CompiledModules
 
 
 class Accelerated(Acceleration):
@@ -43,19 +43,19 @@ class Accelerated(Acceleration):
         self.weight_casts = WeightCasts(network.modules, adapted, torch.bfloat16) if self._half else None
         self.prefix_cache = PrefixCache(network.modules, holders, network.twin.hooked)
         self.branch_backward = BranchBackward(network.frozen_beyond_split(), network.is_doubled)
-        self.compiled: CompiledStretches | None = None
+        self.compiled: CompiledModules | None = None
         self.independent: bool | None = None  # whether samples get the same logits alone; None before it was tried
 
     def patch(self) -> None:
-        """Replace forwards: of layers beyond the split, of norm layers without a branch, cached layers, stretches."""
+        """Replace forwards: beyond the split, of norm layers without a branch, cached layers and compiled modules."""
         self.branch_backward.patch()
         if self._half:
             sample_norms.patch(self.network.modules, torch.compiler.is_compiling)
         self.prefix_cache.patch()
         if self._compile and self.compiled is None:  # only now are the network's norm layers known
-            from poem.accelerate.compiled import CompiledStretches
+            from poem.accelerate.compiled import CompiledModules
 
-            self.compiled = CompiledStretches(self.network)
+            self.compiled = CompiledModules(self.network)
         if self.compiled is not None:
             self.compiled.patch()
 
@@ -64,11 +64,13 @@ class Accelerated(Acceleration):
         self.independent = self.branch_backward.right = None
         self.prefix_cache.forget()
         if self.compiled is not None:
-            self.compiled.calls = 0
+            self.compiled.answered = 0
 
     def model_changed(self) -> None:
-        """Find the early layers again."""
+        """Find the early layers again, and let go of what was compiled."""
         self.prefix_cache.forget()
+        if self.compiled is not None:
+            self.compiled.forget()
 
     def release(self) -> None:
         """Free the cast weights and what was compiled."""
@@ -80,8 +82,6 @@ class Accelerated(Acceleration):
     def refresh(self) -> None:
         """Cast the frozen weights as they are now."""
         self.branch_backward.half_only = False
-        if self.compiled is not None:
-            self.compiled.calls += 1
         if self.weight_casts is not None:
             self.weight_casts.refresh()
 
@@ -95,7 +95,7 @@ class Accelerated(Acceleration):
 
     def forward_pass(self, images: Tensor, *, cacheable: bool) -> AbstractContextManager[None]:
         """Inside, early layers answer from the cache, unless they are compiled with the others."""
-        whole = self.compiled is not None and self.network.branch is None
+        whole = self.compiles and self.network.branch is None
         return self.prefix_cache.passing(images, plain=cacheable and not whole)
 
     def layout(self, images: Tensor) -> Tensor:
@@ -106,6 +106,15 @@ class Accelerated(Acceleration):
     def swaps(self) -> list[Swap]:
         """The cast weights."""
         return [] if self.weight_casts is None else self.weight_casts.swaps
+
+    def answering(self) -> AbstractContextManager[None]:
+        """A context around the batch that is answered: passes outside of it run plainly."""
+        return nullcontext() if self.compiled is None else self.compiled.answering()
+
+    @property
+    def compiles(self) -> bool:
+        """Whether passes are compiled, from the second batch on."""
+        return self.compiled is not None and self.compiled.why_not is None
 
     @property
     def not_compiled(self) -> str | None:

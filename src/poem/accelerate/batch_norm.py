@@ -2,64 +2,39 @@
 
 from __future__ import annotations
 
-import logging
-from functools import cache
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from poem.accelerate.triton_kernels import TritonKernels
 from poem.engine.norm_layers import ForwardContext, PatchedNorm
 
-log = logging.getLogger("poem")
 DEVICES: tuple[str, ...] = ("cuda",)  # that have kernels
 FORWARD = nn.BatchNorm2d.forward  # torch's own, whatever is put in its place later
 
 
-@cache
+def _trial(side: int) -> Callable[[torch.device], object]:
+    """A forward and a backward pass over an image of so many rows."""
+
+    def call(device: torch.device) -> object:
+        x = torch.zeros(1, 8, side, side, dtype=torch.bfloat16, device=device)
+        x = x.contiguous(memory_format=torch.channels_last)
+        weight = torch.ones(8, device=device)
+        y, *moments = kernels().normed(x, [(weight, weight)], 1e-5)
+        return kernels().backward(y, x, [weight], *moments)
+
+    return call
+
+
+TRITON = TritonKernels("batch norm", ("kernels",), [_trial(2), _trial(64)])
+
+
 def kernels() -> Any:
     """The kernels, or None where Triton is not installed, or is broken."""
-    try:
-        from poem.accelerate import kernels as _kernels
-    except Exception as error:
-        _say(error)
-        return None
-    return _kernels
-
-
-_works: dict[torch.device, bool] = {}
-
-
-def work(device: torch.device) -> bool:
-    """Whether the kernels run there, tried once: Triton wants a compiler, which not every machine has."""
-    if device not in _works and device.type in DEVICES:
-        try:
-            _works[device] = kernels() is not None and _tried(device)
-        except torch.OutOfMemoryError:
-            return False  # for now
-    return _works.get(device, False)
-
-
-def _tried(device: torch.device) -> bool:
-    """There and back, with few rows and with many."""
-    try:
-        for side in (2, 64):
-            x = torch.zeros(1, 8, side, side, dtype=torch.bfloat16, device=device)
-            x = x.contiguous(memory_format=torch.channels_last)
-            weight = torch.ones(8, device=device)
-            y, *moments = kernels().normed(x, [(weight, weight)], 1e-5)
-            kernels().back(y, x, [weight], *moments)
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:  # whatever it is, torch has kernels of its own
-        _say(error)
-        return False
-    return True
-
-
-def _say(error: Exception) -> None:
-    log.warning("batch norm as torch has it: %s", (str(error).splitlines() or [type(error).__name__])[0])
+    return TRITON.modules and TRITON.modules[0]
 
 
 def fusable(layer: nn.Module, x: Tensor, groups: int, *, traced: bool) -> bool:
@@ -70,7 +45,7 @@ def fusable(layer: nn.Module, x: Tensor, groups: int, *, traced: bool) -> bool:
     """
     if type(layer) is not nn.BatchNorm2d or x.device.type not in DEVICES or x.dtype != torch.bfloat16:
         return False
-    if x.dim() != 4 or not x.is_contiguous(memory_format=torch.channels_last) or not work(x.device):
+    if x.dim() != 4 or not x.is_contiguous(memory_format=torch.channels_last) or not TRITON.work(x.device):
         return False
     least: int = kernels().SMALL if traced else 1
     affine = all(isinstance(each, Tensor) and each.shape == x.shape[1:2] for each in (layer.weight, layer.bias))
@@ -115,5 +90,5 @@ class Normed(torch.autograd.Function):
         """The gradients of the input and of each weight and bias."""
         x, mean, rstd, *weights = ctx.saved_tensors
         given = gradients[0].to(x.dtype).contiguous(memory_format=torch.channels_last)
-        dx, scale, shift = kernels().back(given, x, weights, mean, rstd)
+        dx, scale, shift = kernels().backward(given, x, weights, mean, rstd)
         return dx, None, *(each for pair in zip(scale, shift, strict=True) for each in pair)

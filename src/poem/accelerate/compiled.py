@@ -1,37 +1,43 @@
-"""Stretches of the network compiled by `torch.compile`, with all that we do to their layers in place.
+"""Modules of the network compiled by `torch.compile`, with all that we do to their layers in place.
 
-Torch traces a stretch of the twin as it is: tensors that stand where parameters stood are inputs, and replaced forwards
-are followed. Without a branch the stretch is the whole network. With one, every module that lies before the split and
-holds norm layers is a stretch; beyond it there are two backward passes through one graph, which torch does not compile.
+Torch traces a module of the twin as it is: tensors that stand where parameters stood are inputs, and replaced forwards
+are followed. Without a branch that module is the whole network. With one it is every module that lies before the split
+and holds norm layers; beyond it there are two backward passes through one graph, which torch does not compile.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from poem.accelerate.capture import SHAPES
 from poem.engine.network import Network
 
 log = logging.getLogger("poem")
 BACKEND = "inductor"  # torch's own default
 
 
-class CompiledStretches:
-    """Takes the place of the forward of each stretch; from the first time on that torch could not compile one, of none.
+class CompiledModules:
+    """Takes the place of the forward of each module; from the first time on that torch could not compile one, of none.
 
-    A model's first batch runs plainly: it is looked at in ways that do not come again.
+    Only passes of a batch that is answered are compiled, and none of the first: it is looked at in ways that do not
+    come again. Of each module's input, as many shapes are kept as there are of captured loops.
     """
 
     def __init__(self, network: Network) -> None:
         self._network = network
         self.modules = [network.modules[0]] if network.branch is None else _before_split(network)
-        self.calls = 0  # of the adapter, with the model as it is
+        self.answered = 0  # batches, since the adapter was made or reset
+        self._answering = False
         self.failed = None if self.modules else "not compiled: no module with norm layers lies before the split"
-        self._made: dict[Any, Any] = {}
+        self._made: OrderedDict[Any, dict[Any, Any]] = OrderedDict()
 
     @property
     def why_not(self) -> str | None:
@@ -43,26 +49,35 @@ class CompiledStretches:
         return self.failed
 
     def patch(self) -> None:
-        """Replace the stretches' forwards, except where the user did."""
+        """Replace the modules' forwards, except where the user did."""
         for module in self.modules:
             if "forward" not in module.__dict__:
-                module.__dict__["forward"] = _Stretch(module.forward, self)
+                module.__dict__["forward"] = _CompiledForward(module.forward, self)
 
     def forget(self) -> None:
         """Let go of what was compiled."""
         self._made.clear()
 
-    def run(self, own: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """What the stretch's own forward returns, compiled."""
-        tensors = all(isinstance(each, Tensor) for each in args) and not named
-        if self.calls < 2 or not tensors or self.why_not is not None or self._network.has_sample_rows():
-            return own(*args, **named)
-        kind = own, torch.is_grad_enabled(), *((x.shape, x.dtype, x.device, x.requires_grad) for x in args)
-        if kind not in self._made:  # a code object of its own: torch compiles each a few times only
-            call = FunctionType(_call.__code__.replace(), globals())
-            self._made[kind] = torch.compile(call, fullgraph=True, dynamic=False, backend=BACKEND)
+    @contextmanager
+    def answering(self) -> Iterator[None]:
+        """A batch that is answered: inside, passes are compiled, unless it is the first such batch."""
+        self._answering = True
         try:
-            return self._made[kind](own, *args)
+            yield
+            self.answered += 1
+        finally:
+            self._answering = False
+
+    def run(self, own: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """What the module's own forward returns, compiled."""
+        tensors = all(isinstance(each, Tensor) for each in args) and not named
+        plain = not self._answering or self.answered == 0 or self._network.has_sample_rows()
+        plain = plain or self._network.twin.is_watched  # a changed model's first pass, which has a hook of ours
+        if plain or not tensors or self.why_not is not None:
+            return own(*args, **named)
+        call = self._compiled(own, args)
+        try:
+            return call(own, *args)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # whatever it is: if the model itself raises it, the plain call does too
@@ -73,9 +88,22 @@ class CompiledStretches:
         log.warning("%s runs plainly, %s", type(self._network.model).__name__, self.failed)
         return output
 
+    def _compiled(self, own: Any, args: tuple[Tensor, ...]) -> Any:
+        """The compiled call for such inputs, made where there is none."""
+        shape = own, *((x.shape, x.dtype, x.device) for x in args)
+        made = self._made.setdefault(shape, {})
+        self._made.move_to_end(shape)
+        if len(self._made) > SHAPES * len(self.modules):
+            self._made.popitem(last=False)
+        mode = torch.is_grad_enabled(), *(x.requires_grad for x in args)
+        if mode not in made:  # a code object of its own: torch compiles each a few times only
+            call = FunctionType(_call.__code__.replace(), globals())
+            made[mode] = torch.compile(call, fullgraph=True, dynamic=False, backend=BACKEND)
+        return made[mode]
 
-class _Stretch:
-    def __init__(self, own: Any, owner: CompiledStretches) -> None:
+
+class _CompiledForward:
+    def __init__(self, own: Any, owner: CompiledModules) -> None:
         self._own, self._owner = own, owner
 
     def __call__(self, *args: Any, **named: Any) -> Any:

@@ -58,7 +58,7 @@ class TracedNormed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        """The whole way back through batch norm, moments included."""
+        """The whole backward pass of batch norm, moments included."""
         x, weight, mean, rstd = ctx.saved_tensors
         dy = gradients[0].to(x.dtype)
         total, along = sums(dy, x, mean, rstd)

@@ -18,10 +18,8 @@ import triton.language as tl
 from torch import Tensor
 
 from poem.accelerate.kernels import _collect, _own, _summed
+from poem.accelerate.triton_kernels import WORKERS, Affine
 
-Affine = list[tuple[Tensor, Tensor]]  # scale and shift (channels,) of each half, of which there are one or two
-
-WORKERS = 528  # programs to aim at: four on each multiprocessor of a large GPU
 PARTS = 64  # stretches of a sample, at most: every program that writes adds them up
 LEAST = 256  # rows of a stretch, at least
 WIDE = 64  # channels of a tile, where the groups are no wider
@@ -57,7 +55,7 @@ def _totals(x_ptr, first, rows, channels, columns, inside, high: tl.constexpr, w
 
 
 @triton.jit
-def _totals_back(
+def _totals_backward(
     dy_ptr, x_ptr, first, begin, end, channels, columns, inside, mean, rstd, high: tl.constexpr, wide: tl.constexpr
 ):
     """Sums of a stretch of gradients, and of gradients times what was normalised."""
@@ -114,7 +112,7 @@ def _normalise(
 
 
 @triton.jit(do_not_specialize=ANY)
-def _collect_back(
+def _collect_backward(
     dy_ptr, x_ptr, mean_ptr, rstd_ptr, part_ptr, rows, channels, per, used, span,
     high: tl.constexpr, wide: tl.constexpr,
 ):  # fmt: skip
@@ -125,7 +123,7 @@ def _collect_back(
     group = sample * (channels // per) + columns // per
     mean, rstd = tl.load(mean_ptr + group, inside, 0.0), tl.load(rstd_ptr + group, inside, 0.0)
     first, end = sample.to(tl.int64) * rows * channels, tl.minimum(rows, (stretch + 1) * span)
-    total, along = _totals_back(
+    total, along = _totals_backward(
         dy_ptr, x_ptr, first, stretch * span, end, channels, columns, inside, mean, rstd, high, wide
     )
     part_ptr += (sample * tl.num_programs(1) + stretch) * 2 * channels + columns
@@ -134,7 +132,7 @@ def _collect_back(
 
 
 @triton.jit(do_not_specialize=ANY)
-def _back(
+def _backward(
     dy_ptr, x_ptr, mean_ptr, rstd_ptr, part_ptr, weight_ptr, weight2_ptr, dx_ptr, sum_ptr,
     rows, channels, per, used, span, parts, half,
     split: tl.constexpr, single: tl.constexpr, high: tl.constexpr, wide: tl.constexpr,
@@ -149,7 +147,9 @@ def _back(
     if split:
         total, along = _summed(part_ptr, sample, columns, inside, channels, parts, 16, wide)
     else:
-        total, along = _totals_back(dy_ptr, x_ptr, first, 0, rows, channels, columns, inside, mean, rstd, high, wide)
+        total, along = _totals_backward(
+            dy_ptr, x_ptr, first, 0, rows, channels, columns, inside, mean, rstd, high, wide
+        )
     if stretch == 0:
         place = sum_ptr + sample * 2 * channels + columns
         tl.store(place, total, inside)
@@ -174,7 +174,7 @@ def normed(x: Tensor, affine: Affine, eps: float, groups: int) -> tuple[Tensor, 
     """Activations normalised per sample and group, scaled and shifted per half; mean and rstd (samples, groups)."""
     samples, channels = x.shape[:2]
     rows, per = x.shape[2] * x.shape[3], channels // groups
-    used, parts, span, how = plan(samples, rows, channels, per)
+    used, parts, span, launch = plan(samples, rows, channels, per)
     y = torch.empty_like(x)
     mean = torch.empty(samples, groups, dtype=torch.float32, device=x.device)
     rstd, part = torch.empty_like(mean), mean
@@ -189,38 +189,40 @@ def normed(x: Tensor, affine: Affine, eps: float, groups: int) -> tuple[Tensor, 
         _normalise[blocks, parts, samples](
             x, part, *affine[0], *affine[-1], y, mean, rstd,
             rows, channels, per, used, span, parts, samples // len(affine), eps,
-            split=parts > 1, single=used == per, **how,
+            split=parts > 1, single=used == per, **launch,
         )  # fmt: skip
     return y, mean, rstd
 
 
-def back(
+def backward(
     dy: Tensor,
     x: Tensor,
     weights: list[Tensor],
     mean: Tensor,
     rstd: Tensor,
     *,
-    inwards: bool = True,
-    outwards: bool = True,
+    input_grad: bool = True,
+    affine_grad: bool = True,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of the input, where it goes `inwards`, and `outwards` of scale and shift (halves, channels)."""
+    """Gradients of the input (`input_grad`), and of scale and shift (`affine_grad`; halves, channels)."""
     samples, channels = x.shape[:2]
     rows, per, halves = x.shape[2] * x.shape[3], channels // mean.shape[1], len(weights)
-    used, parts, span, how = plan(samples, rows, channels, per)
-    dx, blocks = torch.empty_like(x) if inwards else None, triton.cdiv(channels, used)
+    used, parts, span, launch = plan(samples, rows, channels, per)
+    dx, blocks = torch.empty_like(x) if input_grad else None, triton.cdiv(channels, used)
     part = sums = torch.empty(samples, parts, 2, channels, dtype=torch.float32, device=x.device)
     with torch.cuda.device_of(x):
         if parts > 1 or dx is None:
-            _collect_back[blocks, parts, samples](dy, x, mean, rstd, part, rows, channels, per, used, span, **how)
+            _collect_backward[blocks, parts, samples](
+                dy, x, mean, rstd, part, rows, channels, per, used, span, **launch
+            )
         if dx is not None:
             sums = torch.empty_like(part[:, :1]) if parts > 1 else part
-            _back[blocks, parts, samples](
+            _backward[blocks, parts, samples](
                 dy, x, mean, rstd, part, weights[0], weights[-1], dx, sums,
                 rows, channels, per, used, span, parts, samples // halves,
-                split=parts > 1, single=used == per, **how,
+                split=parts > 1, single=used == per, **launch,
             )  # fmt: skip
-    if not outwards:
+    if not affine_grad:
         return dx, None, None
     total, along = sums.view(halves, -1, 2, channels).sum(1).unbind(1)
     return dx, along, total
@@ -238,5 +240,5 @@ def plan(samples: int, rows: int, channels: int, per: int) -> tuple[int, int, in
     elif rows < high:
         high = max(triton.next_power_of_2(rows), 1024 // wide)
     span = triton.cdiv(triton.cdiv(rows, parts), high) * high
-    how = {"high": high, "wide": wide, "num_warps": 8 if high * wide > 4096 else 4}
-    return used, triton.cdiv(rows, span), span, how
+    launch = {"high": high, "wide": wide, "num_warps": 8 if high * wide > 4096 else 4}
+    return used, triton.cdiv(rows, span), span, launch

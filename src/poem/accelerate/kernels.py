@@ -16,9 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-Affine = list[tuple[Tensor, Tensor]]  # scale and shift (channels,) of each group, of which there are one or two
+from poem.accelerate.triton_kernels import WORKERS, Affine
 
-WORKERS = 528  # programs to aim at: four on each multiprocessor of a large GPU
 SMALL = 1024  # rows per group that one program takes at once
 READING = {"high": 64, "wide": 64, "num_warps": 4}  # tiles that were fastest on an H200, for ResNet-50's activations
 WRITING = {"high": 32, "wide": 128, "num_warps": 4}
@@ -124,7 +123,7 @@ def _apply(
 
 
 @triton.jit
-def _collect_back(
+def _collect_backward(
     dy_ptr, x_ptr, mean_ptr, rstd_ptr, part_ptr, rows, channels, span,
     even: tl.constexpr, high: tl.constexpr, wide: tl.constexpr,
 ):  # fmt: skip
@@ -153,7 +152,7 @@ def _collect_back(
 
 
 @triton.jit
-def _back(
+def _backward(
     dy_ptr, x_ptr, mean_ptr, rstd_ptr, weight_ptr, weight2_ptr, total_ptr, along_ptr, dx_ptr, rows, channels,
     high: tl.constexpr, wide: tl.constexpr,
 ):  # fmt: skip
@@ -194,11 +193,11 @@ def _small(
 
 
 @triton.jit
-def _small_back(
+def _small_backward(
     dy_ptr, x_ptr, mean_ptr, rstd_ptr, weight_ptr, weight2_ptr, total_ptr, along_ptr, dx_ptr, rows, channels,
     high: tl.constexpr, wide: tl.constexpr,
 ):  # fmt: skip
-    """All of the way back for one group and some channels."""
+    """The whole backward pass for one group and some channels."""
     group, columns, row = tl.program_id(1), tl.program_id(0) * wide + tl.arange(0, wide), tl.arange(0, high)
     inside = columns < channels
     there = (row < rows)[:, None] & inside[None, :]
@@ -218,10 +217,10 @@ def _small_back(
 def moments(x: Tensor, eps: float, groups: int) -> tuple[Tensor, Tensor]:
     """Mean and inverse deviation of every channel (groups, channels)."""
     rows, channels = _shape(x, groups)
-    (mean, rstd), (parts, span, how) = _pair(x, groups), _stretches(rows, channels, groups)
+    (mean, rstd), (parts, span, launch) = _pair(x, groups), _stretches(rows, channels, groups)
     part = torch.empty(groups * parts * 2 * channels, dtype=torch.float32, device=x.device)
     with torch.cuda.device_of(x):
-        _collect[_grid(channels, how, parts, groups)](x, part, rows, channels, span, **how)
+        _collect[_grid(channels, launch, parts, groups)](x, part, rows, channels, span, **launch)
         _moments[_grid(channels, ADDING, groups)](part, x, mean, rstd, rows, channels, parts, eps, **ADDING)
     return mean, rstd
 
@@ -230,10 +229,12 @@ def sums(dy: Tensor, x: Tensor, mean: Tensor, rstd: Tensor) -> tuple[Tensor, Ten
     """Gradients of shift and scale (groups, channels)."""
     groups = len(mean)
     rows, channels = _shape(x, groups)
-    (total, along), (parts, span, how) = _pair(x, groups), _stretches(rows, channels, groups)
+    (total, along), (parts, span, launch) = _pair(x, groups), _stretches(rows, channels, groups)
     part = torch.empty(groups * parts * 2 * channels, dtype=torch.float32, device=x.device)
     with torch.cuda.device_of(x):
-        _collect_back[_grid(channels, how, parts, groups)](dy, x, mean, rstd, part, rows, channels, span, **how)
+        _collect_backward[_grid(channels, launch, parts, groups)](
+            dy, x, mean, rstd, part, rows, channels, span, **launch
+        )
         _sums[_grid(channels, ADDING, groups)](part, total, along, channels, parts, **ADDING)
     return total, along
 
@@ -244,9 +245,9 @@ def normed(x: Tensor, affine: Affine, eps: float) -> tuple[Tensor, Tensor, Tenso
     rows, channels = _shape(x, groups)
     y, given = torch.empty_like(x), (*affine[0], *affine[-1])
     if rows <= SMALL:
-        (mean, rstd), how = _pair(x, groups), _whole(rows)
+        (mean, rstd), launch = _pair(x, groups), _whole(rows)
         with torch.cuda.device_of(x):
-            _small[_grid(channels, how, groups)](x, *given, y, mean, rstd, rows, channels, eps, **how)
+            _small[_grid(channels, launch, groups)](x, *given, y, mean, rstd, rows, channels, eps, **launch)
         return y, mean, rstd
     mean, rstd = moments(x, eps, groups)
     with torch.cuda.device_of(x):
@@ -254,21 +255,23 @@ def normed(x: Tensor, affine: Affine, eps: float) -> tuple[Tensor, Tensor, Tenso
     return y, mean, rstd
 
 
-def back(dy: Tensor, x: Tensor, weights: list[Tensor], mean: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def backward(dy: Tensor, x: Tensor, weights: list[Tensor], mean: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of the input, and of scale and shift (groups, channels)."""
     groups, given = len(mean), (weights[0], weights[-1])
     rows, channels = _shape(x, groups)
     dx = torch.empty_like(x)
     if rows <= SMALL:
-        (total, along), how = _pair(x, groups), _whole(rows)
+        (total, along), launch = _pair(x, groups), _whole(rows)
         with torch.cuda.device_of(x):
-            _small_back[_grid(channels, how, groups)](
-                dy, x, mean, rstd, *given, total, along, dx, rows, channels, **how
+            _small_backward[_grid(channels, launch, groups)](
+                dy, x, mean, rstd, *given, total, along, dx, rows, channels, **launch
             )
         return dx, along, total
     total, along = sums(dy, x, mean, rstd)
     with torch.cuda.device_of(x):
-        _back[_tiles(rows, channels, groups)](dy, x, mean, rstd, *given, total, along, dx, rows, channels, **WRITING)
+        _backward[_tiles(rows, channels, groups)](
+            dy, x, mean, rstd, *given, total, along, dx, rows, channels, **WRITING
+        )
     return dx, along, total
 
 

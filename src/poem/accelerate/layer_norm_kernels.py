@@ -2,8 +2,8 @@
 
 Activations are seen as (samples, places, channels) with any strides for samples and places: transformers hand on
 transposed sequences. A program takes whole rows, `high` at a time. The samples are those of one half, or of both halves
-of a doubled batch; each half has scale and shift of its own. On the way back a program adds up the gradients of scale
-and shift over its stretch of rows, and a sum over programs follows: nothing is added atomically.
+of a doubled batch; each half has scale and shift of its own. In the backward pass a program adds up the gradients of
+scale and shift over its stretch of rows, and a sum over programs follows: nothing is added atomically.
 """
 
 from __future__ import annotations
@@ -16,10 +16,8 @@ import triton.language as tl
 from torch import Tensor
 
 from poem.accelerate.kernels import _own
+from poem.accelerate.triton_kernels import WORKERS, Affine
 
-Affine = list[tuple[Tensor, Tensor]]  # scale and shift (channels,) of each half, of which there are one or two
-
-WORKERS = 528  # programs to aim at on the way back
 TILE = 4096  # numbers that a program reads at once
 ANY = ["rows", "places", "half", "span"]  # numbers whose value is no reason to compile again
 
@@ -55,10 +53,10 @@ def _normalise(
 
 
 @triton.jit(do_not_specialize=ANY)
-def _back(
+def _backward(
     dy_ptr, x_ptr, mean_ptr, rstd_ptr, weight_ptr, weight2_ptr, dx_ptr, part_ptr,
     rows, places, half, channels, span, dy_by_sample, dy_by_place, by_sample, by_place, dx_by_sample, dx_by_place,
-    inwards: tl.constexpr, outwards: tl.constexpr, high: tl.constexpr, wide: tl.constexpr,
+    input_grad: tl.constexpr, affine_grad: tl.constexpr, high: tl.constexpr, wide: tl.constexpr,
 ):  # fmt: skip
     """A stretch of rows: the input's gradient, and the stretch's share of the gradients of shift and scale."""
     second, stretch, columns = tl.program_id(1), tl.program_id(0), tl.arange(0, wide)
@@ -76,16 +74,16 @@ def _back(
         x = (tl.load(x_ptr + place, there, 0.0).to(tl.float32) - mean[:, None]) * rstd[:, None]
         place = _rows_at(row, second, places, half, dy_by_sample, dy_by_place)[:, None] + columns[None, :]
         dy = tl.load(dy_ptr + place, there, 0.0).to(tl.float32)
-        if outwards:
+        if affine_grad:
             shift += dy
             scale += dy * x
-        if inwards:
+        if input_grad:
             dy = dy * weight[None, :]
             total, along = tl.sum(dy, 1) / channels, tl.sum(tl.where(there, dy * x, 0.0), 1) / channels
             dx = (dy - total[:, None] - x * along[:, None]) * rstd[:, None]
             place = _rows_at(row, second, places, half, dx_by_sample, dx_by_place)[:, None] + columns[None, :]
             tl.store(dx_ptr + place, dx.to(dx_ptr.dtype.element_ty), there)
-    if outwards:
+    if affine_grad:
         part_ptr += (second * tl.num_programs(0) + stretch) * 2 * channels + columns
         tl.store(part_ptr, tl.sum(shift, 0), inside)
         tl.store(part_ptr + channels, tl.sum(scale, 0), inside)
@@ -98,43 +96,43 @@ def normed(x: Tensor, affine: Affine, eps: float, shape: torch.Size | None = Non
     """
     samples, places, channels = x.shape
     halves = len(affine)
-    rows, how = samples * places // halves, tile(channels)
+    rows, launch = samples * places // halves, tile(channels)
     y = torch.empty(shape or x.shape, dtype=torch.bfloat16, device=x.device)
     mean = torch.empty(samples * places, dtype=torch.float32, device=x.device)
     rstd = torch.empty_like(mean)
     with torch.cuda.device_of(x):
-        _normalise[triton.cdiv(rows, how["high"]), halves](
+        _normalise[triton.cdiv(rows, launch["high"]), halves](
             x, *affine[0], *affine[-1], y, mean, rstd,
-            rows, places, samples // halves, channels, *x.stride()[:2], eps, **how,
+            rows, places, samples // halves, channels, *x.stride()[:2], eps, **launch,
         )  # fmt: skip
     return y, mean, rstd
 
 
-def back(
+def backward(
     dy: Tensor,
     x: Tensor,
     weights: list[Tensor],
     mean: Tensor,
     rstd: Tensor,
     *,
-    inwards: bool = True,
-    outwards: bool = True,
+    input_grad: bool = True,
+    affine_grad: bool = True,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of the input, where it goes `inwards`, and `outwards` of scale and shift (halves, channels)."""
+    """Gradients of the input (`input_grad`), and of scale and shift (`affine_grad`; halves, channels)."""
     samples, places, channels = x.shape
     halves = len(weights)
-    rows, how = samples * places // halves, tile(channels)
-    parts = max(1, min(WORKERS // halves, triton.cdiv(rows, how["high"])))
-    span = triton.cdiv(triton.cdiv(rows, parts), how["high"]) * how["high"]
+    rows, launch = samples * places // halves, tile(channels)
+    parts = max(1, min(WORKERS // halves, triton.cdiv(rows, launch["high"])))
+    span = triton.cdiv(triton.cdiv(rows, parts), launch["high"]) * launch["high"]
     parts = triton.cdiv(rows, span)
-    dx = torch.empty_like(x) if inwards else None
-    part = torch.empty(halves, parts, 2, channels, dtype=torch.float32, device=x.device) if outwards else None
+    dx = torch.empty_like(x) if input_grad else None
+    part = torch.empty(halves, parts, 2, channels, dtype=torch.float32, device=x.device) if affine_grad else None
     with torch.cuda.device_of(x):
-        _back[parts, halves](
+        _backward[parts, halves](
             dy, x, mean, rstd, weights[0], weights[-1], x if dx is None else dx, mean if part is None else part,
             rows, places, samples // halves, channels, span,
             *dy.stride()[:2], *x.stride()[:2], *(x if dx is None else dx).stride()[:2],
-            inwards=inwards, outwards=outwards, **how,
+            input_grad=input_grad, affine_grad=affine_grad, **launch,
         )  # fmt: skip
     if part is None:
         return dx, None, None

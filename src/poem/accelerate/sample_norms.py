@@ -8,16 +8,15 @@ scale and shift. Fallback: the layer's forward.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable
-from functools import cache
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-log = logging.getLogger("poem")
+from poem.accelerate.triton_kernels import TritonKernels
+
 DEVICES: tuple[str, ...] = ("cuda",)  # that have kernels
 WIDEST_GROUP, WIDEST_ROW = 512, 8192  # channels that a program holds at once, at most
 SAMPLES = 65_535  # the largest grid that CUDA takes in that direction
@@ -90,7 +89,7 @@ def fusable(layer: nn.Module, x: Tensor, halves: int) -> bool:
         suits = x.dim() == 4 and _suits_layer(layer, x.permute(0, 2, 3, 1))
     else:
         suits = _suits_group(layer, x) if kind == "group" else _suits_layer(layer, x)
-    return suits and len(x) % halves == 0 and work(x.device)
+    return suits and len(x) % halves == 0 and TRITON.work(x.device)
 
 
 def _suits_group(layer: Any, x: Tensor) -> bool:
@@ -177,67 +176,48 @@ class Normed(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """The gradients of the input and of each weight and bias, where they are asked for."""
         x, mean, rstd, *weights = ctx.saved_tensors
-        inwards, outwards = ctx.needs_input_grad[0], any(ctx.needs_input_grad[3:])
+        asked = {"input_grad": ctx.needs_input_grad[0], "affine_grad": any(ctx.needs_input_grad[3:])}
         given = gradients[0]
         if ctx.groups is None:
             seen = rows_of(given)
             seen = rows_of(given.contiguous()) if seen is None else seen
-            dx, *found = kernels()[1].back(
-                seen, rows_of(x), weights, mean, rstd, inwards=inwards, outwards=outwards
-            )  # fmt: skip
+            dx, *found = kernels()[1].backward(seen, rows_of(x), weights, mean, rstd, **asked)
             dx = None if dx is None else dx.view(x.shape)
         else:
             given = given.to(x.dtype).contiguous(memory_format=torch.channels_last)
-            dx, *found = kernels()[0].back(given, x, weights, mean, rstd, inwards=inwards, outwards=outwards)
-        if not outwards:
+            dx, *found = kernels()[0].backward(given, x, weights, mean, rstd, **asked)
+        if not asked["affine_grad"]:
             return dx, None, None, *(None for _ in ctx.needs_input_grad[3:])
         return dx, None, None, *(each for pair in zip(*found, strict=True) for each in pair)
 
 
-@cache
+def _group_trial(side: int) -> Callable[[torch.device], object]:
+    """A forward and a backward pass of group norm over an image of so many rows."""
+
+    def call(device: torch.device) -> object:
+        one = torch.ones(8, device=device)
+        x = torch.zeros(1, 8, side, side, dtype=torch.bfloat16, device=device)
+        x = x.contiguous(memory_format=torch.channels_last)
+        y, *moments = kernels()[0].normed(x, [(one, one)], 1e-5, 2)
+        return kernels()[0].backward(y, x, [one], *moments)
+
+    return call
+
+
+def _layer_trial(device: torch.device) -> object:
+    """A forward and a backward pass of layer norm."""
+    one, rows = torch.ones(8, device=device), torch.zeros(1, 2, 8, dtype=torch.bfloat16, device=device)
+    y, *moments = kernels()[1].normed(rows, [(one, one)], 1e-5)
+    return kernels()[1].backward(y, rows, [one], *moments)
+
+
+TRITON = TritonKernels(
+    "group and layer norm",
+    ("group_norm_kernels", "layer_norm_kernels"),
+    [_group_trial(2), _group_trial(32), _layer_trial],
+)
+
+
 def kernels() -> Any:
     """The kernels of group norm and of layer norm, or None where Triton is not installed, or is broken."""
-    try:
-        from poem.accelerate import group_norm_kernels, layer_norm_kernels
-    except Exception as error:
-        _say(error)
-        return None
-    return group_norm_kernels, layer_norm_kernels
-
-
-_works: dict[torch.device, bool] = {}
-
-
-def work(device: torch.device) -> bool:
-    """Whether the kernels run there, tried once: Triton wants a compiler, which not every machine has."""
-    if device not in _works and device.type in DEVICES:
-        try:
-            _works[device] = kernels() is not None and _tried(device)
-        except torch.OutOfMemoryError:
-            return False  # for now
-    return _works.get(device, False)
-
-
-def _tried(device: torch.device) -> bool:
-    """There and back, with few rows and with many."""
-    try:
-        group, layer = kernels()
-        one = torch.ones(8, device=device)
-        for side in (2, 32):
-            x = torch.zeros(1, 8, side, side, dtype=torch.bfloat16, device=device)
-            x = x.contiguous(memory_format=torch.channels_last)
-            y, *moments = group.normed(x, [(one, one)], 1e-5, 2)
-            group.back(y, x, [one], *moments)
-        rows = torch.zeros(1, 2, 8, dtype=torch.bfloat16, device=device)
-        y, *moments = layer.normed(rows, [(one, one)], 1e-5)
-        layer.back(y, rows, [one], *moments)
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:  # whatever it is, torch has kernels of its own
-        _say(error)
-        return False
-    return True
-
-
-def _say(error: Exception) -> None:
-    log.warning("group and layer norm as torch has them: %s", (str(error).splitlines() or [type(error).__name__])[0])
+    return TRITON.modules
