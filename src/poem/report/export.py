@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from poem._util.files import printable, without_controls
+from poem.report.differences import NOTE, DifferenceTable
 from poem.report.formatting import MISSING, MetricLabel
 from poem.report.markdown import escape, pipe_table
 from poem.report.sections import Page, Section
@@ -235,7 +236,7 @@ def one_line(text: str) -> str:
 
 
 def export_tables(page: Page) -> list[ExportTable]:
-    """Every table of a page: results by metric, costs, data of figures, protocol cards."""
+    """Every table of a page: results by metric, differences, costs, data of figures, protocol cards."""
     return [table for section in page.sections for table in _section_tables(section)]
 
 
@@ -244,6 +245,8 @@ def _section_tables(section: Section) -> Iterator[ExportTable]:
     if section.numbers is not None:
         for metric in section.numbers.metrics:
             yield _result_table(section, section.numbers, metric)
+    if section.differences is not None:
+        yield _difference_table(section, section.differences)
     measured = _measured(section)
     if section.efficiency is not None:
         yield text_table(f"{section.name}-efficiency", section.efficiency, section.title, measured)
@@ -276,6 +279,20 @@ def _result_table(section: Section, table: ResultTable, metric: MetricLabel) -> 
         first=table.first,
         columns=table.column_headers if table.families else table.columns,
         families=table.families,
+        blocks=blocks,
+    )
+
+
+def _difference_table(section: Section, table: DifferenceTable) -> ExportTable:
+    blocks = tuple(
+        TableBlock(name=block.title, rows=tuple((name, tuple(map(_cell, entries))) for name, entries in block.rows))
+        for block in table.blocks
+    )
+    return ExportTable(
+        name=f"{section.name}-differences",
+        caption=f"{section.title}. {table.caption}. {NOTE} {_measured(section)}".rstrip(),
+        first=table.first,
+        columns=table.columns,
         blocks=blocks,
     )
 
