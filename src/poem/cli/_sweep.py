@@ -293,7 +293,7 @@ def print_plan(args: argparse.Namespace, suites: Sequence[Suite], todo: Sequence
     import json
 
     from poem._util.progress import duration
-    from poem.bench.estimate import Rates, data_sizes, image_count
+    from poem.bench.estimate import Rates, data_sizes, image_count, timed_speeds
     from poem.bench.requirements import check_requirements
     from poem.streams.datasets.sources import gigabytes
 
@@ -313,6 +313,8 @@ def print_plan(args: argparse.Namespace, suites: Sequence[Suite], todo: Sequence
     print(f"{len(todo) - len(left)} finished, {len(left)} to run, {sum(map(image_count, left))} images")
     slowest = f", {slowest}" if (slowest := rates.slowest(left)) else ""
     print(f"about {duration(rates.seconds(left) / count)} with {several}{slowest}, {rates}")
+    if not rates.count and (timed := timed_speeds(left, devices[0])):
+        print(timed)
     if sizes := data_sizes(left):
         listed = ", ".join(f"{name} {gigabytes(size)}" for name, size in sizes.items())
         print(f"data as published: {listed}; poem data get NAME --root DIR downloads it")
