@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from poem.bench.analysis.aggregate import Grid
+from poem.bench.provenance import MODULE
 from poem.bench.result import CellResult
 from poem.recipes.text import parse
 from poem.report import formatting
@@ -104,10 +105,11 @@ def is_chosen(grid: Grid) -> bool:
 
 
 def warnings(grid: Grid) -> Iterator[str]:
-    """Warnings about a suite's results: edited files, answers that are not finite, mixed weights or frost."""
+    """Warnings about a suite's results: edited files, answers that are not finite, mixed weights, frost or code."""
     yield from _edited_results(grid)
     yield from _nonfinite_answers(grid)
     yield from _mixed_sources(grid)
+    yield from _mixed_code(grid)
 
 
 def _nonfinite_answers(grid: Grid) -> Iterator[str]:
@@ -164,6 +166,22 @@ def _mixed_sources(grid: Grid) -> Iterator[str]:
                 yield (
                     f"{where} mixes {len(counts)} sources of frost on {data}: {_counted(counts)}. Its frost numbers "
                     "are not comparable with each other; measure them again in a folder of their own."
+                )
+
+
+def _mixed_code(grid: Grid) -> Iterator[str]:
+    """A warning for each group whose cells were measured with several versions of a module's code."""
+    for group, results in _groups(grid):
+        found: dict[str, Counter[str]] = {}
+        for result in {result.key: result for result in results}.values():
+            for name, digest in result.provenance.items():
+                if name.startswith(MODULE):
+                    found.setdefault(name.removeprefix(MODULE), Counter())[str(digest)[:8]] += 1
+        for module, counts in found.items():
+            if len(counts) > 1:
+                yield (
+                    f"{block_title(grid, group) or 'This table'} mixes {len(counts)} versions of the code of {module}: "
+                    f"sha256 {_counted(counts)}. poem bench ... --rerun {module} measures its cells again."
                 )
 
 
