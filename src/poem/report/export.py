@@ -23,7 +23,7 @@ from poem.report.differences import NOTE, DifferenceTable
 from poem.report.formatting import MISSING, MetricLabel
 from poem.report.markdown import escape, pipe_table
 from poem.report.sections import Page, Section
-from poem.report.tables import Entry, ResultTable, TextTable
+from poem.report.tables import PAPER_NETWORKS, Entry, ResultTable, TextTable
 
 if TYPE_CHECKING:
     import pandas
@@ -52,6 +52,8 @@ class TableBlock:
     name: str
     rows: tuple[tuple[str, tuple[TableCell, ...]], ...]
     """The name of each row, and its cells."""
+    label: str = ""
+    """What the suite calls the network, for LaTeX; empty for its name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,7 +180,7 @@ class ExportTable:
         for block in self.blocks:
             lines.append(r"\midrule")
             if self._named_blocks:
-                title = rf"\multicolumn{{{count}}}{{l}}{{\textit{{{latex_escape(block.name)}}}}}"
+                title = rf"\multicolumn{{{count}}}{{l}}{{\textit{{{latex_escape(block.label or block.name)}}}}}"
                 lines += [rf"{title} \\"]
             lines += [_latex_row([latex_escape(name), *map(_latex_cell, cells)]) for name, cells in block.rows]
         return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}"]) + "\n"
@@ -270,6 +272,7 @@ def _result_table(section: Section, table: ResultTable, metric: MetricLabel) -> 
         TableBlock(
             name=f"{block.name} ({block.role})" if block.role else block.name,
             rows=tuple((row.name, tuple(map(_cell, row.entries[metric.key]))) for row in block.rows),
+            label=_label(block.role),
         )
         for block in table.blocks
     )
@@ -285,7 +288,11 @@ def _result_table(section: Section, table: ResultTable, metric: MetricLabel) -> 
 
 def _difference_table(section: Section, table: DifferenceTable) -> ExportTable:
     blocks = tuple(
-        TableBlock(name=block.title, rows=tuple((name, tuple(map(_cell, entries))) for name, entries in block.rows))
+        TableBlock(
+            name=block.title,
+            label=_label(block.role),
+            rows=tuple((name, tuple(map(_cell, entries))) for name, entries in block.rows),
+        )
         for block in table.blocks
     )
     return ExportTable(
@@ -295,6 +302,11 @@ def _difference_table(section: Section, table: DifferenceTable) -> ExportTable:
         columns=table.columns,
         blocks=blocks,
     )
+
+
+def _label(role: str) -> str:
+    """A group's label of the user's own; empty for the paper's networks, whose place ours take."""
+    return "" if role.endswith(PAPER_NETWORKS) and "the paper's" in role else role
 
 
 def _cell(entry: Entry) -> TableCell:

@@ -10,7 +10,9 @@ from typing import Any
 from poem.bench.analysis.aggregate import Grid
 from poem.bench.provenance import MODULE
 from poem.bench.result import CellResult
-from poem.recipes.text import parse
+from poem.recipes.methods import is_outside_method
+from poem.recipes.recipe import Recipe
+from poem.recipes.text import parse, written
 from poem.report import formatting
 from poem.report.formatting import MISSING
 from poem.report.tables import TextTable, block_title, learns
@@ -90,10 +92,28 @@ def _rate(result: CellResult) -> str:
 
 
 def _changes(result: CellResult) -> str:
-    """The cell's changes to its recipe, with the values that ran; the learning rate has its own column."""
+    """The cell's changes to its recipe, with the values that ran; the learning rate has its own column.
+
+    Before them, for a method of another package, what it is.
+    """
     changes = {name: result.recipe.get(name, value) for name, value in result.cell.changes if name != "lr"}
+    what = [] if (own := _own_parts(result, changes)) is None else [own]
     guarded = ["guarded"] if result.cell.guard else []
-    return ", ".join([*(f"{name} = {value}" for name, value in changes.items()), *guarded]) or MISSING
+    return ", ".join([*what, *(f"{name} = {value}" for name, value in changes.items()), *guarded]) or MISSING
+
+
+def _own_parts(result: CellResult, changes: Mapping[str, object]) -> str | None:
+    """The parts of a method of another package where they are not Tent's, as `mine:sure: tent with select = ...`."""
+    method = result.cell.method
+    if ":" not in method and not is_outside_method(method):
+        return None
+    plain = written(Recipe())
+    stated = {
+        name: text for name, text in result.recipe.items()
+        if name != "lr" and name not in changes and text != plain.get(name, "None")
+    }  # fmt: skip
+    parts = ", ".join(f"{name} = {text}" for name, text in stated.items())
+    return f"{method}: tent with {parts}" if parts else f"{method}: as tent"
 
 
 def is_chosen(grid: Grid) -> bool:

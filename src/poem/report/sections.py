@@ -288,7 +288,7 @@ def _facts(suites: Sequence[Suite], results: Sequence[CellResult], planned: int)
     facts = [
         (
             "scale",
-            formatting.comma_list([SCALES.get(each, each) for each in dict.fromkeys(suite.scale for suite in suites)]),
+            formatting.comma_list(list(dict.fromkeys(map(_scale, suites)))),
         ),
         ("cells", f"{formatting.count(len(results))} of {formatting.count(planned)}"),
         ("images", _images(results)),
@@ -301,6 +301,12 @@ def _facts(suites: Sequence[Suite], results: Sequence[CellResult], planned: int)
         ("measured", " to ".join(dict.fromkeys(each[:16].replace("T", " ") for each in (started[:1] + started[-1:])))),
     ]
     return [(name, text) for name, text in facts if text]
+
+
+def _scale(suite: Suite) -> str:
+    """The scale with what it stands for; a suite with networks and data of its own has the rest of its settings."""
+    own = suite.scale == "tiny" and not suite.smoke
+    return "tiny (networks and data are the suite's own)" if own else SCALES.get(suite.scale, suite.scale)
 
 
 def _checksums(results: Sequence[CellResult]) -> str:
