@@ -41,7 +41,8 @@ NAMED_SHARE = 0.5
 """Share of the time from which on a method is named."""
 
 _SIZES: dict[str, tuple[int, int]] = {
-    "digits": (1797, 10), "digits-test": (1500, 10), "cifar10": (10_000, 10), "cifar10-c": (10_000, 10),
+    "digits": (1797, 10), "digits-test": (1500, 10), "digits-train": (3500, 10),
+    "cifar10": (10_000, 10), "cifar10-c": (10_000, 10),
     "cifar100": (10_000, 100), "cifar100-c": (10_000, 100), "imagenet-c": (50_000, 1000),
     **{
         name: (known.expect.total, known.expect.classes)

@@ -351,8 +351,11 @@ def _print_problems(outcome: SweepOutcome, store: Store) -> None:
         print("stopped; the same command goes on", file=sys.stderr)
 
 
-def print_plan(args: argparse.Namespace, suites: Sequence[Suite], todo: Sequence[Cell], store: Store) -> None:
-    """Print the suites' sizes, how many cells are finished and an estimate of time; or the cells as JSON."""
+def print_plan(args: argparse.Namespace, suites: Sequence[Suite], todo: Sequence[Cell], store: Store) -> int:
+    """Print the suites' sizes, how many cells are finished and an estimate of time; or the cells as JSON.
+
+    Returns the exit code: that of the run where weights or data are missing, else 0.
+    """
     import json
 
     from poem._util.progress import duration
@@ -362,7 +365,7 @@ def print_plan(args: argparse.Namespace, suites: Sequence[Suite], todo: Sequence
 
     if args.json:
         print(json.dumps([cell.to_dict() for cell in todo], indent=1))
-        return
+        return 0
     for suite in suites:
         print(f"{suite.name}, scale {suite.scale}: {suite.title}")
         for group in dict.fromkeys(placed.group for placed in suite.placed):
@@ -386,7 +389,11 @@ def print_plan(args: argparse.Namespace, suites: Sequence[Suite], todo: Sequence
     if left and _on_cluster(args):
         print("weights and data: not checked, each node of a cluster has its own")
     elif left:
-        print(check_requirements(left, _make_machine(args), download=False))
+        found = check_requirements(left, _make_machine(args), download=False)
+        print(found)
+        if found.missing:
+            return 1 if args.keep_going else 2
+    return 0
 
 
 def _group_summary(placed: Sequence[Any]) -> str:
