@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -393,6 +394,77 @@ def test_provenance_names_the_package_that_was_used(tmp_path: Path, monkeypatch:
         assert outside_versions(changed, own.recipe()) == {"package throwaway": "1.2"}
     assert measure(own).provenance.keys() >= {"poem", "torch"}
     assert set(outside_versions(replace(own, base="timm:resnet18"), own.recipe())) <= {"package timm"}
+
+
+CHANGING = """
+name: changing
+version: 1
+title: Tent, ours, and Tent with a part of ours
+columns: corruptions
+corruptions: [fog]
+cell: {data: digits-test, batch_size: 8, n: 16}
+groups: [{label: Theirs, base: bn}]
+rows:
+  - {label: Tent, method: tent}
+  - {label: Ours, method: "changing_code:mine"}
+  - {label: Sure Tent, method: tent, changes: {select: "changing_code:Sure(0.3)"}}
+"""
+
+
+def test_results_of_code_that_has_changed_are_named_and_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module, results = tmp_path / "changing_code.py", tmp_path / "results"
+    module.write_text(packages.MODULE)
+    (tmp_path / "changing.yaml").write_text(CHANGING)
+    monkeypatch.syspath_prepend(tmp_path)
+    words = ["bench", str(tmp_path / "changing.yaml"), "--engine", "inline", "--out", str(results)]
+    assert main(words) == 0
+    held = {result.cell.label: result.provenance.get("module changing_code") for result in Store(results).results()}
+    assert len(held) == 3
+    digests = {digest for label, digest in held.items() if "changing_code" in label}
+    assert digests == {hashlib.sha256(packages.MODULE.encode()).hexdigest()[:16]}
+    assert sum(digest is None for digest in held.values()) == 1, "plain Tent uses nothing of it"
+    module.write_text(
+        packages.MODULE.replace("outputs.probs.amax(1) > self.share", "outputs.probs.amax(1) < self.share")
+    )
+    capsys.readouterr()
+    assert main([*words, "--dry-run"]) == 0
+    assert "other code" not in capsys.readouterr().out, "this process runs the code that it imported"
+    monkeypatch.delitem(sys.modules, "changing_code")
+    assert main([*words, "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    assert "3 finished, 0 to run" in said
+    now = hashlib.sha256(module.read_bytes()).hexdigest()[:8]
+    assert (
+        f"2 finished cells were measured with other code of the module changing_code (sha256 {digests.pop()[:8]} "
+        in said
+    )
+    assert f"then, {now} now); --rerun changing_code measures what uses it again" in said
+    assert main(words) == 0
+    said = capsys.readouterr()
+    assert "0 cells measured" in said.out
+    assert "other code of the module changing_code" in said.err
+    again = [*words, "--rerun", "changing_code"]
+    assert main([*again, "--dry-run"]) == 0
+    assert "1 finished, 2 to run" in capsys.readouterr().out
+    assert main([*words, "--rerun", "changing_code:mine"]) == 0, "one of the two"
+    assert capsys.readouterr().out.startswith("1 cells measured")
+    assert main(["report", str(results), "--format", "markdown"]) == 0
+    page = (results / "report.md").read_text()
+    assert "mixes 2 versions of the code of changing\\_code: sha256" in page
+    assert "poem bench ... --rerun changing\\_code" in page
+    capsys.readouterr()
+    assert main(again) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith("2 cells measured")
+    assert "other code" not in said.err
+    assert len(list(results.rglob("*.json.old*"))) == 3, "what was measured before is kept"
+    assert {result.provenance.get("module changing_code") for result in Store(results).results()} == {
+        None, hashlib.sha256(module.read_bytes()).hexdigest()[:16],
+    }  # fmt: skip
+    assert main([*words, "--rerun", "changing_cod"]) == 2
+    assert "is like 'changing_cod'; did you mean 'changing_code" in capsys.readouterr().err
 
 
 def test_a_base_that_poem_has_is_listed_with_the_other_path(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +13,10 @@ from torch import Tensor
 from toys import calibrated, images
 
 import poem
+from poem.bench import estimate
 from poem.bench.cell import Cell
-from poem.bench.estimate import assumed_seconds, data_sizes, forward_passes, rows
+from poem.bench.estimate import ASSUMED, assumed_seconds, data_sizes, forward_passes, image_count, rows
+from poem.cli.main import main
 from poem.parts import (
     AdaptBranch,
     AugMix,
@@ -144,3 +147,53 @@ def test_data_is_named_in_bytes_as_published() -> None:
     clean = replace(fog, base="cifar10-bn", data="CIFAR-10-C", corruptions=("clean",))
     assert data_sizes([clean]) == {"cifar10": 170_052_171}
     assert data_sizes([replace(fog, data="digits-test"), replace(fog, data="folder")]) == {}
+
+
+OWN = """
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+
+def net():
+    layers = nn.Conv2d(3, 4, 3, 2), nn.BatchNorm2d(4), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 10)
+    return nn.Sequential(*layers)
+
+
+def odd():
+    return nn.Sequential(nn.Linear(7, 10))
+
+
+def pictures(count=20):
+    return TensorDataset(torch.zeros(count, 3, 24, 24), torch.arange(count) % 10)
+"""
+
+
+def test_a_network_of_ones_own_is_timed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "estimated_net.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    cell = Cell(base="estimated_net:net", data="digits-test", method="source", n=1000)
+    assert assumed_seconds(cell) < 1000 / ASSUMED["ImageNet"][0] / 10, "a small network on images of 32x32"
+    estimate._timed.cache_clear()
+    monkeypatch.setattr(estimate, "_fastest", lambda model, images: 0.001 + 0.002 * len(model(images)))
+    seconds = 1000 * 0.002 + 0.001 * 1000 / 64
+    assert assumed_seconds(cell) == pytest.approx(seconds)
+    assert assumed_seconds(cell, "cuda") < seconds / 10, "as much faster as others of its size"
+    other = replace(cell, base="estimated_net:odd")
+    assert assumed_seconds(other) == pytest.approx(1000 / ASSUMED["CIFAR"][0], rel=0.1), "one that raises is as small"
+    words = ["--set", "base=estimated_net:net", "--set", "data=digits-test", "--out", str(tmp_path / "out")]
+    assert main(["bench", "table1", "--methods", "tent", "--dry-run", *words]) == 0
+    assert "\ntimed here: estimated_net:net 500 images/s\n" in capsys.readouterr().out
+    estimate._timed.cache_clear()
+
+
+def test_images_of_ones_own_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "estimated_data.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    cell = Cell(base="digits-bn", data="estimated_data:pictures", method="source")
+    assert image_count(cell) == 20
+    assert image_count(replace(cell, dataset={"count": 30})) == 30  # type: ignore[arg-type]
+    assert image_count(replace(cell, n=8)) == 8
+    assert image_count(replace(cell, data="estimated_data:gone")) == 10_000, "not known"

@@ -159,6 +159,9 @@ def test_seeds_give_mean_deviation_and_paired_differences() -> None:
     assert difference.points == pytest.approx(apart.mean())
     assert difference.deviation == pytest.approx(apart.std(ddof=1))
     assert difference.error > 0
+    assert f"(deviation {difference.deviation:.2f} over 3 seeds; " in str(difference)
+    said = f"standard error {difference.error:.2f} over images alone, which ignores that order and seeds matter)"
+    assert str(difference).endswith(said)
     assert table.differences("tent")[0].points == pytest.approx(-difference.points)
     assert f"{row.accuracy:.1f} ± {row.deviation:.1f}" in str(table)
     assert "against source" in str(table)
@@ -168,7 +171,7 @@ def test_one_seed_has_no_deviation() -> None:
     table = poem.evaluate(make_net("bn"), pictures(), ["source", "tent"], batch_size=8)
     assert "±" not in str(table)
     assert table.differences()[0].deviation is None
-    assert "over seeds" not in str(table.differences()[0])
+    assert "deviation" not in str(table.differences()[0])
 
 
 def test_a_stream_is_drawn_anew_for_every_seed() -> None:

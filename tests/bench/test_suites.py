@@ -46,6 +46,29 @@ def test_all_means_twelve_tables_and_nine_figures() -> None:
     assert {"online", "long", "holdout", "demo"} == set(suites.names()) - set(suites.all_names())
 
 
+@pytest.mark.parametrize(
+    ("base", "data", "smoke"),
+    [
+        ("bn", None, True),
+        ("digits-bn", "digits-test", True),
+        ("cifar10-bn", None, True),
+        ("bn", "cifar10", True),
+        ("cifar10-bn", "cifar10", False),
+        ("cifar10-bn", "digits-test", False),
+    ],
+)
+def test_a_suite_with_its_own_network_and_data_is_no_smoke_test(
+    tmp_path: Path, base: str, data: str | None, smoke: bool
+) -> None:
+    groups = [{"label": "BN", "base": base}]
+    stated = {} if data is None else {"data": data}
+    assert suites.load(mine(tmp_path, groups=groups, cell=stated), "tiny").smoke is smoke
+    flags = {"base": base, **stated}
+    assert suites.load(mine(tmp_path), "tiny", changes=flags).smoke is smoke, "stated by --set"
+    both = [*groups, {"label": "digits", "base": "bn"}]
+    assert suites.load(mine(tmp_path, groups=both), "tiny").smoke, "another group has the scale's"
+
+
 @pytest.mark.parametrize(("name", "scale"), EVERY)
 def test_every_suite_is_whole_at_every_scale(name: str, scale: str) -> None:
     suite = suites.load(name, scale)

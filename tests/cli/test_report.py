@@ -159,6 +159,11 @@ def test_modules_that_only_the_folder_names_are_not_imported(
     assert found.returncode == 0, found.stderr
     assert not imported.exists(), "it was imported"
     assert {each.name: each.read_text() for each in tables.glob("*.csv")} == expected
+    page = (results / "report.md").read_text(encoding="utf-8").replace("\\_", "_")
+    assert f"| Ours | 0.005 | {name}:mine: tent with select = {name}:Sure(0.2) |" in page, (
+        "what a method of one's own is"
+    )
+    assert f"| Sure Tent | 0.005 | select = {name}:Sure(0.3) |" in page
     named = f"not imported, since only this folder names them: {name}:Sure, {name}:mine, {name}:net; tables show"
     assert named in found.stdout
     assert "left out" not in found.stdout

@@ -101,6 +101,19 @@ def test_captions_name_severity_batch_size_seeds_and_which_answers_count() -> No
     assert "severity" not in report_tables([replace(made, placed=placed)], clean)["table1-top1"].caption
 
 
+def test_a_network_s_label_stands_alone_in_latex() -> None:
+    values = {"Tent": {"Fog": [50.0]}, "SAR": {"Fog": [40.0]}}
+    for against, name in ((None, "table1-top1"), ("Tent", "table1-differences")):
+        made, reports = table(values, group="My CNN")
+        found = report_tables([made], reports, against=against)[name]
+        assert r"\multicolumn{" in found.latex()
+        assert r"\textit{My CNN}" in found.latex()
+        assert "digits-bn (My CNN)" in found.csv(), "where there is room"
+        made, reports = table(values, group="ResNet-50-BN")
+        text = report_tables([made], reports, against=against)[name].latex()
+        assert r"\textit{digits-bn (in place of the paper's ResNet-50-BN)}" in text
+
+
 def test_missing_numbers_are_empty_and_not_zero() -> None:
     pytest.importorskip("pandas")
     made, reports = table({"Tent": {"Fog": [50.0], "Snow": [60.0]}})

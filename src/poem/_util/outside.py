@@ -11,6 +11,7 @@ finds and imports; what the object must be is checked by the package that asks. 
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import re
 import sys
@@ -21,6 +22,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal
 
 from poem._util.nearest import nearest_names
@@ -34,6 +36,9 @@ GROUPS: dict[Kind, str] = {
 }
 """The group of entry points of each kind."""
 _REFUSED: ContextVar[set[str] | None] = ContextVar("refused", default=None)
+_CODE: dict[str, tuple[ModuleType, str | None]] = {}
+CODE_DIGITS = 16
+"""Digits of a module's SHA-256 that are kept."""
 _PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
@@ -146,7 +151,9 @@ def _imported(kind: Kind, name: str, path: str, module: str) -> Any:
     if "" not in sys.path:
         sys.path.insert(0, "")  # modules in the current folder
     try:
-        return importlib.import_module(module)
+        found = importlib.import_module(module)
+        code_sha256(module)  # now, since the file may be edited while this process goes on
+        return found
     except ModuleNotFoundError as error:
         if error.name is not None and (module == error.name or module.startswith(f"{error.name}.")):
             raise ValueError(
@@ -185,6 +192,23 @@ def versions(modules: Iterable[str]) -> dict[str, str]:
     by_module = metadata.packages_distributions() if tops else {}
     packages = sorted({package for top in tops for package in by_module.get(top, ())})
     return {package: metadata.version(package) for package in packages}
+
+
+def code_sha256(module: str) -> str | None:
+    """First digits of the SHA-256 of an imported module's file, as it was when this was first asked, at its import.
+
+    None for a module that is not imported, or comes from no file. What the module imports itself is not in it.
+    """
+    found = sys.modules.get(module)
+    if found is None:
+        return None
+    if module not in _CODE or _CODE[module][0] is not found:
+        try:
+            digest = hashlib.sha256(Path(str(getattr(found, "__file__", None))).read_bytes()).hexdigest()[:CODE_DIGITS]
+        except OSError:
+            digest = None
+        _CODE[module] = found, digest
+    return _CODE[module][1]
 
 
 def search_path() -> tuple[str, ...]:

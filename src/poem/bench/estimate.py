@@ -2,23 +2,28 @@
 
 A backward counts as two forwards. So the unadapted model is 1, Tent 3, and MEMO with its 64 views 193. A pass costs a
 fixed time besides, which the images of its batch share: single images cost several times as much as those of a batch.
+Forward passes of a network of another package are timed, since nothing is known about it.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
+import torch
+
 from poem import zoo
+from poem._util import outside
 from poem.bench.cell import Cell, Pairs
 from poem.bench.result import CellResult
 from poem.parts.base import Part
 from poem.parts.views import Views
 from poem.recipes.recipe import Recipe
-from poem.streams.datasets import canonical
+from poem.streams.datasets import DATASETS, canonical, open_dataset
 from poem.streams.datasets.named_sets import CLEAN_COUNTERPARTS, NAMED_SETS
 from poem.streams.datasets.sources import SOURCES, archives
 from poem.streams.shift import CLEAN
@@ -36,7 +41,8 @@ NAMED_SHARE = 0.5
 """Share of the time from which on a method is named."""
 
 _SIZES: dict[str, tuple[int, int]] = {
-    "digits": (1797, 10), "digits-test": (1500, 10), "cifar10": (10_000, 10), "cifar10-c": (10_000, 10),
+    "digits": (1797, 10), "digits-test": (1500, 10), "digits-train": (3500, 10),
+    "cifar10": (10_000, 10), "cifar10-c": (10_000, 10),
     "cifar100": (10_000, 100), "cifar100-c": (10_000, 100), "imagenet-c": (50_000, 1000),
     **{
         name: (known.expect.total, known.expect.classes)
@@ -46,6 +52,8 @@ _SIZES: dict[str, tuple[int, int]] = {
 }  # fmt: skip
 """Images of one domain, and classes, of data sets of a known size."""
 _ASSUMED_SIZE = (10_000, 10)
+SMALL_SIDE, LARGE_SIDE = 32, 224
+"""Sides of images, in pixels: of digits and CIFAR, and what is assumed of images of unknown size."""
 
 
 def domain_size(data: str) -> int | None:
@@ -55,8 +63,29 @@ def domain_size(data: str) -> int | None:
 
 def image_count(cell: Cell) -> int:
     """Images in a cell's stream over a whole data set; a subset of the user's own may have fewer."""
-    whole, classes = _SIZES.get(cell.data, _ASSUMED_SIZE)
+    whole, classes = _SIZES.get(cell.data) or (_opened(cell.data, cell.dataset) or _ASSUMED_SIZE)[:2]
     return cell.order().count(whole if cell.n is None else min(cell.n, whole), classes)
+
+
+class _Opened(NamedTuple):
+    """What is read of a data set of another package."""
+
+    images: int
+    classes: int
+    side: int
+
+
+@lru_cache(maxsize=64)
+def _opened(data: str, options: Pairs) -> _Opened | None:
+    """The size of a data set of another package; None for others, and where it does not open."""
+    if data in DATASETS or not outside.is_outside("data set", data):
+        return None
+    try:
+        found = open_dataset(data, **dict(options))
+        classes = len(found.classes or set(found.labels.tolist()))
+        return _Opened(len(found), classes, int(found[0].shape[-1]))
+    except Exception:  # the user's own code: the cell will fail, or needs a root
+        return None
 
 
 class Rows(NamedTuple):
@@ -114,14 +143,73 @@ def forward_passes(recipe: Recipe, *, views: bool = True) -> float:
     return max((each.forward + 2 * each.backward) * (BRANCH_FACTOR if branch else 1.0) for each, branch in found)
 
 
-def rate_group(base: str) -> str:
-    """The key of `ASSUMED` for a base."""
+def rate_group(base: str, data: str = "", options: Pairs = ()) -> str:
+    """The key of `ASSUMED` for a base, by the side of its input; where it takes images as stored, by theirs."""
     if base.startswith("digits"):
         return "digits"
+    return "CIFAR" if _input_side(base, data, options) <= SMALL_SIDE else "ImageNet"
+
+
+def _input_side(base: str, data: str, options: Pairs) -> int:
+    """Side of a network's input in pixels; `LARGE_SIDE` where it is not known."""
+    with suppress(ValueError, TypeError, OSError, ImportError):  # no such base: the cell will fail
+        if crop := zoo.base(base).crop:
+            return crop
+        if data.startswith(("digits", "cifar")):
+            return SMALL_SIDE
+        if found := _opened(data, options):
+            return found.side
+    return LARGE_SIDE
+
+
+class Speed(NamedTuple):
+    """How fast a network is, unadapted."""
+
+    images_per_second: float
+    call_seconds: float
+    """Fixed seconds of one pass."""
+
+
+def speed(cell: Cell, device: str = "cpu") -> Speed:
+    """The speed of a cell's network: timed for one of another package, else assumed."""
+    group, gpu = rate_group(cell.base, cell.data, cell.dataset), device != "cpu"
+    known = Speed(ASSUMED[group][gpu], CALL_SECONDS[group][gpu])
+    timed = _timed(cell.base, _input_side(cell.base, cell.data, cell.dataset))
+    if timed is None:
+        return known
+    if gpu:  # as much faster there as others of its size are
+        return Speed(timed.images_per_second * ASSUMED[group][1] / ASSUMED[group][0], known.call_seconds)
+    return timed
+
+
+@lru_cache(maxsize=64)
+def _timed(base: str, side: int) -> Speed | None:
+    """Forward passes of a network of another package on one core; None for other bases, and where one raises."""
+    count = 16 if side <= 2 * SMALL_SIDE else 4
+    threads = torch.get_num_threads()
     try:
-        return "CIFAR" if 0 < zoo.base(base).crop <= 32 else "ImageNet"
-    except (ValueError, TypeError, OSError, ImportError):  # no such base: the cell will fail
-        return "ImageNet"
+        if zoo.base(base).kind != "outside":
+            return None
+        model = zoo.load(base, "random")[0]  # time does not depend on the weights
+        torch.set_num_threads(1)
+        with torch.inference_mode():
+            one, several = (_fastest(model, torch.rand(size, 3, side, side)) for size in (1, count))
+    except Exception:  # the user's own network: the cell will fail, or takes other images
+        return None
+    finally:
+        torch.set_num_threads(threads)
+    each = max((several - one) / (count - 1), several / count / 2)  # one image alone may be timed badly
+    return Speed(1 / each, max(0.0, several - count * each))
+
+
+def _fastest(model: torch.nn.Module, images: torch.Tensor) -> float:
+    """The least seconds of some passes, after one that is not counted."""
+    found = []
+    for _ in range(4):
+        began = time.perf_counter()
+        model(images)
+        found.append(time.perf_counter() - began)
+    return max(min(found[1:]), 1e-6)
 
 
 def assumed_seconds(cell: Cell, device: str = "cpu") -> float:
@@ -130,12 +218,20 @@ def assumed_seconds(cell: Cell, device: str = "cpu") -> float:
 
 
 def _seconds_per_image(cell: Cell, device: str) -> float:
-    group = rate_group(cell.base)
+    known = speed(cell, device)
     cost = _cost(cell.method, cell.preset, cell.changes)
     guard = GUARD_PASSES if cell.guard else 0.0
     batch = 1 if cost.alone else _batch_size(cell)
-    fixed = CALL_SECONDS[group][device != "cpu"] * (cost.calls + guard) / batch
-    return (cost.passes + guard) / ASSUMED[group][device != "cpu"] + fixed
+    return (cost.passes + guard) / known.images_per_second + known.call_seconds * (cost.calls + guard) / batch
+
+
+def timed_speeds(cells: Iterable[Cell], device: str = "cpu") -> str:
+    """The networks of cells whose passes were timed, as `timed here: mine:net 2100 images/s`; empty without any."""
+    found = {}
+    for cell in cells:
+        if _timed(cell.base, _input_side(cell.base, cell.data, cell.dataset)) is not None:
+            found[cell.base] = f"{cell.base} {speed(cell, device).images_per_second:.0f} images/s"
+    return f"timed here: {', '.join(found.values())}" if found else ""
 
 
 def _batch_size(cell: Cell) -> int:

@@ -63,14 +63,18 @@ class Difference:
     error: float
     """Standard error of the mean difference over images, in points. Only images that one of the two answers right and
     the other wrong count; the images of a stream that is adapted to are not independent, so it is a lower bound."""
+    seeds: int = 1
+    """How many seeds the mean is over."""
 
     def __str__(self) -> str:
         return f"{self.method} {self.points:+.2f} points against {self.reference}" + _deviation_words(self)
 
 
 def _deviation_words(difference: Difference) -> str:
-    over = "" if difference.deviation is None else f", ± {difference.deviation:.2f} over seeds"
-    return f"{over} (standard error over images {difference.error:.2f})"
+    """Both errors, and what each counts: seeds draw other orders, images alone know of one."""
+    seeds = f"deviation {difference.deviation:.2f} over {difference.seeds} seeds; " if difference.seeds > 1 else ""
+    alone = f"standard error {difference.error:.2f} over images alone, which ignores that order and seeds matter"
+    return f" ({seeds}{alone})"
 
 
 @dataclass(frozen=True)
@@ -230,7 +234,7 @@ def paired_difference(row: Row, reference: Row) -> Difference:
     points = [float(each.mean()) for each in apart]
     return Difference(
         method=row.method, reference=reference.method, points=statistics.fmean(points), deviation=deviation(points),
-        error=float(every.std() / math.sqrt(len(every))),
+        error=float(every.std() / math.sqrt(len(every))), seeds=len(points),
     )  # fmt: skip
 
 

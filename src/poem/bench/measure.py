@@ -15,7 +15,14 @@ from poem.adapter import Adapter
 from poem.bench.cell import Cell
 from poem.bench.collect import Collector
 from poem.bench.load_cell import CellData, LoadedModel, Machine, load_model, source_images
-from poem.bench.provenance import host, outside_versions, peak_memory, provenance, reset_peak_memory
+from poem.bench.provenance import (
+    host,
+    outside_code,
+    outside_versions,
+    peak_memory,
+    provenance,
+    reset_peak_memory,
+)
 from poem.bench.result import CellResult
 from poem.bench.run_stream import AnsweredBatch, Delay, StreamRun
 from poem.engine.precision import Precision
@@ -84,7 +91,7 @@ def measure(
         **collector.result_fields(delay),
         ledger={**run.totals, "source_images": adapter.preparation["forwards"]},
         notes=[*collector.notes, *_notes(cell, adapter, stream, collector)],
-        provenance={**provenance(), **outside_versions(cell, adapter.recipe)},
+        provenance={**provenance(), **outside_versions(cell, adapter.recipe), **outside_code(cell, adapter.recipe)},
         timing={
             "adapt_s": run.adapt_seconds, "data_s": run.load_seconds, "images_per_s": rate,
             "total_s": time.perf_counter() - began, "peak_bytes": peak_memory(device) - allocated,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import platform
 import subprocess
@@ -9,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -22,8 +23,15 @@ from poem.recipes.recipe import Recipe
 from poem.streams.datasets import DATASETS, canonical
 from poem.zoo import hub_bases
 from poem.zoo.catalog import own_bases
+from poem.zoo.outside_bases import Factory
+
+if TYPE_CHECKING:
+    from poem.bench.result import CellResult
 
 PACKAGE = Path(__file__).resolve().parent
+OURS = ("poem", "__main__")
+MODULE = "module "
+"""What the names of hashes of code begin with, in the provenance of a result."""
 
 
 def provenance() -> dict[str, Any]:
@@ -34,17 +42,46 @@ def provenance() -> dict[str, Any]:
 
 def outside_versions(cell: Cell, recipe: Recipe) -> dict[str, str]:
     """Version of every other package that a cell's method, parts, base or data come from, as `package NAME`."""
-    modules = {*_named_modules(cell), *(type(part).__module__ for _, part in recipe.places)}
-    ours = {"poem", "__main__"}
-    found = outside.versions(module for module in modules if module.partition(".")[0] not in ours)
+    hub, _, _ = cell.base.partition(":")
+    libraries = {hub_bases.HUBS[hub]} if hub_bases.is_hub_id(cell.base) else set()
+    found = outside.versions({*outside_modules(cell, recipe), *libraries})
     return {f"package {package}": version for package, version in found.items()}
 
 
-def _named_modules(cell: Cell) -> Iterator[str]:
-    """Modules that a cell's method, base and data are looked up in; names that this package has are its own."""
-    hub, _, _ = cell.base.partition(":")
-    if hub_bases.is_hub_id(cell.base):
-        yield hub_bases.HUBS[hub]
+def outside_code(cell: Cell, recipe: Recipe) -> dict[str, str]:
+    """SHA-256 of the file of every other module that a cell's method, parts, base or data are in, as `module NAME`."""
+    found = {module: outside.code_sha256(module) for module in sorted(outside_modules(cell, recipe))}
+    return {f"{MODULE}{module}": digest for module, digest in found.items() if digest is not None}
+
+
+def changed_code(result: CellResult) -> dict[str, tuple[str, str]]:
+    """Modules whose code is another than when a result was measured: hash then and now.
+
+    Nothing is imported: a module that this process has not imported is left out, as are results without hashes.
+    """
+    found = {}
+    for name, then in result.provenance.items():
+        module = name.removeprefix(MODULE)
+        now = outside.code_sha256(module) if module != name else None
+        if now is not None and now != then:
+            found[module] = (str(then), now)
+    return found
+
+
+def outside_modules(cell: Cell, recipe: Recipe) -> set[str]:
+    """Modules of other packages that a cell's method, base and data are looked up or written in, and its parts."""
+    found = {type(part).__module__ for _, part in recipe.places}
+    for kind, name in _outside_names(cell):
+        path = outside.path_of(kind, name)
+        found.add(path.partition(":")[0])
+        made = outside.load(kind, name)
+        made = made.build if isinstance(made, Factory) else made
+        found |= {made.__module__} if inspect.isfunction(made) or inspect.isclass(made) else set()
+    return {module for module in found if module.partition(".")[0] not in OURS}
+
+
+def _outside_names(cell: Cell) -> Iterator[tuple[outside.Kind, str]]:
+    """A cell's method, base and data that are of another package; names that this package has are its own."""
     own = cell.base in own_bases() or hub_bases.is_hub_id(cell.base)
     named: tuple[tuple[outside.Kind, str | None], ...] = (
         ("method", outside_host(cell.method)),
@@ -54,8 +91,9 @@ def _named_modules(cell: Cell) -> Iterator[str]:
     for kind, name in named:
         try:
             if name is not None and outside.is_outside(kind, name):
-                yield outside.path_of(kind, name).partition(":")[0]
-        except ValueError:  # two packages announce it: whoever uses the name is told
+                outside.load(kind, name)
+                yield kind, name
+        except ValueError:  # two packages announce it, or it is not there: whoever uses the name is told
             continue
 
 

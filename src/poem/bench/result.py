@@ -56,7 +56,8 @@ class CellResult:
     notes: list[str] = field(default_factory=list)
     """Warnings and fallbacks of the adapter and the stream, in sentences."""
     provenance: dict[str, Any] = field(default_factory=dict)
-    """Versions of poem, torch, numpy and Python, commit, dirty."""
+    """Versions of poem, torch, numpy and Python, commit, dirty; of other packages `package NAME`, the version, and
+    `module NAME`, digits of the SHA-256 of the module's file."""
     timing: dict[str, float] = field(default_factory=dict)
     """Seconds in the adapter (device synchronised) and in loading, images/s, peak memory in bytes: on a GPU above what
     the models themselves take, on a CPU of the whole process."""

@@ -138,11 +138,15 @@ class Store:
         found = [result for path in paths if (result := self._matching(path)) is not None]
         return latest(found, lambda result: result.cell_key).get(cell.key)
 
-    def save(self, result: CellResult) -> Path:
-        """Write a result. A sound one that is there already stays; a broken file in its place is moved aside."""
+    def save(self, result: CellResult, *, replace: bool = False) -> Path:
+        """Write a result. A sound one that is there already stays, unless `replace`: it is then kept as `NAME.old`.
+
+        A broken file in its place is moved aside.
+        """
         path = self.path(result.cell, result.key)
-        if self._matching(path) is None:
-            self._move_aside(path)
+        sound = self._matching(path) is not None
+        if replace or not sound:
+            self._move_aside(path, "old" if sound else "broken")
             result.save(path)
         self._failure(result.cell).unlink(missing_ok=True)
         return path
@@ -262,10 +266,10 @@ class Store:
             warnings.append(f"{count} result{' has' if count == 1 else 's have'} no checksum, as of an older version")
         return warnings
 
-    def _move_aside(self, path: Path) -> None:
-        """Rename a file that is no result, so that nothing is lost."""
+    def _move_aside(self, path: Path, ending: str) -> None:
+        """Rename a file, so that nothing is lost."""
         if os.path.lexists(path):
-            names = (path.with_name(f"{path.name}.broken{number or ''}") for number in range(1_000_000))
+            names = (path.with_name(f"{path.name}.{ending}{number or ''}") for number in range(1_000_000))
             path.rename(next(name for name in names if not os.path.lexists(name)))
 
 

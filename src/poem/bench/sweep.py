@@ -78,7 +78,12 @@ class SweepOutcome:
 
 
 def sweep(
-    cells: Sequence[Cell], store: Store, *, runner: Runner | None = None, on_event: OnSweepEvent | None = None
+    cells: Sequence[Cell],
+    store: Store,
+    *,
+    runner: Runner | None = None,
+    on_event: OnSweepEvent | None = None,
+    again: Callable[[Cell], bool] | None = None,
 ) -> SweepOutcome:
     """Run the cells that have no result with their recipe and weights of today, and save each result as it comes.
 
@@ -87,6 +92,7 @@ def sweep(
         store: The folder of results. Only this process writes there, whatever the runner.
         runner: `Inline` unless given.
         on_event: Called with every event.
+        again: Says which cells are run although they have a result; the old one is kept as `NAME.json.old`.
 
     Ctrl-C and SIGTERM end the sweep with an outcome that says what is left.
 
@@ -100,11 +106,12 @@ def sweep(
     began = time.monotonic()
     with store.lock():
         weights = _weights_of(runner)
-        finished = [result for cell in unique if (result := store.finished(cell, weights)) is not None]
+        once = [cell for cell in unique if again is None or not again(cell)]
+        finished = [result for cell in once if (result := store.finished(cell, weights)) is not None]
         skipped = [result.cell for result in finished]
         before = {cell.key for cell in skipped}
         todo = group_cells([cell for cell in unique if cell.key not in before])
-        recorder = _Recorder(store, on_event)
+        recorder = _Recorder(store, on_event, {cell.key for cell in unique} - {cell.key for cell in once})
         interrupted = False
         try:
             with _interrupt_on_signals():
@@ -138,6 +145,8 @@ class _Recorder:
 
     store: Store
     on_event: OnSweepEvent | None
+    again: set[str] = field(default_factory=set)
+    """Keys of cells whose results are replaced."""
     done: list[Cell] = field(default_factory=list)
     failed: list[Cell] = field(default_factory=list)
     nonfinite: list[Cell] = field(default_factory=list)
@@ -157,7 +166,7 @@ class _Recorder:
 
     def save(self, event: CellEnded) -> None:
         if event.result is not None:
-            self.store.save(event.result)
+            self.store.save(event.result, replace=event.cell.key in self.again)
             self.done.append(event.cell)
             self.nonfinite += [event.cell] if event.result.nonfinite else []
         else:

@@ -15,6 +15,7 @@ from poem.cli._option_checks import path_argument
 if TYPE_CHECKING:
     from poem.bench.cell import Cell
     from poem.bench.load_cell import Machine
+    from poem.bench.result import CellResult
     from poem.bench.runners import Runner
     from poem.bench.store import Store
     from poem.bench.suites import Suite
@@ -64,6 +65,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     how.add_argument(
         "--retries", type=int, default=2, metavar="N", help="further tries of a cell whose process died; default: 2"
     )
+    how.add_argument(
+        "--rerun", nargs="+", metavar="PATTERN",
+        help="measure again, though finished, cells of these methods, bases, data or modules, as 'mine*'",
+    )  # fmt: skip
     how.add_argument("--keep-going", action="store_true", help="run although weights or data of some cells are missing")
     how.add_argument("--dry-run", action="store_true", help="print the plan and an estimate of time, run nothing")
     how.add_argument("--json", action="store_true", help="print the cells as a JSON list, for poem bench FILE.json")
@@ -214,16 +219,19 @@ def run_sweep(args: argparse.Namespace, todo: Sequence[Cell], store: Store, name
     from poem.cli._sweep_progress import SweepProgress
 
     check_folder_writable(store.folder)
+    again = _rerun(args, todo)
     runner = make_runner(args, todo)
     if not args.keep_going:
         _check_requirements(args, todo, store)
     print(f"{len(todo)} cells, results in {store.folder}", file=sys.stderr)
+    for warning in _changed_code(args, todo, store):
+        print(warning, file=sys.stderr)
     if names:
         with suppress(OSError), store.lock():  # a folder that cannot be written is reported by the sweep
             store.save_request(names, scale_of(args), suite_settings(args))
     try:
         with errors_only(not args.verbose), SweepProgress() as progress:
-            outcome = sweep(todo, store, runner=runner, on_event=progress)
+            outcome = sweep(todo, store, runner=runner, on_event=progress, again=lambda cell: cell.key in again)
     except (CannotWriteError, ChildProcessError) as error:
         print(f"poem {args.command}: {error}", file=sys.stderr)
         return ABORTED
@@ -248,14 +256,69 @@ def _on_cluster(args: argparse.Namespace) -> bool:
     return args.address is not None
 
 
-def _unfinished(args: argparse.Namespace, todo: Sequence[Cell], store: Store) -> list[Cell]:
-    """The cells that have no result with the recipe and weights of today; any weights where a cluster has its own."""
+def _finished(args: argparse.Namespace, todo: Sequence[Cell], store: Store) -> dict[str, CellResult]:
+    """Results by the key of the cell: those of today's recipe and weights that are not to be measured again.
+
+    Any weights count where a cluster has its own.
+    """
     from functools import partial
 
     from poem.bench.load_cell import weights_sha256
 
     weights = None if _on_cluster(args) else partial(weights_sha256, machine=_make_machine(args))
-    return [cell for cell in todo if store.finished(cell, weights) is None]
+    again = _rerun(args, todo)
+    found = {cell.key: store.finished(cell, weights) for cell in todo if cell.key not in again}
+    return {key: result for key, result in found.items() if result is not None}
+
+
+def _unfinished(args: argparse.Namespace, todo: Sequence[Cell], store: Store) -> list[Cell]:
+    """The cells that are to be run."""
+    finished = _finished(args, todo, store)
+    return [cell for cell in todo if cell.key not in finished]
+
+
+def _rerun(args: argparse.Namespace, todo: Sequence[Cell]) -> set[str]:
+    """Keys of the cells that `--rerun` names by method, base, data, or module of one of them or of a part."""
+    from fnmatch import fnmatchcase
+
+    from poem._util.nearest import nearest_hint
+
+    if not args.rerun:
+        return set()
+    names = {cell.key: _names_of(cell) for cell in todo}
+    known = sorted(set().union(*names.values()))
+    for pattern in args.rerun:
+        if not any(fnmatchcase(name, pattern) for name in known):
+            raise ValueError(f"--rerun: no method, base, data or module of a cell is like {pattern!r}; "
+                             f"{nearest_hint(pattern, known)}")  # fmt: skip
+    return {
+        key for key, found in names.items() if any(fnmatchcase(name, each) for name in found for each in args.rerun)
+    }
+
+
+def _names_of(cell: Cell) -> set[str]:
+    from poem.bench.provenance import outside_modules
+
+    try:
+        modules = outside_modules(cell, cell.recipe())
+    except (ValueError, TypeError):  # no such recipe: the cell will fail
+        modules = set()
+    return {cell.method, cell.base, cell.data, *modules}
+
+
+def _changed_code(args: argparse.Namespace, todo: Sequence[Cell], store: Store) -> list[str]:
+    """Warnings about finished cells that were measured with other code of a module than today's."""
+    from poem.bench.provenance import changed_code
+
+    found: dict[tuple[str, str, str], int] = {}
+    for result in _finished(args, todo, store).values():
+        for module, (then, now) in changed_code(result).items():
+            found[module, then, now] = found.get((module, then, now), 0) + 1
+    return [
+        f"{count} finished {'cell was' if count == 1 else 'cells were'} measured with other code of the module "
+        f"{module} (sha256 {then[:8]} then, {now[:8]} now); --rerun {module} measures what uses it again"
+        for (module, then, now), count in found.items()
+    ]
 
 
 def _make_machine(args: argparse.Namespace, device: str = "cpu") -> Machine:
@@ -288,18 +351,21 @@ def _print_problems(outcome: SweepOutcome, store: Store) -> None:
         print("stopped; the same command goes on", file=sys.stderr)
 
 
-def print_plan(args: argparse.Namespace, suites: Sequence[Suite], todo: Sequence[Cell], store: Store) -> None:
-    """Print the suites' sizes, how many cells are finished and an estimate of time; or the cells as JSON."""
+def print_plan(args: argparse.Namespace, suites: Sequence[Suite], todo: Sequence[Cell], store: Store) -> int:
+    """Print the suites' sizes, how many cells are finished and an estimate of time; or the cells as JSON.
+
+    Returns the exit code: that of the run where weights or data are missing, else 0.
+    """
     import json
 
     from poem._util.progress import duration
-    from poem.bench.estimate import Rates, data_sizes, image_count
+    from poem.bench.estimate import Rates, data_sizes, image_count, timed_speeds
     from poem.bench.requirements import check_requirements
     from poem.streams.datasets.sources import gigabytes
 
     if args.json:
         print(json.dumps([cell.to_dict() for cell in todo], indent=1))
-        return
+        return 0
     for suite in suites:
         print(f"{suite.name}, scale {suite.scale}: {suite.title}")
         for group in dict.fromkeys(placed.group for placed in suite.placed):
@@ -311,15 +377,23 @@ def print_plan(args: argparse.Namespace, suites: Sequence[Suite], todo: Sequence
     several = f"{count} processes" if count > 1 else "1 process"
     print(f"{len(todo)} cells, {sum(map(image_count, todo))} images; results in {store.folder}")
     print(f"{len(todo) - len(left)} finished, {len(left)} to run, {sum(map(image_count, left))} images")
+    for warning in _changed_code(args, todo, store):
+        print(warning)
     slowest = f", {slowest}" if (slowest := rates.slowest(left)) else ""
     print(f"about {duration(rates.seconds(left) / count)} with {several}{slowest}, {rates}")
+    if not rates.count and (timed := timed_speeds(left, devices[0])):
+        print(timed)
     if sizes := data_sizes(left):
         listed = ", ".join(f"{name} {gigabytes(size)}" for name, size in sizes.items())
         print(f"data as published: {listed}; poem data get NAME --root DIR downloads it")
     if left and _on_cluster(args):
         print("weights and data: not checked, each node of a cluster has its own")
     elif left:
-        print(check_requirements(left, _make_machine(args), download=False))
+        found = check_requirements(left, _make_machine(args), download=False)
+        print(found)
+        if found.missing:
+            return 1 if args.keep_going else 2
+    return 0
 
 
 def _group_summary(placed: Sequence[Any]) -> str:

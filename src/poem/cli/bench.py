@@ -34,8 +34,7 @@ def run(args: argparse.Namespace) -> int:
     todo = _sweep.read_cells(Path(args.suite), args) if from_list else _sweep.unique_cells(suites)
     store = Store(_sweep.results_folder(args, "cells" if from_list else _sweep.scale_of(args)))
     if args.dry_run or args.json:
-        _sweep.print_plan(args, suites, todo, store)
-        return 0
+        return _sweep.print_plan(args, suites, todo, store)
     code = _sweep.run_sweep(args, todo, store, [] if from_list else [args.suite])
     print(f"results in {store.folder}; poem report {store.folder} makes a page of them")
     return code

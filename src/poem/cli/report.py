@@ -3,6 +3,7 @@ poem report poem-results/tiny
 poem report poem-results/tiny --suites table1 fig5 --out pages
 poem report poem-results/full --scale full --limit 256
 poem report poem-results/tiny --format latex csv
+poem report poem-results/tiny --against tent
 
 Writes report.md and report.html with the suites that were run into the folder, as they were run; flags select others.
 --format latex, csv or json writes every table as a file of its own into the folder tables: LaTeX with booktabs, CSV and
@@ -36,6 +37,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--format", nargs="+", default=["markdown", "html"], choices=FORMATS, metavar="FORMAT",
         help=f"{', '.join(FORMATS)}; default: markdown html",
     )  # fmt: skip
+    parser.add_argument(
+        "--against", metavar="NAME", help="a row or a method: adds paired differences of every other row to it"
+    )
     _sweep.add_suite_options(parser, "how the suites were run", "that of most cells here")
 
 
@@ -70,7 +74,8 @@ def run(args: argparse.Namespace) -> int:
         suites = select_suites(cells, names=args.suites, scale=args.scale, settings=settings, requests=requests)
         shown = {cell.key for suite in suites for cell in suite.cells}
         drawn = picture(each for each in results if each.cell_key in shown) if "html" in args.format else None
-        for path in build(suites, results, out, failures=failures, formats=args.format, picture=drawn):
+        paths = build(suites, results, out, failures=failures, formats=args.format, picture=drawn, against=args.against)
+        for path in paths:
             print(path)
     if rest := sum(cell.key not in shown for cell in cells):
         print(

@@ -39,8 +39,7 @@ def run(args: argparse.Namespace) -> int:
     todo = _sweep.unique_cells(suites)
     store = Store(_sweep.results_folder(args, _sweep.scale_of(args)))
     if args.dry_run or args.json:
-        _sweep.print_plan(args, suites, todo, store)
-        return 0
+        return _sweep.print_plan(args, suites, todo, store)
     code = _sweep.run_sweep(args, todo, store, names)
     if code in (0, 1):  # the sweep ended, though some cells may have failed
         _write_page(suites, store)

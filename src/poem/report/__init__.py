@@ -35,6 +35,7 @@ def build(
     failures: Mapping[str, Failure] | None = None,
     formats: Sequence[str] = ("markdown", "html"),
     picture: Picture | None = None,
+    against: str | None = None,
 ) -> tuple[Path, ...]:
     """Write a report into a folder and return the paths of its files: by default `report.md` and `report.html`.
 
@@ -45,16 +46,17 @@ def build(
         failures: Failed cells by key.
         formats: Of `FORMATS`. `latex`, `csv` and `json` write one file for each table into the folder `tables`.
         picture: What the page begins with: images and their answers (`poem.report.pictures.picture`).
+        against: A row or a method; adds paired differences of every other row to it, as `NAME-differences`.
 
     Raises:
-        ValueError: No suite, or a format that is not known.
+        ValueError: No suite, a format that is not known, or no row that `against` names.
     """
     if not suites:
         raise ValueError("expected at least one suite to show; see poem bench --help for their names")
     for name in formats:
         if name not in FORMATS:
             raise ValueError(f"unknown format {name!r}; {nearest_hint(name, FORMATS)}")
-    page = build_page(suites, results, failures or {}, picture)
+    page = build_page(suites, results, failures or {}, picture, against)
     paths = []
     for name in dict.fromkeys(formats):
         if name in TABLE_FORMATS:
@@ -73,7 +75,11 @@ def build(
 
 
 def report_tables(
-    suites: Sequence[Suite], results: Iterable[CellResult], *, failures: Mapping[str, Failure] | None = None
+    suites: Sequence[Suite],
+    results: Iterable[CellResult],
+    *,
+    failures: Mapping[str, Failure] | None = None,
+    against: str | None = None,
 ) -> dict[str, ExportTable]:
     """Every table of a report by name, such as `table1-top1`: `.frame()`, `.latex()`, `.csv()`, `.markdown()`.
 
@@ -81,5 +87,7 @@ def report_tables(
         suites: The suites to show.
         results: Results; those of no suite are left out.
         failures: Failed cells by key.
+        against: A row or a method; adds `NAME-differences`, paired differences of every other row to it.
     """
-    return {table.name: table for table in export_tables(build_page(suites, results, failures or {}))}
+    page = build_page(suites, results, failures or {}, against=against)
+    return {table.name: table for table in export_tables(page)}

@@ -19,10 +19,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from poem._util.files import printable, without_controls
+from poem.report.differences import NOTE, DifferenceTable
 from poem.report.formatting import MISSING, MetricLabel
 from poem.report.markdown import escape, pipe_table
 from poem.report.sections import Page, Section
-from poem.report.tables import Entry, ResultTable, TextTable
+from poem.report.tables import PAPER_NETWORKS, Entry, ResultTable, TextTable
 
 if TYPE_CHECKING:
     import pandas
@@ -51,6 +52,8 @@ class TableBlock:
     name: str
     rows: tuple[tuple[str, tuple[TableCell, ...]], ...]
     """The name of each row, and its cells."""
+    label: str = ""
+    """What the suite calls the network, for LaTeX; empty for its name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,7 +180,7 @@ class ExportTable:
         for block in self.blocks:
             lines.append(r"\midrule")
             if self._named_blocks:
-                title = rf"\multicolumn{{{count}}}{{l}}{{\textit{{{latex_escape(block.name)}}}}}"
+                title = rf"\multicolumn{{{count}}}{{l}}{{\textit{{{latex_escape(block.label or block.name)}}}}}"
                 lines += [rf"{title} \\"]
             lines += [_latex_row([latex_escape(name), *map(_latex_cell, cells)]) for name, cells in block.rows]
         return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}"]) + "\n"
@@ -235,7 +238,7 @@ def one_line(text: str) -> str:
 
 
 def export_tables(page: Page) -> list[ExportTable]:
-    """Every table of a page: results by metric, costs, data of figures, protocol cards."""
+    """Every table of a page: results by metric, differences, costs, data of figures, protocol cards."""
     return [table for section in page.sections for table in _section_tables(section)]
 
 
@@ -244,6 +247,8 @@ def _section_tables(section: Section) -> Iterator[ExportTable]:
     if section.numbers is not None:
         for metric in section.numbers.metrics:
             yield _result_table(section, section.numbers, metric)
+    if section.differences is not None:
+        yield _difference_table(section, section.differences)
     measured = _measured(section)
     if section.efficiency is not None:
         yield text_table(f"{section.name}-efficiency", section.efficiency, section.title, measured)
@@ -267,6 +272,7 @@ def _result_table(section: Section, table: ResultTable, metric: MetricLabel) -> 
         TableBlock(
             name=f"{block.name} ({block.role})" if block.role else block.name,
             rows=tuple((row.name, tuple(map(_cell, row.entries[metric.key]))) for row in block.rows),
+            label=_label(block.role),
         )
         for block in table.blocks
     )
@@ -278,6 +284,29 @@ def _result_table(section: Section, table: ResultTable, metric: MetricLabel) -> 
         families=table.families,
         blocks=blocks,
     )
+
+
+def _difference_table(section: Section, table: DifferenceTable) -> ExportTable:
+    blocks = tuple(
+        TableBlock(
+            name=block.title,
+            label=_label(block.role),
+            rows=tuple((name, tuple(map(_cell, entries))) for name, entries in block.rows),
+        )
+        for block in table.blocks
+    )
+    return ExportTable(
+        name=f"{section.name}-differences",
+        caption=f"{section.title}. {table.caption}. {NOTE} {_measured(section)}".rstrip(),
+        first=table.first,
+        columns=table.columns,
+        blocks=blocks,
+    )
+
+
+def _label(role: str) -> str:
+    """A group's label of the user's own; empty for the paper's networks, whose place ours take."""
+    return "" if role.endswith(PAPER_NETWORKS) and "the paper's" in role else role
 
 
 def _cell(entry: Entry) -> TableCell:

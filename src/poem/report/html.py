@@ -7,6 +7,7 @@ from importlib import resources
 from typing import Any
 
 from poem._util.files import without_controls
+from poem.report.differences import NOTE
 from poem.report.formatting import METRICS
 from poem.report.plots import GLYPHS, Panel, Styles, draw, series_styles
 from poem.report.sections import SMOKE, Page
@@ -27,7 +28,7 @@ def render_html(page: Page) -> str:
     template = environment.from_string(files["template.html"])
     text = template.render(
         page=page, smoke=SMOKE, style=files["style.css"], script=files["script.js"], data=_tables_json(page),
-        metrics=_shown_metrics(page), top1=METRICS["top1"],
+        metrics=_shown_metrics(page), top1=METRICS["top1"], paired=NOTE,
     )  # fmt: skip
     return without_controls(text)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from poem._util.files import without_controls
+from poem.report.differences import NOTE
 from poem.report.formatting import METRICS
 from poem.report.sections import SMOKE, Page, Section
 from poem.report.tables import ResultRow, ResultTable, TextTable
@@ -41,6 +42,10 @@ def _section(section: Section) -> list[str]:
     if section.numbers is not None:
         lines += [f"{METRICS['top1'].title}; {section.numbers.bold}.", ""]
         lines += [*_result_tables(section.numbers), ""]
+    if section.differences is not None:
+        lines += [escape(NOTE), ""]
+        for table in section.differences.texts():
+            lines += [f"{escape(table.caption)}:", "", *pipe_table(table), ""]
     if section.efficiency is not None:
         lines += [*pipe_table(_with_paper(section.efficiency)), ""]
     for figure in section.figures:

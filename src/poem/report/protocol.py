@@ -8,8 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from poem.bench.analysis.aggregate import Grid
+from poem.bench.provenance import MODULE
 from poem.bench.result import CellResult
-from poem.recipes.text import parse
+from poem.recipes.methods import is_outside_method
+from poem.recipes.recipe import Recipe
+from poem.recipes.text import parse, written
 from poem.report import formatting
 from poem.report.formatting import MISSING
 from poem.report.tables import TextTable, block_title, learns
@@ -89,10 +92,28 @@ def _rate(result: CellResult) -> str:
 
 
 def _changes(result: CellResult) -> str:
-    """The cell's changes to its recipe, with the values that ran; the learning rate has its own column."""
+    """The cell's changes to its recipe, with the values that ran; the learning rate has its own column.
+
+    Before them, for a method of another package, what it is.
+    """
     changes = {name: result.recipe.get(name, value) for name, value in result.cell.changes if name != "lr"}
+    what = [] if (own := _own_parts(result, changes)) is None else [own]
     guarded = ["guarded"] if result.cell.guard else []
-    return ", ".join([*(f"{name} = {value}" for name, value in changes.items()), *guarded]) or MISSING
+    return ", ".join([*what, *(f"{name} = {value}" for name, value in changes.items()), *guarded]) or MISSING
+
+
+def _own_parts(result: CellResult, changes: Mapping[str, object]) -> str | None:
+    """The parts of a method of another package where they are not Tent's, as `mine:sure: tent with select = ...`."""
+    method = result.cell.method
+    if ":" not in method and not is_outside_method(method):
+        return None
+    plain = written(Recipe())
+    stated = {
+        name: text for name, text in result.recipe.items()
+        if name != "lr" and name not in changes and text != plain.get(name, "None")
+    }  # fmt: skip
+    parts = ", ".join(f"{name} = {text}" for name, text in stated.items())
+    return f"{method}: tent with {parts}" if parts else f"{method}: as tent"
 
 
 def is_chosen(grid: Grid) -> bool:
@@ -104,10 +125,11 @@ def is_chosen(grid: Grid) -> bool:
 
 
 def warnings(grid: Grid) -> Iterator[str]:
-    """Warnings about a suite's results: edited files, answers that are not finite, mixed weights or frost."""
+    """Warnings about a suite's results: edited files, answers that are not finite, mixed weights, frost or code."""
     yield from _edited_results(grid)
     yield from _nonfinite_answers(grid)
     yield from _mixed_sources(grid)
+    yield from _mixed_code(grid)
 
 
 def _nonfinite_answers(grid: Grid) -> Iterator[str]:
@@ -164,6 +186,22 @@ def _mixed_sources(grid: Grid) -> Iterator[str]:
                 yield (
                     f"{where} mixes {len(counts)} sources of frost on {data}: {_counted(counts)}. Its frost numbers "
                     "are not comparable with each other; measure them again in a folder of their own."
+                )
+
+
+def _mixed_code(grid: Grid) -> Iterator[str]:
+    """A warning for each group whose cells were measured with several versions of a module's code."""
+    for group, results in _groups(grid):
+        found: dict[str, Counter[str]] = {}
+        for result in {result.key: result for result in results}.values():
+            for name, digest in result.provenance.items():
+                if name.startswith(MODULE):
+                    found.setdefault(name.removeprefix(MODULE), Counter())[str(digest)[:8]] += 1
+        for module, counts in found.items():
+            if len(counts) > 1:
+                yield (
+                    f"{block_title(grid, group) or 'This table'} mixes {len(counts)} versions of the code of {module}: "
+                    f"sha256 {_counted(counts)}. poem bench ... --rerun {module} measures its cells again."
                 )
 
 

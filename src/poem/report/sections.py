@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from poem.bench.analysis.aggregate import Grid
 from poem.bench.result import CellResult
 from poem.report import costs, demo, formatting, protocol, tables
+from poem.report.differences import DifferenceTable, difference_tables
 from poem.report.figures import figures
 from poem.report.findings import bars, findings
 from poem.report.pictures import Picture
@@ -70,6 +71,8 @@ class Section:
     """How to read the paper's numbers beside ours; empty where there are none."""
     numbers: ResultTable | None
     efficiency: TextTable | None
+    differences: DifferenceTable | None
+    """Paired differences to the row that was asked for; None where none was, or the suite has no such row."""
     figures: tuple[Figure, ...]
     claims: tuple[CheckedClaim, ...]
     smoke: bool
@@ -103,22 +106,27 @@ def build_page(
     results: Iterable[CellResult],
     failures: Mapping[str, Failure],
     picture: Picture | None = None,
+    against: str | None = None,
 ) -> Page:
-    """Build the page of some suites from the results that belong to them."""
+    """Build the page of some suites from the results that belong to them.
+
+    `against` names a row or a method that every other row is compared with, paired.
+    """
     found = list(results)
     grids = [Grid(suite, found) for suite in suites]
     used = list({key: result for grid in grids for key, result in grid.results.items()}.values())
     planned = len({placed.cell.key for suite in suites for placed in suite.placed})
+    compared = [None] * len(grids) if against is None else difference_tables(grids, against)
     return Page(
         title="Test-time adaptation, measured",
         smoke=any(suite.smoke for suite in suites),
         facts=tuple(_facts(suites, used, planned)),
-        sections=tuple(_build_section(grid, failures) for grid in grids),
+        sections=tuple(_build_section(grid, failures, table) for grid, table in zip(grids, compared, strict=True)),
         picture=picture,
     )
 
 
-def _build_section(grid: Grid, failures: Mapping[str, Failure]) -> Section:
+def _build_section(grid: Grid, failures: Mapping[str, Failure], differences: DifferenceTable | None) -> Section:
     suite = grid.suite
     numbers = tables.result_table(grid) if suite.kind in ("table", "lines", "bars") else None
     drawn, claims = figures(grid), checked_claims(grid)
@@ -139,6 +147,7 @@ def _build_section(grid: Grid, failures: Mapping[str, Failure]) -> Section:
         paper_note=_paper_note(grid, numbers),
         numbers=numbers,
         efficiency=costs.efficiency(grid) if suite.kind == "efficiency" else None,
+        differences=differences,
         figures=drawn,
         claims=claims,
         smoke=suite.smoke,
@@ -279,7 +288,7 @@ def _facts(suites: Sequence[Suite], results: Sequence[CellResult], planned: int)
     facts = [
         (
             "scale",
-            formatting.comma_list([SCALES.get(each, each) for each in dict.fromkeys(suite.scale for suite in suites)]),
+            formatting.comma_list(list(dict.fromkeys(map(_scale, suites)))),
         ),
         ("cells", f"{formatting.count(len(results))} of {formatting.count(planned)}"),
         ("images", _images(results)),
@@ -292,6 +301,12 @@ def _facts(suites: Sequence[Suite], results: Sequence[CellResult], planned: int)
         ("measured", " to ".join(dict.fromkeys(each[:16].replace("T", " ") for each in (started[:1] + started[-1:])))),
     ]
     return [(name, text) for name, text in facts if text]
+
+
+def _scale(suite: Suite) -> str:
+    """The scale with what it stands for; a suite with networks and data of its own has the rest of its settings."""
+    own = suite.scale == "tiny" and not suite.smoke
+    return "tiny (networks and data are the suite's own)" if own else SCALES.get(suite.scale, suite.scale)
 
 
 def _checksums(results: Sequence[CellResult]) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -11,10 +12,17 @@ from poem.bench.cell import Cell
 from poem.bench.result import CellResult, latest
 from poem.bench.suites import AVERAGE, Placed, Suite
 
-__all__ = ["AVERAGE", "Grid", "Read", "Value", "metric", "pooled", "timing"]
+__all__ = ["AVERAGE", "Grid", "Place", "Read", "Value", "metric", "pooled", "timing"]
 
 Read = Callable[[CellResult], float | None]
 """Reads one number from a result, or None where it has none."""
+Place = tuple[str, str]
+"""A row and a column of a group."""
+_STUDENT = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
+    2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
+)  # fmt: skip
+"""The 97.5 % quantile of Student's t with 1 to 30 degrees of freedom."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +40,14 @@ class Value:
         """The number of seeds."""
         return len(self.seeds)
 
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """Student's 95 % interval of the mean, from the deviation over seeds alone; None for a single seed."""
+        if self.deviation is None:
+            return None
+        half = _student(self.n - 1) * self.deviation / math.sqrt(self.n)
+        return self.mean - half, self.mean + half
+
     @classmethod
     def over(cls, seeds: Mapping[int, float]) -> Value | None:
         """The value over these seeds, or None without any."""
@@ -40,6 +56,14 @@ class Value:
         found = list(seeds.values())
         deviation = statistics.stdev(found) if len(found) > 1 else None
         return cls(mean=statistics.fmean(found), deviation=deviation, seeds=dict(seeds))
+
+
+def _student(degrees: int) -> float:
+    """The 97.5 % quantile of Student's t; beyond the table the first terms of its expansion about the normal's."""
+    if degrees <= len(_STUDENT):
+        return _STUDENT[degrees - 1]
+    z = 1.959964
+    return z + (z**3 + z) / (4 * degrees)
 
 
 def metric(key: str) -> Read:
@@ -146,6 +170,32 @@ class Grid:
         """The number at a group, row and column, or the row's average where the column is `AVERAGE`."""
         return self.average(group, row, read) if column == AVERAGE else self.value(group, row, column, read)
 
+    def difference(self, group: str, pairs: Sequence[tuple[Place, Place]], read: Read) -> Value | None:
+        """The number at each first place less that at the second, paired by seed and stream; their mean over pairs.
+
+        A seed counts where every cell at the places has a result and a partner with the same images in the same order.
+        """
+        found = [self._paired_seeds(group, first, second, read) for first, second in pairs]
+        whole = set.intersection(*(set(each) for each in found)) if found else set()
+        return Value.over({seed: statistics.fmean(each[seed] for each in found) for seed in sorted(whole)})
+
+    def _paired_seeds(self, group: str, first: Place, second: Place, read: Read) -> dict[int, float]:
+        ours, theirs = self._streams(group, first, read), self._streams(group, second, read)
+        by_seed: dict[int, list[float | None]] = {}
+        for stream, value in ours.items():
+            other = theirs.get(stream)
+            by_seed.setdefault(stream[0], []).append(None if value is None or other is None else value - other)
+        found = {seed: [each for each in values if each is not None] for seed, values in by_seed.items()}
+        return {seed: statistics.fmean(each) for seed, each in found.items() if len(each) == len(by_seed[seed])}
+
+    def _streams(self, group: str, place: Place, read: Read) -> dict[tuple[int, tuple[object, ...]], float | None]:
+        """The number of each cell at a place, by its seed and stream; None where it has none."""
+        found = {}
+        for placed in self._at.get((group, *place), []):
+            result = self.results.get(self._keys[id(placed)])
+            found[placed.cell.seed, _stream(placed.cell)] = None if result is None else read(result)
+        return found
+
     def _seeds(self, group: str, row: str, column: str, read: Read) -> dict[int, float]:
         by_seed: dict[int, list[float | None]] = {}
         for placed in self._at.get((group, row, column), []):
@@ -153,3 +203,8 @@ class Grid:
             by_seed.setdefault(placed.cell.seed, []).append(None if result is None else read(result))
         found = {seed: [each for each in values if each is not None] for seed, values in by_seed.items()}
         return {seed: statistics.fmean(each) for seed, each in found.items() if len(each) == len(by_seed[seed])}
+
+
+def _stream(cell: Cell) -> tuple[object, ...]:
+    """What a cell's images and their order depend on, beside the seed."""
+    return cell.data, cell.dataset, cell.scenario, cell.corruptions, cell.severity, cell.options, cell.n

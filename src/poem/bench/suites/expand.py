@@ -90,6 +90,8 @@ class Expansion:
         self.suite, self.scale, self.overrides = suite, scales()[scale], overrides
         self.seeds: list[int] = list(overrides.seeds or suite.seeds or self.scale.seeds)
         self._known: dict[tuple[Any, ...], bool] = {}
+        self.scales_own = False
+        """Whether some cell placed so far has the scale's own networks on its own data, or does not state either."""
         self._check_corruptions(overrides.corruptions or ())
         for pattern in overrides.methods or ():
             known = [*method_names(), *self._row_names()]
@@ -147,6 +149,7 @@ class Expansion:
         merged = self._with_flags(self._limited(merge_fields(self.scale.cell.fields, own)))
         merged = merge_fields({"changes": self._authors_changes(merged)}, merged)
         merged["seed"], merged["version"] = seed, self.suite.version
+        self.scales_own |= self._is_scales_own({**own, **self.overrides.changes})
         return _valid(self._with_learning_rate(merged, stated.get("factor")), self._known)
 
     def _with_flags(self, stated: Fields) -> Fields:
@@ -155,6 +158,12 @@ class Expansion:
             stated = _set(stated, name, value)
         base, data = stated.get("base", "bn"), stated.get("data", "main")
         return {**stated, "base": self.scale.bases.get(base, base), "data": self.scale.data.get(data, data)}
+
+    def _is_scales_own(self, stated: Fields) -> bool:
+        """Whether the scale gives network or data, or what is stated are the scale's own of both."""
+        roles = stated.get("base", "bn") in self.scale.bases, stated.get("data", "main") in self.scale.data
+        names = stated.get("base") in self.scale.bases.values(), stated.get("data") in self.scale.data.values()
+        return any(roles) or all(names)
 
     def _authors_changes(self, stated: Fields) -> Fields:
         """The changes of the scale's settings for such a cell."""

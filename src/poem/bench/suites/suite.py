@@ -47,7 +47,7 @@ class Suite:
     readout: str
     """A sentence on which answers, before or after the update, are measured."""
     smoke: bool
-    """Whether the scale is too small to be evidence."""
+    """Whether the scale is too small to be evidence, and gives some cell its network or data."""
     claims: tuple[Claim, ...]
     notes: tuple[str, ...]
     x: str = ""
@@ -126,7 +126,8 @@ def load(
     overrides = Overrides(limit, *lists, changes or {}, chosen or {})
     plain = Overrides(seeds=overrides.seeds)
     try:
-        placed = tuple(Expansion(suite, scale, overrides).placed())
+        expansion = Expansion(suite, scale, overrides)
+        placed = tuple(expansion.placed())
         stated = placed if overrides == plain else tuple(Expansion(suite, scale, plain).placed())
     except (ValueError, TypeError) as error:
         kind = NothingLeftError if isinstance(error, NothingLeftError) else ValueError
@@ -134,7 +135,7 @@ def load(
     return Suite(
         name=suite.name, version=suite.version, title=suite.title, kind=suite.kind, scale=scale, placed=placed,
         columns=tuple(_column_labels(suite, placed)), average=suite.average, readout=suite.readout,
-        smoke=_scales()[scale].smoke, claims=tuple(suite.claims),
+        smoke=_scales()[scale].smoke and expansion.scales_own, claims=tuple(suite.claims),
         notes=(*suite.notes, *setting_notes(scale, placed)), x=suite.x, y=suite.y, numbers=_paper_numbers(suite),
         altered=tuple(altered(placed, stated, overrides)), left_out=tuple(left_out(placed, stated)),
     )  # fmt: skip

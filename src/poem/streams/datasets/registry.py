@@ -195,6 +195,7 @@ DATASETS: dict[str, Callable[..., ImageSet]] = {
     "archive": _opener(image_folder),
     "digits": lambda root=None, **options: digits(**options),
     "digits-test": lambda root=None: mnist_digits(split="test"),
+    "digits-train": lambda root=None: mnist_digits(split="train"),
 }
 """Every name that `open_dataset` takes, and the function that opens it."""
 
