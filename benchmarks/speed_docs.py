@@ -18,7 +18,7 @@ from typing import Any
 
 sys.path[:0] = [str(Path(__file__).resolve().parent)]
 
-from tree_hash import ROOT, tree_hash  # noqa: E402
+from tree_hash import ROOT, plain_tree, tree_hash  # noqa: E402, F401 - plain_tree for tests
 
 PLACE = re.compile(r"<!-- speed:(\S+) (\w+) -->\n.*?<!-- /speed -->", re.DOTALL)
 Content = dict[str, Any]

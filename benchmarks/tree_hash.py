@@ -22,24 +22,26 @@ def tree_hash(root: Path = ROOT) -> str:
     for name in MEASURED:
         for path in [source / name] if name.endswith(".py") else sorted((source / name).rglob("*.py")):
             if path.is_file():
-                found.update(f"{path.relative_to(source).as_posix()}\n{_plain(ast.parse(path.read_text()))}\n".encode())
+                found.update(
+                    f"{path.relative_to(source).as_posix()}\n{plain_tree(ast.parse(path.read_text()))}\n".encode()
+                )
     return found.hexdigest()[:16]
 
 
-def _plain(node: object) -> str:
+def plain_tree(node: object) -> str:
     """A syntax tree as text, the same in every version of Python that parses the file.
 
     Fields without a value, which versions add and `ast.dump` shows or not, are left out, and so is every string that
     stands alone: docstrings of modules, classes, functions and attributes.
     """
     if isinstance(node, list):
-        return f"[{','.join(_plain(each) for each in node if not _is_text(each))}]"
+        return f"[{','.join(plain_tree(each) for each in node if not _is_text(each))}]"
     if not isinstance(node, ast.AST):
         return repr(node)
     fields = ((name, value) for name, value in ast.iter_fields(node) if value is not None and value != [])
     if isinstance(node, ast.Constant):  # its value may be None; `kind` is that of u"text"
         fields = iter([("value", node.value)])
-    return f"{type(node).__name__}({','.join(f'{name}={_plain(value)}' for name, value in fields)})"
+    return f"{type(node).__name__}({','.join(f'{name}={plain_tree(value)}' for name, value in fields)})"
 
 
 def _is_text(node: object) -> bool:

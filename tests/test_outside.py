@@ -442,9 +442,9 @@ def test_results_of_code_that_has_changed_are_named_and_measured_again(
     )
     assert f"then, {now} now); --rerun changing_code measures what uses it again" in said
     assert main(words) == 0
-    said = capsys.readouterr()
-    assert "0 cells measured" in said.out
-    assert "other code of the module changing_code" in said.err
+    measured = capsys.readouterr()
+    assert "0 cells measured" in measured.out
+    assert "other code of the module changing_code" in measured.err
     again = [*words, "--rerun", "changing_code"]
     assert main([*again, "--dry-run"]) == 0
     assert "1 finished, 2 to run" in capsys.readouterr().out
@@ -456,9 +456,9 @@ def test_results_of_code_that_has_changed_are_named_and_measured_again(
     assert "poem bench ... --rerun changing\\_code" in page
     capsys.readouterr()
     assert main(again) == 0
-    said = capsys.readouterr()
-    assert said.out.startswith("2 cells measured")
-    assert "other code" not in said.err
+    measured = capsys.readouterr()
+    assert measured.out.startswith("2 cells measured")
+    assert "other code" not in measured.err
     assert len(list(results.rglob("*.json.old*"))) == 3, "what was measured before is kept"
     assert {result.provenance.get("module changing_code") for result in Store(results).results()} == {
         None, hashlib.sha256(module.read_bytes()).hexdigest()[:16],

@@ -82,7 +82,10 @@ def convolutional(norm: nn.Module) -> nn.Module:
         if isinstance(layer, nn.GroupNorm | nn.LayerNorm | nn.InstanceNorm2d):
             nn.init.normal_(layer.weight, 1.0, 0.3)
             nn.init.normal_(layer.bias, 0.0, 0.3)
-    net[-1].weight.data *= 20  # type: ignore[operator]
+    with torch.no_grad():
+        last = net[-1].weight
+        assert isinstance(last, Tensor)
+        last.mul_(20)
     return net
 
 
@@ -207,9 +210,7 @@ def test_a_huge_limit_clips_nothing(method: str, kind: str) -> None:
     mine, theirs = (each.state_dict()["tensors"] for each in (huge, plain))
     assert mine.keys() == theirs.keys()
     for name, tensor in theirs.items():
-        torch.testing.assert_close(
-            mine[name], tensor, atol=5e-6, rtol=1e-4, msg=lambda text, name=name: f"{name}: {text}"
-        )
+        torch.testing.assert_close(mine[name], tensor, atol=5e-6, rtol=1e-4, msg=f"{name} differs")
 
 
 @pytest.mark.parametrize("kind", ["bn", "gn"])
@@ -303,7 +304,8 @@ class Broken(CrossEntropy):
 
     def __call__(self, selected: Any) -> Tensor:
         zero = selected.outputs.logits - selected.outputs.logits
-        return super().__call__(selected) + selected.mean(zero.sum(1).sqrt())
+        broken: Tensor = selected.mean(zero.sum(1).sqrt())
+        return super().__call__(selected) + broken
 
 
 def test_a_gradient_that_is_not_finite_changes_nothing() -> None:
