@@ -6,6 +6,8 @@ import errno
 import json
 import logging
 import stat
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -23,6 +25,7 @@ from torch import Tensor, nn
 
 import poem
 from poem import zoo
+from poem.engine.model_lock import model_lock
 from poem.guarded import guard as guard_module
 from poem.guarded.audit import Audit, Event, read_audit
 from poem.guarded.guard import Guard
@@ -300,6 +303,7 @@ def test_max_distance() -> None:
 def test_max_ms_learns_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
     monkeypatch.setattr(guard_module, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr(guard_module, "seconds_apart", lambda: 0.0)
     real = poem.Adapter.__call__
 
     def slow(self: poem.Adapter, images: Tensor) -> Tensor:
@@ -320,6 +324,52 @@ def test_max_ms_learns_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     assert guard.state.plain_ms == pytest.approx(2.0)
     assert sum(learnt[2:]) == len(learnt[2:]) // 2, "(10 + 2) / 2 is within 6.5"
     assert toy().state.learn_ms == 0.0
+
+
+def test_max_ms_leaves_out_the_first_calls_which_are_slower(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, calls = [0.0], list[float]()
+    monkeypatch.setattr(guard_module, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr(guard_module, "seconds_apart", lambda: 0.0)
+    real = poem.Adapter.__call__
+
+    def slow_at_first(self: poem.Adapter, images: Tensor) -> Tensor:
+        calls.append(0.005 if calls else 0.100)
+        clock[0] += calls[-1]
+        return real(self, images)
+
+    monkeypatch.setattr(poem.Adapter, "__call__", slow_at_first)
+    guard = toy(max_ms=20.0, view="none")
+    run(guard, stream()[0])
+    assert guard.totals.batches == 12, "100 ms at first are no reason to skip what takes 5"
+    assert guard.state.learn_ms == pytest.approx(5.0)
+    guard.reset()
+    guard(stream()[0][:50])
+    assert guard.state.learn_ms == pytest.approx(5.0), "after a reset no call is the first any more"
+
+
+def test_max_ms_does_not_count_the_turns_of_other_adapters_of_the_model() -> None:
+    guard, batch = toy(max_ms=300.0, view="none"), stream()[0][:50]
+    for _ in range(2):
+        guard(batch)
+    real, lock, held = guard.adapter.source, model_lock(guard.model).lock, threading.Event()
+
+    def hold() -> None:
+        with lock:
+            held.set()
+            time.sleep(1.0)
+
+    def then_another_has_its_turn(images: Tensor) -> Tensor:
+        answer = real(images)
+        threading.Thread(target=hold).start()
+        assert held.wait(5)
+        return answer
+
+    guard.adapter.source = then_another_has_its_turn  # type: ignore
+    began = time.perf_counter()
+    before = guard.state.learn_ms
+    guard(batch)
+    assert time.perf_counter() - began > 0.9
+    assert guard.state.learn_ms < before + 100, "a fifth of what the call took would be 200 ms more"
 
 
 def test_the_source_answers_every_third_batch() -> None:

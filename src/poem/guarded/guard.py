@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from poem._util import state_file
-from poem.adapter import Adapter, AsModule
+from poem.adapter import Adapter, AsModule, seconds_apart
 from poem.engine.accounting import BatchRecord, Totals
 from poem.engine.export import ExportStatistics
 from poem.engine.model_input import ModelInput, moved_input, read_input
@@ -150,6 +150,7 @@ class Guard:
         """What was seen at the last batch; None before the first."""
         self._on_event, self._lock = on_event, threading.RLock()
         self._answered: tuple[Verdict, Tensor] | None = None  # of the last batch: whose answer, and the source's rows
+        self._called = self._learnt = False  # in this process: first calls are slower than all others
         norms = [each for each in adapter.model.modules() if isinstance(each, nn.modules.batchnorm._BatchNorm)]
         self._rows_alone = all(norm.running_mean is not None for norm in norms)  # of a pass of the source
         shift = ShiftAlarm(alpha=settings.alpha, reference=settings.reference, seed=settings.seed)
@@ -215,7 +216,7 @@ class Guard:
         self, images: Tensor | ModelInput, held: GuardState, events: list[Event], learn: bool | None
     ) -> tuple[Tensor, GuardState, Signals, tuple[Verdict, Tensor]]:
         """Both answers, what they show, what follows from it."""
-        settings, began = self.settings, time.perf_counter()
+        settings, began, apart = self.settings, time.perf_counter(), seconds_apart()
         shift, worse = held.shift.copied(), copy.copy(held.worse)
         with_source = held.batches % settings.every == 0 or held.verdict == "source"
         moved = _shifted(images) if with_source and self._views(images) else None
@@ -270,7 +271,10 @@ class Guard:
         if settings.max_ms is not None:
             if answer.is_cuda:
                 torch.cuda.synchronize(answer.device)
-            held = _timed(held, learning, 1000 * (time.perf_counter() - began))
+            took = time.perf_counter() - began - (seconds_apart() - apart)
+            warm = self._learnt if learning else self._called
+            held = _timed(held, learning, 1000 * took) if warm else held
+            self._called, self._learnt = True, self._learnt or learning
         if learning:
             held = self._act(held, judged, signals, record, adapted, events)
         line = {
