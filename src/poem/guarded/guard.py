@@ -218,8 +218,9 @@ class Guard:
         """Both answers, what they show, what follows from it."""
         settings, began, apart = self.settings, time.perf_counter(), seconds_apart()
         shift, worse = held.shift.copied(), copy.copy(held.worse)
-        with_source = held.batches % settings.every == 0 or held.verdict == "source"
-        moved = _shifted(images) if with_source and self._views(images) else None
+        off = held.stopped == STOPPED and not learn
+        with_source = off or held.batches % settings.every == 0 or held.verdict == "source"
+        moved = _shifted(images) if with_source and not off and self._views(images) else None
         source, source_moved = self._source(images, moved) if with_source else (None, None)
         if held.batches == 0 and settings.view == "shift" and _tensor(images).dim() != 4:
             events.append(Event(0, "view", NO_IMAGES))
@@ -229,9 +230,11 @@ class Guard:
         learning = allowed if learn is None else learn
         if why not in ("", held.skipped):  # once, however many batches it holds for
             events.append(Event(held.batches, "skip", why))
+        held = replace(held, skipped=why)
+        if off and source is not None:
+            return self._stopped_batch(images, source, replace(held, shift=shift), events)
         raw = self._adapted(images, learning)
         record, adapted = self.adapter.last, _log_probs(raw)
-        held = replace(held, skipped=why)
         if source is None:
             measured, differs = self.signals or _no_signals(), math.nan
             answer, verdict, sound = raw, held.verdict, adapted.amax(1).isfinite()
@@ -252,7 +255,7 @@ class Guard:
             averages = held.averages or Averages.start(source.shape[1], source.device)
             averages = averages.moved(source, adapted, steady, settings.horizon)
             judged, measured = self._verdict(averages, with_view=moved is not None)
-            verdict = "source" if held.stopped == STOPPED or held.trial > 0 else judged
+            verdict = "source" if held.trial > 0 else judged
             held = replace(held, averages=averages, trial=max(0, held.trial - len(images)))
             answer, held, by_source = self._answer(source, answered, verdict, worse, held)
             given = (verdict, by_source)
@@ -277,16 +280,33 @@ class Guard:
             self._called, self._learnt = True, self._learnt or learning
         if learning:
             held = self._act(held, judged, signals, record, adapted, events)
+        self._write_batch(images, answer, held, learning, signals, events)
+        return answer, replace(held, batches=held.batches + 1), signals, given
+
+    def _stopped_batch(
+        self, images: Tensor | ModelInput, source: Tensor, held: GuardState, events: list[Event]
+    ) -> tuple[Tensor, GuardState, Signals, tuple[Verdict, Tensor]]:
+        """The source's answer and nothing else: all but the shift alarm stays as it was when the guard was stopped."""
+        answer = self.adapter.in_model_shape(source)
+        signals = Signals(*[None] * 7, disagreement=0.0, selected=0.0, gradient=0.0, drift=self.adapter.drift)
+        self._write_batch(images, answer, held, False, signals, events)
+        given: tuple[Verdict, Tensor] = ("source", torch.ones(len(source), dtype=torch.bool))
+        return answer, replace(held, batches=held.batches + 1), signals, given
+
+    def _write_batch(
+        self, images: Tensor | ModelInput, answer: Tensor, held: GuardState, learning: bool, signals: Signals,
+        events: list[Event],
+    ) -> None:  # fmt: skip
+        """A batch's line to the audit; that it could not be written is one more event."""
         line = {
             "kind": "batch", "batch": held.batches, "count": len(images),
-            "images": tensor_hash(*_tensors(images)) if self._audit else "", "learn": learning, "verdict": verdict,
-            "events": [event.kind for event in events], "signals": signals.as_dict(),
+            "images": tensor_hash(*_tensors(images)) if self._audit else "", "learn": learning,
+            "verdict": held.verdict, "events": [event.kind for event in events], "signals": signals.as_dict(),
             "answer": tensor_hash(answer) if self._audit else "",
         }  # fmt: skip
         lost = self._write(line)
         if lost is not None:
             events.append(lost)
-        return answer, replace(held, batches=held.batches + 1), signals, given
 
     def _views(self, given: Tensor | ModelInput) -> bool:
         """Whether images are looked at shifted too: pictures of some size. What is no batch the source refuses."""
@@ -469,13 +489,17 @@ class Guard:
             yield self
 
     def stop(self, why: str = "stopped by hand") -> None:
-        """The kill switch: from now on the source answers and nothing is learnt, until `resume`."""
+        """The kill switch: from now on the source alone is asked and answers, until `resume`.
+
+        Neither the adapted model nor the shifted view is computed, and of what the guard remembers only the shift alarm
+        and the number of batches go on.
+        """
         with self._lock:
             self._held = replace(self._held, stopped=STOPPED, verdict="source")
             self._tell(Event(self._held.batches, "stop", why))
 
     def resume(self) -> None:
-        """Learn again after `stop` or a freeze."""
+        """Learn again after `stop` or a freeze, from the state in which it was then."""
         with self._lock:
             self._held = replace(self._held, stopped="", wait=self.settings.snapshot_every)
             self._tell(Event(self._held.batches, "resume", "by hand"))
