@@ -29,6 +29,7 @@ from poem.engine.model_lock import model_lock
 from poem.guarded import guard as guard_module
 from poem.guarded.audit import Audit, Event, read_audit
 from poem.guarded.guard import Guard
+from poem.guarded.replay import replay
 from poem.guarded.signals import Averages
 from poem.streams.datasets import mnist_digits
 
@@ -385,6 +386,32 @@ def test_the_source_answers_every_third_batch() -> None:
 
 
 # Events and the audit -------------------------------------------------------------------------------------------------
+
+
+def test_a_name_tells_streams_apart_in_the_log_events_and_audit_and_decides_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    audit, batches = tmp_path / "audit.jsonl", list(stream()[0].split(50))[:4]
+    guard = toy(name="camera-3", audit=audit)
+    with caplog.at_level(logging.INFO, logger="poem"):
+        for batch in batches:
+            guard(batch)
+        guard.stop()
+        toy().stop()
+    assert "guard of tent, camera-3: batch 4: stop: stopped by hand" in caplog.messages
+    assert "guard of tent: batch 0: stop: stopped by hand" in caplog.messages
+    assert {event.name for event in guard.events} == {"camera-3"}
+    header, lines = read_audit(audit)
+    assert header["name"] == "camera-3"
+    assert {line["name"] for line in lines if line["kind"] == "event"} == {"camera-3"}
+    for name in ("", "door"):
+        assert replay(audit, toy(name=name), batches).identical
+    with pytest.raises(ValueError, match="other name; name another file"):
+        toy(name="door", audit=audit, append=True)
+    with pytest.raises(ValueError, match="without line ends"):
+        toy(name="a\nb")
+    with pytest.raises(TypeError, match="expected name to be text, got 3"):
+        toy(name=3)
 
 
 def test_events_go_to_the_function_the_log_and_the_audit(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

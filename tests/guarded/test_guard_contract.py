@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import pickle
 import threading
-from itertools import product
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 

@@ -81,10 +81,13 @@ class GuardSettings(Checked):
     max_ms: Positive | None = None
     max_distance: Positive | None = None
     seed: int = 0
+    name: str = ""
 
     def __post_init__(self) -> None:
-        """Refuses a budget where the source does not answer every batch."""
+        """Refuses a budget where the source does not answer every batch, and a name that would break a log's line."""
         super().__post_init__()
+        if not self.name.isprintable():
+            raise ValueError(f"expected a name without line ends and control characters, got {self.name!r}")
         if self.budget is not None:
             AnswerBudget(self.budget)
             if self.every != 1:
@@ -638,24 +641,35 @@ class Guard:
 
     def _tell(self, event: Event) -> None:
         """An event to the list, the log, the audit and the user's function, whose errors are logged."""
+        event = replace(event, name=self.settings.name)
         self.events.append(event)
-        log.info("guard of %s: %s", self.name, event)
-        line = {"kind": "event", "batch": event.batch, "event": event.kind, "why": event.why}
+        log.info("guard of %s: %s", self._title, event)
+        line = {"kind": "event", "batch": event.batch, "event": event.kind, "why": event.why, **self._named}
         lost = self._write({**line, "signals": event.signals})
         if self._on_event is not None:
             try:
                 self._on_event(event)
             except Exception:
-                log.exception("guard of %s: on_event failed at %s", self.name, event)
+                log.exception("guard of %s: on_event failed at %s", self._title, event)
         if lost is not None:
             self._tell(lost)
+
+    @property
+    def _title(self) -> str:
+        """Whose guard it is, for the log: the method and, where it was given, the stream's name."""
+        return ", ".join(each for each in (self.name, self.settings.name) if each)
+
+    @property
+    def _named(self) -> dict[str, str]:
+        """The stream's name for the audit, where it was given."""
+        return {"name": self.settings.name} if self.settings.name else {}
 
     def _write(self, line: dict[str, Any]) -> Event | None:
         """A line to the audit; where the disk is full that is an event, and the run goes on."""
         failed = None if self._audit is None else self._audit.write(line)
         if failed is None:
             return None
-        log.warning("guard of %s: the audit is lost: %s; the run goes on without it", self.name, failed)
+        log.warning("guard of %s: the audit is lost: %s; the run goes on without it", self._title, failed)
         return Event(self._held.batches, "audit lost", f"{failed}; the run goes on without it")
 
     def header(self) -> dict[str, Any]:
@@ -663,7 +677,7 @@ class Guard:
         state, given, shift = self.adapter.state_dict(), self.adapter.settings, self._first.shift
         reference = tensor_hash(torch.tensor(shift.ranks.values)) if shift.given else None
         return {
-            "method": self.name, "recipe": written(self.recipe), "weights": state["source"], "mean": state["mean"],
+            "method": self.name, **self._named, "recipe": written(self.recipe), "weights": state["source"], "mean": state["mean"],
             "std": state["std"], "mask": state["mask"], "prepared": state["prepared"], "reference": reference,
             **{name: given[name] for name in ("batch_size", "seed", "precision", "split")},
             "guard": _stated(self.settings), "torch": torch.__version__,
@@ -726,7 +740,7 @@ def guard_adapter(
             ("always", or "when shifted": learn only after the shift alarm), `when_worse` ("roll back", "reset",
             "freeze", or "answer": with the source, and nothing else), `ring` and `snapshot_every` (of good states to
             roll back to), `alpha` (the rate of false alarms), `max_updates`, `max_ms` (per batch: learns every k-th),
-            `max_distance` (from the source, relative).
+            `max_distance` (from the source, relative), `name` (of the stream, for log, events and audit).
 
     Returns:
         An object with the adapter's own call, `frozen`, `reset`, `save` and `load`, and with `events`, `signals`,
@@ -806,5 +820,5 @@ def _shift_text(shift: ShiftAlarm) -> str:
 
 
 def _stated(settings: GuardSettings) -> dict[str, Any]:
-    """The settings as plain values."""
-    return {name: getattr(settings, name) for name in GuardSettings.__dataclass_fields__}
+    """The settings that decide something, as plain values; the stream's name does not."""
+    return {name: getattr(settings, name) for name in GuardSettings.__dataclass_fields__ if name != "name"}
