@@ -677,8 +677,8 @@ class Guard:
         state, given, shift = self.adapter.state_dict(), self.adapter.settings, self._first.shift
         reference = tensor_hash(torch.tensor(shift.ranks.values)) if shift.given else None
         return {
-            "method": self.name, **self._named, "recipe": written(self.recipe), "weights": state["source"], "mean": state["mean"],
-            "std": state["std"], "mask": state["mask"], "prepared": state["prepared"], "reference": reference,
+            "method": self.name, **self._named, "recipe": written(self.recipe), "weights": state["source"],
+            "mean": state["mean"], "std": state["std"], "mask": state["mask"], "prepared": state["prepared"], "reference": reference,
             **{name: given[name] for name in ("batch_size", "seed", "precision", "split")},
             "guard": _stated(self.settings), "torch": torch.__version__,
             "device": next(self.model.parameters()).device.type, "threads": torch.get_num_threads(),
