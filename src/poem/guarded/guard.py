@@ -291,7 +291,10 @@ class Guard:
     ) -> tuple[Tensor, GuardState, Signals, tuple[Verdict, Tensor]]:
         """The source's answer and nothing else: all but the shift alarm stays as it was when the guard was stopped."""
         answer = self.adapter.in_model_shape(source)
-        signals = Signals(*[None] * 7, disagreement=0.0, selected=0.0, gradient=0.0, drift=self.adapter.drift)
+        signals = replace(
+            _no_signals(), source_steadiness=None, adapted_steadiness=None, source_balance=None, adapted_balance=None,
+            runs=None, adapted_runs=None, evidence=None, drift=self.adapter.drift,
+        )  # fmt: skip
         self._write_batch(images, answer, held, False, signals, events)
         given: tuple[Verdict, Tensor] = ("source", torch.ones(len(source), dtype=torch.bool))
         return answer, replace(held, batches=held.batches + 1), signals, given
