@@ -373,6 +373,16 @@ def test_max_ms_does_not_count_the_turns_of_other_adapters_of_the_model() -> Non
     assert guard.state.learn_ms < before + 100, "a fifth of what the call took would be 200 ms more"
 
 
+def test_max_ms_does_not_count_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    guard, batch = toy(max_ms=300.0, view="none"), stream()[0][:50]
+    for _ in range(2):
+        guard(batch)
+    before, real = guard.state.learn_ms, guard.adapter._captures.find
+    monkeypatch.setattr(guard.adapter._captures, "find", lambda *given: (time.sleep(1.0), real(*given))[1])
+    guard(batch)
+    assert guard.state.learn_ms < before + 100
+
+
 def test_the_source_answers_every_third_batch() -> None:
     x, passes = stream()[0], list[int]()
     guard = toy(every=3, margin=10.0, collapse=10.0, view="none")

@@ -681,8 +681,8 @@ class Guard:
         reference = tensor_hash(torch.tensor(shift.ranks.values)) if shift.given else None
         return {
             "method": self.name, **self._named, "recipe": written(self.recipe), "weights": state["source"],
-            "mean": state["mean"], "std": state["std"], "mask": state["mask"], "prepared": state["prepared"], "reference": reference,
-            **{name: given[name] for name in ("batch_size", "seed", "precision", "split")},
+            "mean": state["mean"], "std": state["std"], "mask": state["mask"], "prepared": state["prepared"],
+            "reference": reference, **{name: given[name] for name in ("batch_size", "seed", "precision", "split")},
             "guard": _stated(self.settings), "torch": torch.__version__,
             "device": next(self.model.parameters()).device.type, "threads": torch.get_num_threads(),
             "deterministic": torch.are_deterministic_algorithms_enabled(), "compile": given["compile"],
