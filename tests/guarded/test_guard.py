@@ -378,7 +378,12 @@ def test_max_ms_does_not_count_a_capture(monkeypatch: pytest.MonkeyPatch) -> Non
     for _ in range(2):
         guard(batch)
     before, real = guard.state.learn_ms, guard.adapter._captures.find
-    monkeypatch.setattr(guard.adapter._captures, "find", lambda *given: (time.sleep(1.0), real(*given))[1])
+
+    def slow(*given: Any) -> Any:
+        time.sleep(1.0)
+        return real(*given)
+
+    monkeypatch.setattr(guard.adapter._captures, "find", slow)
     guard(batch)
     assert guard.state.learn_ms < before + 100
 
