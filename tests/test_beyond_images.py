@@ -520,7 +520,7 @@ def test_a_guard_looks_at_shifted_images_beside_arguments() -> None:
         images = torch.rand(8, 3, 32, 32, generator=torch.Generator().manual_seed(seed))
         torch.testing.assert_close(guard(images, gain=torch.ones(8)), plain(images))
     assert guard.signals is not None
-    assert guard.signals.source_steadiness > 0
+    assert guard.signals.source_steadiness
     assert not guard.events
 
 

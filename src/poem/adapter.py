@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from time import perf_counter
 from typing import Any, NoReturn, get_args
 
 import torch
@@ -85,6 +86,24 @@ def _autocast_nesting() -> int:
     return level
 
 
+class _Apart(threading.local):
+    """Seconds of one thread; see `seconds_apart`."""
+
+    seconds = 0.0
+
+
+_APART = _Apart()
+
+
+def seconds_apart() -> float:
+    """Seconds that this thread's calls of adapters have spent so far on what is no batch's own cost.
+
+    These are waiting for other adapters of the same model, which take turns, and capturing CUDA graphs. The difference
+    of two readings belongs to what was called between them.
+    """
+    return _APART.seconds
+
+
 class Adapter:
     """Borrows a model, runs the loop for each batch, and owns what moves. A plain object, not an `nn.Module`.
 
@@ -157,9 +176,10 @@ class Adapter:
         checks.still_here(self._unloaded)
         given = read_input(self._network.model, images, keywords)
         record, learn = BatchRecord(), id(self) not in _FROZEN.get()
-        flags = ThreadFlags()
+        flags, asked = ThreadFlags(), perf_counter()
         try:
             with self._lock, torch.inference_mode(False), torch.enable_grad():
+                _APART.seconds += perf_counter() - asked
                 self._settle()
                 batch = self._taken(given)
                 if self._state.follow(batch.device):
@@ -235,8 +255,9 @@ class Adapter:
         """
         checks.still_here(self._unloaded)
         network = self._network
-        given = read_input(network.model, images, keywords)
+        given, asked = read_input(network.model, images, keywords), perf_counter()
         with self._lock, torch.inference_mode(False), torch.no_grad():
+            _APART.seconds += perf_counter() - asked
             self._settle()
             batch = self._taken(given)
             checks.finite(batch)
@@ -543,7 +564,9 @@ class Adapter:
             checks.unit_range(images, self.name)
         elif state.calls == 0 and min(self._settings["std"] or (1.0,)) < 1:
             checks.not_bytes(images)
+        began = perf_counter()
         captured, why = self._captures.find(images, self.lr, state.size or len(images), learn)
+        _APART.seconds += perf_counter() - began  # a capture takes as long as many batches
         if why is not None:
             record.remarks.append(why)
         if captured is not None:

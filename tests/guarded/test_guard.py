@@ -6,6 +6,8 @@ import errno
 import json
 import logging
 import stat
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -23,9 +25,11 @@ from torch import Tensor, nn
 
 import poem
 from poem import zoo
+from poem.engine.model_lock import model_lock
 from poem.guarded import guard as guard_module
 from poem.guarded.audit import Audit, Event, read_audit
 from poem.guarded.guard import Guard
+from poem.guarded.replay import replay
 from poem.guarded.signals import Averages
 from poem.streams.datasets import mnist_digits
 
@@ -300,6 +304,7 @@ def test_max_distance() -> None:
 def test_max_ms_learns_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
     monkeypatch.setattr(guard_module, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr(guard_module, "seconds_apart", lambda: 0.0)
     real = poem.Adapter.__call__
 
     def slow(self: poem.Adapter, images: Tensor) -> Tensor:
@@ -322,6 +327,67 @@ def test_max_ms_learns_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     assert toy().state.learn_ms == 0.0
 
 
+def test_max_ms_leaves_out_the_first_calls_which_are_slower(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, calls = [0.0], list[float]()
+    monkeypatch.setattr(guard_module, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr(guard_module, "seconds_apart", lambda: 0.0)
+    real = poem.Adapter.__call__
+
+    def slow_at_first(self: poem.Adapter, images: Tensor) -> Tensor:
+        calls.append(0.005 if calls else 0.100)
+        clock[0] += calls[-1]
+        return real(self, images)
+
+    monkeypatch.setattr(poem.Adapter, "__call__", slow_at_first)
+    guard = toy(max_ms=20.0, view="none")
+    run(guard, stream()[0])
+    assert guard.totals.batches == 12, "100 ms at first are no reason to skip what takes 5"
+    assert guard.state.learn_ms == pytest.approx(5.0)
+    guard.reset()
+    guard(stream()[0][:50])
+    assert guard.state.learn_ms == pytest.approx(5.0), "after a reset no call is the first any more"
+
+
+def test_max_ms_does_not_count_the_turns_of_other_adapters_of_the_model() -> None:
+    guard, batch = toy(max_ms=300.0, view="none"), stream()[0][:50]
+    for _ in range(2):
+        guard(batch)
+    real, lock, held = guard.adapter.source, model_lock(guard.model).lock, threading.Event()
+
+    def hold() -> None:
+        with lock:
+            held.set()
+            time.sleep(1.0)
+
+    def then_another_has_its_turn(images: Tensor) -> Tensor:
+        answer = real(images)
+        threading.Thread(target=hold).start()
+        assert held.wait(5)
+        return answer
+
+    guard.adapter.source = then_another_has_its_turn  # type: ignore
+    began = time.perf_counter()
+    before = guard.state.learn_ms
+    guard(batch)
+    assert time.perf_counter() - began > 0.9
+    assert guard.state.learn_ms < before + 100, "a fifth of what the call took would be 200 ms more"
+
+
+def test_max_ms_does_not_count_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    guard, batch = toy(max_ms=300.0, view="none"), stream()[0][:50]
+    for _ in range(2):
+        guard(batch)
+    before, real = guard.state.learn_ms, guard.adapter._captures.find
+
+    def slow(*given: Any) -> Any:
+        time.sleep(1.0)
+        return real(*given)
+
+    monkeypatch.setattr(guard.adapter._captures, "find", slow)
+    guard(batch)
+    assert guard.state.learn_ms < before + 100
+
+
 def test_the_source_answers_every_third_batch() -> None:
     x, passes = stream()[0], list[int]()
     guard = toy(every=3, margin=10.0, collapse=10.0, view="none")
@@ -335,6 +401,32 @@ def test_the_source_answers_every_third_batch() -> None:
 
 
 # Events and the audit -------------------------------------------------------------------------------------------------
+
+
+def test_a_name_tells_streams_apart_in_the_log_events_and_audit_and_decides_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    audit, batches = tmp_path / "audit.jsonl", list(stream()[0].split(50))[:4]
+    guard = toy(name="camera-3", audit=audit)
+    with caplog.at_level(logging.INFO, logger="poem"):
+        for batch in batches:
+            guard(batch)
+        guard.stop()
+        toy().stop()
+    assert "guard of tent, camera-3: batch 4: stop: stopped by hand" in caplog.messages
+    assert "guard of tent: batch 0: stop: stopped by hand" in caplog.messages
+    assert {event.name for event in guard.events} == {"camera-3"}
+    header, lines = read_audit(audit)
+    assert header["name"] == "camera-3"
+    assert {line["name"] for line in lines if line["kind"] == "event"} == {"camera-3"}
+    for name in ("", "door"):
+        assert replay(audit, toy(name=name), batches).identical
+    with pytest.raises(ValueError, match="other name; name another file"):
+        toy(name="door", audit=audit, append=True)
+    with pytest.raises(ValueError, match="without line ends"):
+        toy(name="a\nb")
+    with pytest.raises(TypeError, match="expected name to be text, got 3"):
+        toy(name=3)
 
 
 def test_events_go_to_the_function_the_log_and_the_audit(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import threading
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -360,6 +361,42 @@ def test_the_callers_modes_dtype_and_chance_are_respected(kind: str) -> None:
     assert torch.equal(torch.get_rng_state(), chance)
     guard = guarded(case, case.net().double())
     assert guard(batches()[0].double()).dtype == torch.float64
+
+
+@each_case
+def test_while_stopped_the_source_alone_is_computed_and_resume_goes_on_from_the_stop(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guard, twin = guarded(case, budget=0.5), guarded(case, budget=0.5)
+    first, second, third, fourth = batches()
+    for each in (guard, twin):
+        each(first)
+        each.stop()
+    source, rows, before = guard.adapter.source, list[int](), guard.state
+
+    def counted(images: Tensor) -> Tensor:
+        rows.append(len(images))
+        return source(images)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(poem.Adapter, "__call__", lambda *_: pytest.fail("the adapted network was called"))
+        patch.setattr(guard.adapter, "source", counted)
+        for batch in (second, third):
+            torch.testing.assert_close(guard(batch), source(batch).log_softmax(1), atol=1e-5, rtol=1e-4)
+    assert rows == [len(second), len(third)], "no shifted view"
+    assert guard.verdict == "source"
+    assert set(guard.verdicts) == {"source"}
+    assert guard.signals is not None
+    unknown = {name for name, value in guard.signals.as_dict().items() if value is None}
+    assert unknown == {
+        "source_steadiness", "adapted_steadiness", "source_balance", "adapted_balance", "runs", "adapted_runs",
+        "evidence",
+    }  # fmt: skip
+    assert replace(guard.state, batches=0, shift=before.shift, skipped="") == replace(before, batches=0)
+    for each in (guard, twin):
+        each.resume()
+    assert torch.equal(guard(fourth), twin(fourth)), "as if nothing had come while it was stopped"
+    assert differing(moved(guard.state_dict()), moved(twin.state_dict())) == []
 
 
 @each_case

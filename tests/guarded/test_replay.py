@@ -253,6 +253,23 @@ def test_what_was_done_by_hand_is_repeated(tmp_path: Path) -> None:
     assert replay(audit, fresh(), batches) == Replay(20)
 
 
+def test_a_stopped_run_is_repeated_and_an_edited_line_of_it_is_noticed(tmp_path: Path) -> None:
+    audit, batches = tmp_path / "audit", stream(12)
+    guard = fresh(audit=audit, every=3, budget=None)
+    for place, batch in enumerate(batches):
+        {3: guard.stop, 9: guard.resume}.get(place, lambda: None)()
+        guard(batch)
+    guard.unload()
+    lines = [line for line in read_audit(audit)[1] if line["kind"] == "batch"]
+    assert [line["signals"]["evidence"] is None for line in lines] == [*[False] * 3, *[True] * 6, *[False] * 3]
+    assert replay(audit, fresh(every=3), batches) == Replay(12)
+
+    def learnt(found: list[dict[str, Any]]) -> None:
+        next(line for line in found if line["kind"] == "batch" and line["batch"] == 5)["learn"] = True
+
+    assert replay(edited(audit, tmp_path / "learnt", learnt), fresh(every=3), batches).differing == 5
+
+
 # Runs that went on ----------------------------------------------------------------------------------------------------
 
 

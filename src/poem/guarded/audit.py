@@ -31,6 +31,8 @@ class Event:
     """Such as "alarm", "verdict", "roll back", "reset", "freeze", "skip", "gradient spike", "audit lost"."""
     why: str
     signals: dict[str, float | None] = field(default_factory=dict)
+    name: str = ""
+    """The guard's `name=`, which tells streams apart."""
 
     def __str__(self) -> str:
         return f"batch {self.batch}: {self.kind}: {self.why}"

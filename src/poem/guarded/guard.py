@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from poem._util import state_file
-from poem.adapter import Adapter, AsModule
+from poem.adapter import Adapter, AsModule, seconds_apart
 from poem.engine.accounting import BatchRecord, Totals
 from poem.engine.export import ExportStatistics
 from poem.engine.model_input import ModelInput, moved_input, read_input
@@ -81,10 +81,13 @@ class GuardSettings(Checked):
     max_ms: Positive | None = None
     max_distance: Positive | None = None
     seed: int = 0
+    name: str = ""
 
     def __post_init__(self) -> None:
-        """Refuses a budget where the source does not answer every batch."""
+        """Refuses a budget where the source does not answer every batch, and a name that would break a log's line."""
         super().__post_init__()
+        if not self.name.isprintable():
+            raise ValueError(f"expected a name without line ends and control characters, got {self.name!r}")
         if self.budget is not None:
             AnswerBudget(self.budget)
             if self.every != 1:
@@ -150,6 +153,7 @@ class Guard:
         """What was seen at the last batch; None before the first."""
         self._on_event, self._lock = on_event, threading.RLock()
         self._answered: tuple[Verdict, Tensor] | None = None  # of the last batch: whose answer, and the source's rows
+        self._called = self._learnt = False  # in this process: first calls are slower than all others
         norms = [each for each in adapter.model.modules() if isinstance(each, nn.modules.batchnorm._BatchNorm)]
         self._rows_alone = all(norm.running_mean is not None for norm in norms)  # of a pass of the source
         shift = ShiftAlarm(alpha=settings.alpha, reference=settings.reference, seed=settings.seed)
@@ -215,10 +219,11 @@ class Guard:
         self, images: Tensor | ModelInput, held: GuardState, events: list[Event], learn: bool | None
     ) -> tuple[Tensor, GuardState, Signals, tuple[Verdict, Tensor]]:
         """Both answers, what they show, what follows from it."""
-        settings, began = self.settings, time.perf_counter()
+        settings, began, apart = self.settings, time.perf_counter(), seconds_apart()
         shift, worse = held.shift.copied(), copy.copy(held.worse)
-        with_source = held.batches % settings.every == 0 or held.verdict == "source"
-        moved = _shifted(images) if with_source and self._views(images) else None
+        off = held.stopped == STOPPED and not learn
+        with_source = off or held.batches % settings.every == 0 or held.verdict == "source"
+        moved = _shifted(images) if with_source and not off and self._views(images) else None
         source, source_moved = self._source(images, moved) if with_source else (None, None)
         if held.batches == 0 and settings.view == "shift" and _tensor(images).dim() != 4:
             events.append(Event(0, "view", NO_IMAGES))
@@ -228,9 +233,11 @@ class Guard:
         learning = allowed if learn is None else learn
         if why not in ("", held.skipped):  # once, however many batches it holds for
             events.append(Event(held.batches, "skip", why))
+        held = replace(held, skipped=why)
+        if off and source is not None:
+            return self._stopped_batch(images, source, replace(held, shift=shift), events)
         raw = self._adapted(images, learning)
         record, adapted = self.adapter.last, _log_probs(raw)
-        held = replace(held, skipped=why)
         if source is None:
             measured, differs = self.signals or _no_signals(), math.nan
             answer, verdict, sound = raw, held.verdict, adapted.amax(1).isfinite()
@@ -251,7 +258,7 @@ class Guard:
             averages = held.averages or Averages.start(source.shape[1], source.device)
             averages = averages.moved(source, adapted, steady, settings.horizon)
             judged, measured = self._verdict(averages, with_view=moved is not None)
-            verdict = "source" if held.stopped == STOPPED or held.trial > 0 else judged
+            verdict = "source" if held.trial > 0 else judged
             held = replace(held, averages=averages, trial=max(0, held.trial - len(images)))
             answer, held, by_source = self._answer(source, answered, verdict, worse, held)
             given = (verdict, by_source)
@@ -270,19 +277,42 @@ class Guard:
         if settings.max_ms is not None:
             if answer.is_cuda:
                 torch.cuda.synchronize(answer.device)
-            held = _timed(held, learning, 1000 * (time.perf_counter() - began))
+            took = time.perf_counter() - began - (seconds_apart() - apart)
+            warm = self._learnt if learning else self._called
+            held = _timed(held, learning, 1000 * took) if warm else held
+            self._called, self._learnt = True, self._learnt or learning
         if learning:
             held = self._act(held, judged, signals, record, adapted, events)
+        self._write_batch(images, answer, held, learning, signals, events)
+        return answer, replace(held, batches=held.batches + 1), signals, given
+
+    def _stopped_batch(
+        self, images: Tensor | ModelInput, source: Tensor, held: GuardState, events: list[Event]
+    ) -> tuple[Tensor, GuardState, Signals, tuple[Verdict, Tensor]]:
+        """The source's answer and nothing else: all but the shift alarm stays as it was when the guard was stopped."""
+        answer = self.adapter.in_model_shape(source)
+        signals = replace(
+            _no_signals(), source_steadiness=None, adapted_steadiness=None, source_balance=None, adapted_balance=None,
+            runs=None, adapted_runs=None, evidence=None, drift=self.adapter.drift,
+        )  # fmt: skip
+        self._write_batch(images, answer, held, False, signals, events)
+        given: tuple[Verdict, Tensor] = ("source", torch.ones(len(source), dtype=torch.bool))
+        return answer, replace(held, batches=held.batches + 1), signals, given
+
+    def _write_batch(
+        self, images: Tensor | ModelInput, answer: Tensor, held: GuardState, learning: bool, signals: Signals,
+        events: list[Event],
+    ) -> None:  # fmt: skip
+        """A batch's line to the audit; that it could not be written is one more event."""
         line = {
             "kind": "batch", "batch": held.batches, "count": len(images),
-            "images": tensor_hash(*_tensors(images)) if self._audit else "", "learn": learning, "verdict": verdict,
-            "events": [event.kind for event in events], "signals": signals.as_dict(),
+            "images": tensor_hash(*_tensors(images)) if self._audit else "", "learn": learning,
+            "verdict": held.verdict, "events": [event.kind for event in events], "signals": signals.as_dict(),
             "answer": tensor_hash(answer) if self._audit else "",
         }  # fmt: skip
         lost = self._write(line)
         if lost is not None:
             events.append(lost)
-        return answer, replace(held, batches=held.batches + 1), signals, given
 
     def _views(self, given: Tensor | ModelInput) -> bool:
         """Whether images are looked at shifted too: pictures of some size. What is no batch the source refuses."""
@@ -465,13 +495,17 @@ class Guard:
             yield self
 
     def stop(self, why: str = "stopped by hand") -> None:
-        """The kill switch: from now on the source answers and nothing is learnt, until `resume`."""
+        """The kill switch: from now on the source alone is asked and answers, until `resume`.
+
+        Neither the adapted model nor the shifted view is computed, and of what the guard remembers only the shift alarm
+        and the number of batches go on.
+        """
         with self._lock:
             self._held = replace(self._held, stopped=STOPPED, verdict="source")
             self._tell(Event(self._held.batches, "stop", why))
 
     def resume(self) -> None:
-        """Learn again after `stop` or a freeze."""
+        """Learn again after `stop` or a freeze, from the state in which it was then."""
         with self._lock:
             self._held = replace(self._held, stopped="", wait=self.settings.snapshot_every)
             self._tell(Event(self._held.batches, "resume", "by hand"))
@@ -610,24 +644,35 @@ class Guard:
 
     def _tell(self, event: Event) -> None:
         """An event to the list, the log, the audit and the user's function, whose errors are logged."""
+        event = replace(event, name=self.settings.name)
         self.events.append(event)
-        log.info("guard of %s: %s", self.name, event)
-        line = {"kind": "event", "batch": event.batch, "event": event.kind, "why": event.why}
+        log.info("guard of %s: %s", self._title, event)
+        line = {"kind": "event", "batch": event.batch, "event": event.kind, "why": event.why, **self._named}
         lost = self._write({**line, "signals": event.signals})
         if self._on_event is not None:
             try:
                 self._on_event(event)
             except Exception:
-                log.exception("guard of %s: on_event failed at %s", self.name, event)
+                log.exception("guard of %s: on_event failed at %s", self._title, event)
         if lost is not None:
             self._tell(lost)
+
+    @property
+    def _title(self) -> str:
+        """Whose guard it is, for the log: the method and, where it was given, the stream's name."""
+        return ", ".join(each for each in (self.name, self.settings.name) if each)
+
+    @property
+    def _named(self) -> dict[str, str]:
+        """The stream's name for the audit, where it was given."""
+        return {"name": self.settings.name} if self.settings.name else {}
 
     def _write(self, line: dict[str, Any]) -> Event | None:
         """A line to the audit; where the disk is full that is an event, and the run goes on."""
         failed = None if self._audit is None else self._audit.write(line)
         if failed is None:
             return None
-        log.warning("guard of %s: the audit is lost: %s; the run goes on without it", self.name, failed)
+        log.warning("guard of %s: the audit is lost: %s; the run goes on without it", self._title, failed)
         return Event(self._held.batches, "audit lost", f"{failed}; the run goes on without it")
 
     def header(self) -> dict[str, Any]:
@@ -635,9 +680,9 @@ class Guard:
         state, given, shift = self.adapter.state_dict(), self.adapter.settings, self._first.shift
         reference = tensor_hash(torch.tensor(shift.ranks.values)) if shift.given else None
         return {
-            "method": self.name, "recipe": written(self.recipe), "weights": state["source"], "mean": state["mean"],
-            "std": state["std"], "mask": state["mask"], "prepared": state["prepared"], "reference": reference,
-            **{name: given[name] for name in ("batch_size", "seed", "precision", "split")},
+            "method": self.name, **self._named, "recipe": written(self.recipe), "weights": state["source"],
+            "mean": state["mean"], "std": state["std"], "mask": state["mask"], "prepared": state["prepared"],
+            "reference": reference, **{name: given[name] for name in ("batch_size", "seed", "precision", "split")},
             "guard": _stated(self.settings), "torch": torch.__version__,
             "device": next(self.model.parameters()).device.type, "threads": torch.get_num_threads(),
             "deterministic": torch.are_deterministic_algorithms_enabled(), "compile": given["compile"],
@@ -698,7 +743,7 @@ def guard_adapter(
             ("always", or "when shifted": learn only after the shift alarm), `when_worse` ("roll back", "reset",
             "freeze", or "answer": with the source, and nothing else), `ring` and `snapshot_every` (of good states to
             roll back to), `alpha` (the rate of false alarms), `max_updates`, `max_ms` (per batch: learns every k-th),
-            `max_distance` (from the source, relative).
+            `max_distance` (from the source, relative), `name` (of the stream, for log, events and audit).
 
     Returns:
         An object with the adapter's own call, `frozen`, `reset`, `save` and `load`, and with `events`, `signals`,
@@ -778,5 +823,5 @@ def _shift_text(shift: ShiftAlarm) -> str:
 
 
 def _stated(settings: GuardSettings) -> dict[str, Any]:
-    """The settings as plain values."""
-    return {name: getattr(settings, name) for name in GuardSettings.__dataclass_fields__}
+    """The settings that decide something, as plain values; the stream's name does not."""
+    return {name: getattr(settings, name) for name in GuardSettings.__dataclass_fields__ if name != "name"}

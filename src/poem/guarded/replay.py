@@ -198,7 +198,7 @@ def _words(name: str, now: Any, then: Any) -> str:
 def _header_differences(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """In what the guard is not that of the header; what is about the images and the machine is left out."""
     found = []
-    for name in [name for name in {**now, **then} if name not in ("kind", "schema", "method", "run", *MACHINE)]:
+    for name in [name for name in {**now, **then} if name not in ("kind", "schema", "method", "name", "run", *MACHINE)]:
         one, two = now.get(name), then.get(name)
         if _text(one) == _text(two):
             continue

@@ -17,21 +17,24 @@ OF_BOTH = ("classes", "steady", "runs", *RUNS_OF)
 
 @dataclass(frozen=True)
 class Signals:
-    """What was seen at one batch, as plain numbers; averages are over the last `horizon` images or so."""
+    """What was seen at one batch, as plain numbers; averages are over the last `horizon` images or so.
 
-    source_steadiness: float
+    While the guard is stopped by hand the source alone is asked, and what compares it with anything is None.
+    """
+
+    source_steadiness: float | None
     """Share of images that the source answers as it answers them shifted by a few pixels."""
-    adapted_steadiness: float
+    adapted_steadiness: float | None
     """The same of the adapted answers; it falls where the statistics are wrong."""
-    source_balance: float
+    source_balance: float | None
     """Entropy of the classes that the source answers, in nats."""
-    adapted_balance: float
+    adapted_balance: float | None
     """The same of the adapted answers; it falls where a network collapses to few classes."""
-    runs: float
+    runs: float | None
     """How much likelier neighbours in the stream get the same answer from the source than images further apart."""
-    adapted_runs: float
+    adapted_runs: float | None
     """The same of the adapted answers; below the source's where a network answers the same whatever comes."""
-    evidence: float
+    evidence: float | None
     """For the adapted answers where positive, for the source's where negative; what the verdict is made of."""
     disagreement: float
     """Share of answers that differ from the source's, in this batch; NaN where the source did not answer it."""

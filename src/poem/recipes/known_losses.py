@@ -18,15 +18,15 @@ log = logging.getLogger("poem")
 SORTED, LONG, NOISE, BLUR = "sorted by class", "of many shifts in a row", "of noisy images", "of blurred images"
 FOG = "in fog"
 LOSSES: dict[str, dict[str, tuple[int, str]]] = {
-    "auto": {"batch": (31, "with images of noise between real ones")},
+    "auto": {"batch": (8, "with images of noise between real ones")},
     "bn": {"batch": (65, SORTED)},
-    "tent": {"batch": (65, SORTED), "group": (37, LONG), "layer": (10, LONG)},
+    "tent": {"batch": (65, SORTED), "group": (37, LONG), "layer": (12, "of shifts that come again")},
     "poem": {"batch": (65, SORTED), "group": (44, LONG), "layer": (15, LONG)},
     "sar": {"batch": (65, SORTED), "group": (8, "whose classes come in runs")},
     "deyo": {"batch": (65, SORTED), "group": (13, NOISE), "layer": (19, LONG)},
     "eata+poem": {"batch": (65, SORTED)},
     "deyo+poem": {"batch": (65, SORTED), "group": (22, BLUR), "layer": (19, LONG)},
-    "roid": {"batch": (64, SORTED), "group": (7, FOG), "layer": (5, BLUR)},
+    "roid": {"batch": (64, SORTED), "group": (6, FOG), "layer": (6, BLUR)},
 }
 """Method, kind of norm layer: the largest loss in points, and on which stream."""
 KINDS: tuple[tuple[str, type[nn.Module]], ...] = (
