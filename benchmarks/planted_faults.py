@@ -55,9 +55,10 @@ FAULTS = [
     Fault(
         "branch gradient into the shallow group",
         "engine/loop.py",
-        'gradients |= _gradients(loss, {"theta": theta, **trained})',
+        'gradients |= _gradients(loss, {"theta": theta, **trained, **({"rows": rows["theta"]} if rows else {})})',
         'own = _gradient(recipe.branch.teach(unweighted), theta, keep=True) if "branch" in gradients else 0\n'
-        '        gradients |= _gradients(loss, {"theta": theta, **trained})\n'
+        '        gradients |= _gradients(loss, {"theta": theta, **trained, **({"rows": rows["theta"]} if rows else {})})'
+        "\n"
         '        gradients["theta"] = gradients["theta"] + own',
     ),
     Fault(
@@ -393,7 +394,7 @@ FAULTS = [
     Fault(
         "the model is handed the caller's images",
         "engine/network.py",
-        "            return x.clone() if same else x\n",
+        "            return x.clone() if x.data_ptr() == images.data_ptr() else x\n",
         "            return x\n",
         ("test_hostile.py",),
     ),

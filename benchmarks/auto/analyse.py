@@ -581,6 +581,13 @@ def filled(page: str, found: dict[str, str], own: Sequence[str]) -> str:
     return PLACE.sub(place, page)
 
 
+def _by_cell(found: dict[str, Any]) -> str:
+    """As JSON with a line for each cell, which is a quarter of the size that indents make."""
+    cells = ",\n".join(json.dumps(cell) for cell in found["cells"])
+    rest = json.dumps({name: value for name, value in found.items() if name != "cells"}, indent=1)
+    return f'{rest[:-2]},\n "cells": [\n{cells}\n]\n}}\n'
+
+
 def load(folder: Path = RESULTS) -> Results | None:
     """The results of a folder; None where it has no file."""
     paths = sorted(folder.glob("*.jsonl"))
@@ -603,7 +610,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     text = "\n".join(f"## {name}\n\n{table}" for name, table in found.items())
     print(text)
     (args.results / "tables.md").write_text(text)
-    (args.results / "summary.json").write_text(json.dumps(summary(results, long), indent=1) + "\n")
+    (args.results / "summary.json").write_text(_by_cell(summary(results, long)))
     for name, own in PAGES.items():
         path = args.root / name
         if path.is_file() and not args.no_docs:

@@ -185,8 +185,7 @@ class Grid:
         for stream, value in ours.items():
             other = theirs.get(stream)
             by_seed.setdefault(stream[0], []).append(None if value is None or other is None else value - other)
-        found = {seed: [each for each in values if each is not None] for seed, values in by_seed.items()}
-        return {seed: statistics.fmean(each) for seed, each in found.items() if len(each) == len(by_seed[seed])}
+        return _means_of_whole_seeds(by_seed)
 
     def _streams(self, group: str, place: Place, read: Read) -> dict[tuple[int, tuple[object, ...]], float | None]:
         """The number of each cell at a place, by its seed and stream; None where it has none."""
@@ -201,8 +200,13 @@ class Grid:
         for placed in self._at.get((group, row, column), []):
             result = self.results.get(self._keys[id(placed)])
             by_seed.setdefault(placed.cell.seed, []).append(None if result is None else read(result))
-        found = {seed: [each for each in values if each is not None] for seed, values in by_seed.items()}
-        return {seed: statistics.fmean(each) for seed, each in found.items() if len(each) == len(by_seed[seed])}
+        return _means_of_whole_seeds(by_seed)
+
+
+def _means_of_whole_seeds(by_seed: dict[int, list[float | None]]) -> dict[int, float]:
+    """The mean of each seed's numbers; a seed that lacks one is left out."""
+    found = {seed: [each for each in values if each is not None] for seed, values in by_seed.items()}
+    return {seed: statistics.fmean(each) for seed, each in found.items() if len(each) == len(by_seed[seed])}
 
 
 def _stream(cell: Cell) -> tuple[object, ...]:
