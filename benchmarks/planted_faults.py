@@ -57,8 +57,8 @@ FAULTS = [
         "engine/loop.py",
         'gradients |= _gradients(loss, {"theta": theta, **trained, **({"rows": rows["theta"]} if rows else {})})',
         'own = _gradient(recipe.branch.teach(unweighted), theta, keep=True) if "branch" in gradients else 0\n'
-        '        gradients |= _gradients(loss, {"theta": theta, **trained, **({"rows": rows["theta"]} if rows else {})})'
-        "\n"
+        "        "
+        'gradients |= _gradients(loss, {"theta": theta, **trained, **({"rows": rows["theta"]} if rows else {})})\n'
         '        gradients["theta"] = gradients["theta"] + own',
     ),
     Fault(
