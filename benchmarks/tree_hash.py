@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import ast
 import hashlib
-from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 MEASURED = ("accelerate", "adapter.py", "engine", "guarded", "parts", "recipes")  # packages and files of src/poem
 
 
-@cache
 def tree_hash(root: Path = ROOT) -> str:
     """Sixteen hex digits over the syntax trees of the Python files."""
     found, source = hashlib.sha256(), root / "src" / "poem"

@@ -305,10 +305,11 @@ def _speeds() -> ModuleType:
 
 def test_speeds_on_pages_are_of_the_code_as_it_is() -> None:
     speeds, places = _speeds(), 0
+    today = speeds.tree_hash(ROOT)
     for path in speeds.pages(ROOT):
         text = path.read_text()
         places += len(speeds.PLACE.findall(text))
-        assert text == speeds.filled(text, ROOT / "results" / "speed", speeds.tree_hash(ROOT)), (
+        assert text == speeds.filled(text, ROOT / "results" / "speed", today), (
             f"{path.name} quotes other speeds than those measured; type: python benchmarks/speed_docs.py"
         )
         outside = speeds.PLACE.sub("", text)
