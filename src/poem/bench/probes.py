@@ -32,9 +32,9 @@ class ProbeBatch:
     """
 
     entropy_before: Floats
-    """In nats."""
+    """Of the predictions before, in nats."""
     entropy_after: Floats
-    """In nats."""
+    """Of the predictions after, in nats."""
     confidence: Floats
     """Largest probability before."""
     pseudo_label_right: Bools
@@ -65,7 +65,7 @@ class Probe(Protocol):
     """Numbers over a stream, updated batch by batch."""
 
     def update(self, batch: ProbeBatch) -> None:
-        """Add a batch."""
+        """Take a batch's samples into the numbers."""
         ...
 
     def result(self) -> dict[str, Any]:
@@ -80,7 +80,7 @@ class Groups:
         self._sums = {name: np.zeros(4) for name in ("low", "newly", "high")}
 
     def update(self, batch: ProbeBatch) -> None:
-        """Add a batch."""
+        """Count the batch's samples in each group, and sum what is averaged over them."""
         for name, mask in (("low", batch.low), ("newly", batch.newly), ("high", ~batch.low & ~batch.newly)):
             values = (batch.pseudo_label_right, batch.answer_right, batch.confidence)
             self._sums[name] += [mask.sum(), *(value[mask].sum() for value in values)]
