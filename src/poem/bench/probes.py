@@ -104,7 +104,7 @@ class Transitions:
         self.threshold, self._counts = threshold, np.zeros((2, 2), np.int64)
 
     def update(self, batch: ProbeBatch) -> None:
-        """Add a batch."""
+        """Count the batch's samples by both."""
         high = (~(entropy < self.threshold) for entropy in (batch.entropy_before, batch.entropy_after))
         np.add.at(self._counts, tuple(each.astype(np.int64) for each in high), 1)
 
@@ -124,7 +124,7 @@ class EntropyBins:
         self._sums = {name: np.zeros(BINS) for name in names}
 
     def update(self, batch: ProbeBatch) -> None:
-        """Add a batch."""
+        """Sum counts and confidences of the batch's samples in their bins."""
         bins, right = binned(batch.entropy_before, self._top), batch.pseudo_label_right
         weights = (np.ones(len(bins)), right, batch.confidence, batch.newly, batch.newly & right)
         for sums, weight in zip(self._sums.values(), weights, strict=True):
@@ -163,7 +163,7 @@ class EntropyRange:
         self._arrays = _Arrays("entropy", "right", "newly")
 
     def update(self, batch: ProbeBatch) -> None:
-        """Add a batch."""
+        """Keep the batch's entropies and whether its samples were right and newly reliable."""
         self._arrays.append(entropy=batch.entropy_before, right=batch.pseudo_label_right, newly=batch.newly)
 
     def bounds(self) -> tuple[float, float] | None:
