@@ -32,7 +32,7 @@ class AnsweredBatch:
     logits: Tensor
     """(B, C); of a model with one logit (B, 2), for class 0 and class 1."""
     labels: Tensor
-    """(B,)."""
+    """(B,), the true class of each."""
     segment: Segment | None
     """The segment of the order that the batch is from; None for a plain loader."""
     entry: BatchRecord | None

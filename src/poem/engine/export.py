@@ -272,7 +272,7 @@ class _WatchedLayer:
         return self._layer.with_batch(x)
 
     def with_moments(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
-        """With these."""
+        """With this mean and variance, which are noted for the layer."""
         self._found.setdefault(self._key, (mean, var))
         return self._layer.with_moments(x, mean, var)
 

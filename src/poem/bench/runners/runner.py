@@ -29,7 +29,7 @@ class CellProgress:
 
     cell: Cell
     images: int
-    """Images done."""
+    """Answered so far, of `total`."""
     total: int
 
 
@@ -52,7 +52,7 @@ class Measure(Protocol):
     """The signature of `poem.bench.measure.measure`."""
 
     def __call__(self, cell: Cell, machine: Machine, *, on_progress: OnProgress | None = None) -> CellResult:
-        """Run a cell."""
+        """Run the cell on this machine and return its numbers; `on_progress` is called after each batch."""
         ...
 
 
