@@ -19,6 +19,7 @@ from poem.bench.cell import Cell
 from poem.bench.measure import measure
 from poem.bench.result import CellResult
 from poem.cli.main import main
+from poem.engine.accounting import BatchRecord
 from poem.predict import answers
 from poem.streams import datasets
 from poem.streams.datasets import Stream, Tensors
@@ -34,16 +35,16 @@ FRESH = 12
 def handed(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     """Everything that adapters are given and answer, in order; they are given images alone."""
     seen: list[Tensor] = []
-    call = Adapter.__call__
+    call = Adapter.answer_with_record
 
-    def listen(self: Adapter, *given: Any, **named: Any) -> Tensor:
+    def listen(self: Adapter, *given: Any, **named: Any) -> tuple[Tensor, BatchRecord]:
         assert len(given) == 1
         assert not named
-        answer = call(self, *given)
+        answer, record = call(self, *given)
         seen.extend((given[0].clone(), answer.clone()))
-        return answer
+        return answer, record
 
-    monkeypatch.setattr(Adapter, "__call__", listen)
+    monkeypatch.setattr(Adapter, "answer_with_record", listen)
     return seen
 
 

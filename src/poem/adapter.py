@@ -173,8 +173,11 @@ class Adapter:
             keywords: The model's arguments by name, as in `adapter(pixel_values=x)`. Of all arguments the largest
                 floating-point tensor is normalised, augmented and counted; the others go along as they are.
         """
+        return self.answer_with_record(read_input(self._network.model, images, keywords))[0]
+
+    def answer_with_record(self, given: Tensor | ModelInput) -> tuple[Tensor, BatchRecord]:
+        """A call, and the record of this very batch, which `last` keeps only where it was learnt from."""
         checks.still_here(self._unloaded)
-        given = read_input(self._network.model, images, keywords)
         record, learn = BatchRecord(), id(self) not in _FROZEN.get()
         flags, asked = ThreadFlags(), perf_counter()
         try:
@@ -197,7 +200,7 @@ class Adapter:
             self._network.abandon()
             flags.restore()
             raise
-        return answer
+        return answer, record
 
     def prepare(self, source_data: Iterable[Any] | Tensor) -> None:
         """Prepare parts that need source data on these images, such as EATA's Fisher anchor."""

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 import poem
 from poem import zoo
+from poem.engine.accounting import BatchRecord
 from poem.engine.model_lock import model_lock
 from poem.guarded import guard as guard_module
 from poem.guarded.audit import Audit, Event, read_audit
@@ -222,15 +223,16 @@ def test_weights_that_are_not_finite_are_answered_by_the_source(monkeypatch: pyt
     for every in (1, 3):
         guard, x = toy(every=every), stream()[0]
         guard(x[:50])
-        real = type(guard.adapter).__call__
+        real = type(guard.adapter).answer_with_record
 
-        def broken(self: poem.Adapter, images: Tensor) -> Tensor:
-            answer = real(self, images).clone()  # noqa: B023 - called within the turn
+        def broken(self: poem.Adapter, images: Tensor) -> tuple[Tensor, BatchRecord]:
+            answer, record = real(self, images)  # noqa: B023 - called within the turn
+            answer = answer.clone()
             answer[3] = torch.nan
-            return answer
+            return answer, record
 
         with monkeypatch.context() as patch:
-            patch.setattr(type(guard.adapter), "__call__", broken)
+            patch.setattr(type(guard.adapter), "answer_with_record", broken)
             answer = guard(x[50:100])
         assert bool(answer.isfinite().all())
         torch.testing.assert_close(answer[3], guard.source(x[50:100])[3].log_softmax(0), atol=1e-5, rtol=1e-5)
@@ -305,13 +307,13 @@ def test_max_ms_learns_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
     monkeypatch.setattr(guard_module, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
     monkeypatch.setattr(guard_module, "seconds_apart", lambda: 0.0)
-    real = poem.Adapter.__call__
+    real = poem.Adapter.answer_with_record
 
-    def slow(self: poem.Adapter, images: Tensor) -> Tensor:
+    def slow(self: poem.Adapter, images: Tensor) -> tuple[Tensor, BatchRecord]:
         clock[0] += 0.002 if self.is_frozen else 0.010
         return real(self, images)
 
-    monkeypatch.setattr(poem.Adapter, "__call__", slow)
+    monkeypatch.setattr(poem.Adapter, "answer_with_record", slow)
     x = stream()[0]
     free, guard = toy(max_ms=20.0), toy(max_ms=6.5, view="none")
     run(free, x)
@@ -331,14 +333,14 @@ def test_max_ms_leaves_out_the_first_calls_which_are_slower(monkeypatch: pytest.
     clock, calls = [0.0], list[float]()
     monkeypatch.setattr(guard_module, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
     monkeypatch.setattr(guard_module, "seconds_apart", lambda: 0.0)
-    real = poem.Adapter.__call__
+    real = poem.Adapter.answer_with_record
 
-    def slow_at_first(self: poem.Adapter, images: Tensor) -> Tensor:
+    def slow_at_first(self: poem.Adapter, images: Tensor) -> tuple[Tensor, BatchRecord]:
         calls.append(0.005 if calls else 0.100)
         clock[0] += calls[-1]
         return real(self, images)
 
-    monkeypatch.setattr(poem.Adapter, "__call__", slow_at_first)
+    monkeypatch.setattr(poem.Adapter, "answer_with_record", slow_at_first)
     guard = toy(max_ms=20.0, view="none")
     run(guard, stream()[0])
     assert guard.totals.batches == 12, "100 ms at first are no reason to skip what takes 5"

@@ -227,13 +227,14 @@ def on_batch_norm(
     batches: list[Tensor],
     *,
     lr: float,
+    learn: bool = True,
     redundancy: float = 0.05,
     weights: tuple[float, ...] = (0.0, 0.25, 0.5, 1.0, 1.0),
     rates: tuple[float, ...] = (1.0, 1.0, 1.0, 1.0, 0.05),
     doubts: tuple[float, ...] = (0.0, 0.0, 0.0, 0.0, 3.0),
     optimizer: Optimizer = sgd,
 ) -> Iterator[Outcome]:
-    """ETA on the mean of several passes, each with statistics of its own."""
+    """The mean of several passes, each with statistics of its own; with `learn`, ETA on it."""
     student = copied(net)
     theta = all_norms(student)
     layers = with_stream_statistics(student, len(weights))
@@ -246,7 +247,7 @@ def on_batch_norm(
                 layer.use = copy, weight, rate, doubt
             each.append(student(x))
         scores = blend(each)
-        chosen = reliable_and_new(scores, average, redundancy)
+        chosen = reliable_and_new(scores, average, redundancy) if learn else torch.zeros(len(x), dtype=torch.bool)
         outcome = Outcome(prior(scores.detach()), chosen)
         if chosen.any():
             step(steps, torch.autograd.grad(weighted_entropy(scores, chosen), theta))
@@ -279,5 +280,5 @@ class AutoHost(ETAHost):
 def auto(net: nn.Module, batches: list[Tensor], **settings: Any) -> Iterator[Outcome]:
     """Which of the two depends on the network's norm layers."""
     if any(isinstance(module, nn.BatchNorm2d) for module in net.modules()):
-        return on_batch_norm(net, batches, **settings)
+        return on_batch_norm(net, batches, learn=False, **settings)
     return run(AutoHost(net, branch=True, **settings), reselect, batches)

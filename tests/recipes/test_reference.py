@@ -9,6 +9,7 @@ import torch
 from adapters import adapt, on_device
 from nets import make_net
 from oracles import METHODS, adam, outcomes, sar_coasting, sgd
+from oracles.auto import on_batch_norm
 from torch import Generator, Tensor
 from toys import calibrated
 
@@ -18,11 +19,13 @@ from poem.parts import (
     SGD,
     Adam,
     AdaptBranch,
+    Blended,
     Consistency,
     Entropy,
     EntropyBelow,
     EveryCalls,
     FisherAnchor,
+    LocalPrior,
     LossAverageBelow,
     MeanTeacher,
     MemoryBank,
@@ -127,7 +130,7 @@ def test_every_batch_agrees_with_the_reference(method: str, kind: str) -> None:
     expected = outcomes(method, net, batches, lr=lr, source=source, augment=augment, views=views, **theirs)
     data = source if method.startswith("eata") else None
     adapter = adapt(on_device(net), method, lr=lr, mean=(0, 0, 0), std=(1, 1, 1), source_data=data, **ours)
-    learns = poem.recipe(method).learns
+    learns = adapter.recipe.learns  # of `auto` it depends on the network
     for index, (batch, outcome) in enumerate(zip(batches, expected, strict=True)):
         got = adapter(on_device(batch)).cpu()
         assert got.dtype == torch.float64
@@ -167,16 +170,34 @@ def test_auto_agrees_with_the_reference_as_it_comes_for_ten_classes_at_any_batch
     short = [*batches, batches[0][: max(1, size // 2)]]
     expected = outcomes("auto", net, short, lr=0.001, redundancy=0.4, optimizer=adam)
     adapter, answers = adapt(on_device(net), "auto"), []
-    assert adapter.lr == 0.001
+    assert adapter.recipe.learns == (kind != "bn")
+    assert adapter.lr == (0.001 if adapter.recipe.learns else 0.00025)
     for index, (batch, outcome) in enumerate(zip(short, expected, strict=True)):
         answers.append(adapter(on_device(batch)).cpu())
         far = float((answers[-1] - outcome.answer).abs().max())
         assert far < 1e-7, f"batch {index} differs by {far:.3g}"
         assert torch.equal(adapter.last.selected.cpu(), outcome.selected)
-    assert adapter.totals.updates == sum(len(outcome.updates) for outcome in expected) > 0
+    assert adapter.totals.updates == sum(len(outcome.updates) for outcome in expected)
+    assert (adapter.totals.updates > 0) == adapter.recipe.learns
     plain = adapt(on_device(net), "auto", lr=0.0, readout=Readout())
     apart = [float((plain(on_device(b)).cpu() - a).abs().max()) for a, b in zip(answers, short, strict=True)]
     assert max(apart[1:]) > 1e-3, "prior and updates change nothing"
+
+
+@pytest.mark.parametrize("size", [1, 7, 80])
+def test_learning_with_blended_statistics_agrees_with_the_reference(size: int) -> None:
+    """What `auto` leaves out on batch norm: ETA's update on the mean of the copies."""
+    net = calibrated(make_net("bn", sharpness=SHARPNESS["bn"])).double()
+    batches = [dim * images(size, seed=4 + index) for index, dim in enumerate((1, 1, 0.5, 0.5, 0.5, 1))]
+    expected = list(on_batch_norm(net, batches, lr=0.01, redundancy=0.4))
+    adapter = adapt(
+        on_device(net), "eta", lr=0.01, select=EntropyBelow(0.4) & NotRedundant(0.4), statistics=Blended(),
+        readout=Readout("first", LocalPrior()),
+    )  # fmt: skip
+    for batch, outcome in zip(batches, expected, strict=True):
+        torch.testing.assert_close(adapter(on_device(batch)).cpu(), outcome.answer, rtol=0, atol=1e-7)
+        assert torch.equal(adapter.last.selected.cpu(), outcome.selected)
+    assert adapter.totals.updates == sum(len(outcome.updates) for outcome in expected) > 0
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 6, 7])

@@ -56,6 +56,8 @@ class BatchRecord:
         """(B,) each, in nats: in the first forward pass and in the last."""
         self.first_logits: Tensor = torch.zeros(0, 0)
         """(B, C) before any update."""
+        self.source_logits: Tensor | None = None
+        """(B, C) of the model as it came, where the pass had a copy with its weights and statistics; else None."""
         self.remarks: list[str] = []  # notes known while the batch runs
         self.anomalies: Tensor | None = None  # (2,) answers that are not finite, updates that changed nothing
         self.loss_value: Tensor | None = None
@@ -151,6 +153,8 @@ class BatchRecord:
         first = _joined([part.entropy.first for part in parts])
         self.entropy = FirstLast(first, _joined([part.entropy.last for part in parts]))
         self.first_logits = _joined([part.first_logits for part in parts])
+        source = [part.source_logits for part in parts if part.source_logits is not None]
+        self.source_logits = _joined(source) if len(source) == len(parts) else None
         self.loss_value = next((part.loss_value for part in reversed(parts) if part.loss_value is not None), None)
         norms = [part.gradient_value for part in parts if part.gradient_value is not None]
         self.gradient_value = norms[-1] if norms else None

@@ -167,7 +167,7 @@ class BatchLoop:
             logits, heads, run = self._predict(shown, *given, self.state.memory, None, training=grad)
         outputs = Outputs(
             logits, heads, self.batch, again, round, shown, run.features, weights, branch, rows, run.record,
-            self.network.classify,
+            self.network.classify, run.source,
         )  # fmt: skip
         self.state.begin(outputs)
         return outputs
@@ -384,6 +384,7 @@ class BatchLoop:
             after = before if progress.teacher_answer is not None else after.mean().expand(rows)
         record.entropy = FirstLast(before, after)
         record.first_logits = logits
+        record.source_logits = first.source.detach() if first.source is not None and not self.recipe.learns else None
         record.loss_value = updates[-1].loss if updates else None
         record.gradient_value = updates[-1].gradients["theta"].norm() if updates else None
         record.applied = [update.applied for update in updates]

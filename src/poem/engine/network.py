@@ -388,7 +388,9 @@ class Network:
         """One answer (B, C) for the copies of the batch; what the first head's remembers is recorded."""
         if run.copies == 1:
             return logits
-        answer, record = run.statistics.combine(logits.unflatten(0, (run.copies, -1)), run.memory)
+        copies, place = logits.unflatten(0, (run.copies, -1)), run.statistics.source_copy
+        run.source = copies[place] if run.source is None and place is not None else run.source
+        answer, record = run.statistics.combine(copies, run.memory)
         for key, value in record.items():
             run.record.setdefault(key, value)
         return answer

@@ -35,6 +35,7 @@ class ForwardContext:
     doubled: bool = False  # the split has been passed and the batch now holds both halves
     record: Memory = field(default_factory=dict)
     features: Tensor | None = None
+    source: Tensor | None = None  # logits of the copy with the source's statistics, where there is one
     rows: int = 0  # rows that the model is called with
     columns: int = 0  # logits of each row, before a class mask
     copies: int = 1  # how often each image is among them, each copy with statistics of its own

@@ -156,6 +156,10 @@ class Guard:
         self._called = self._learnt = False  # in this process: first calls are slower than all others
         norms = [each for each in adapter.model.modules() if isinstance(each, nn.modules.batchnorm._BatchNorm)]
         self._rows_alone = all(norm.running_mean is not None for norm in norms)  # of a pass of the source
+        # Whether the adapter's own pass has the source's answers. A budget's proof is about the model itself, and where
+        # learning waits for the shift alarm the source answers first.
+        own_copy = not adapter.recipe.learns and adapter.recipe.statistics.source_copy is not None
+        self._shares = own_copy and self._rows_alone and settings.budget is None and settings.adapt == "always"
         shift = ShiftAlarm(alpha=settings.alpha, reference=settings.reference, seed=settings.seed)
         if source_data is not None:
             shift.compare_with(self._source_entropies(source_data))
@@ -224,11 +228,12 @@ class Guard:
         off = held.stopped == STOPPED and not learn
         with_source = off or held.batches % settings.every == 0 or held.verdict == "source"
         moved = _shifted(images) if with_source and not off and self._views(images) else None
-        source, source_moved = self._source(images, moved) if with_source else (None, None)
+        shares, source, source_moved = self._shares and not off, None, None
+        if with_source and not shares:
+            source, source_moved = self._source(images, moved)
+            events += self._alarm(source, shift, held)
         if held.batches == 0 and settings.view == "shift" and _tensor(images).dim() != 4:
             events.append(Event(0, "view", NO_IMAGES))
-        if source is not None and shift.update(_entropies(source)):
-            events.append(Event(held.batches, "alarm", _shift_text(shift)))
         allowed, why = self._may_learn(held, shift)
         learning = allowed if learn is None else learn
         if why not in ("", held.skipped):  # once, however many batches it holds for
@@ -236,8 +241,11 @@ class Guard:
         held = replace(held, skipped=why)
         if off and source is not None:
             return self._stopped_batch(images, source, replace(held, shift=shift), events)
-        raw = self._adapted(images, learning)
-        record, adapted = self.adapter.last, _log_probs(raw)
+        raw, record = self._adapted(images, learning)
+        adapted = _log_probs(raw)
+        if with_source and shares:
+            source = self._source_in(record, images)
+            events += self._alarm(source, shift, held)
         if source is None:
             measured, differs = self.signals or _no_signals(), math.nan
             answer, verdict, sound = raw, held.verdict, adapted.amax(1).isfinite()
@@ -248,9 +256,11 @@ class Guard:
                 answer = self.adapter.in_model_shape(torch.where(sound[:, None], adapted, source))
         else:
             answered, steady = adapted, None
-            if moved is not None and source_moved is not None:
-                with self.adapter.frozen():
-                    adapted_moved = _log_probs(self.adapter(moved))
+            if moved is not None:
+                again, moved_record = self._adapted(moved, learning=False)
+                adapted_moved = _log_probs(again)
+                if source_moved is None:
+                    source_moved = self._source_in(moved_record, moved)
                 pairs = ((source, source_moved), (adapted, adapted_moved))
                 steady = torch.stack([(one.argmax(1) == two.argmax(1)).float().mean() for one, two in pairs])
                 both = _mean(adapted, adapted_moved)
@@ -313,6 +323,17 @@ class Guard:
         lost = self._write(line)
         if lost is not None:
             events.append(lost)
+
+    def _source_in(self, record: BatchRecord, images: Tensor | ModelInput) -> Tensor:
+        """The source's log-probabilities, from the adapter's own pass where that had them."""
+        found = record.source_logits
+        return _log_probs(self.adapter.source(images) if found is None else found)
+
+    def _alarm(self, source: Tensor, shift: ShiftAlarm, held: GuardState) -> list[Event]:
+        """The shift alarm with the source's answers for one more batch: an event where it rings."""
+        if not shift.update(_entropies(source)):
+            return []
+        return [Event(held.batches, "alarm", _shift_text(shift))]
 
     def _views(self, given: Tensor | ModelInput) -> bool:
         """Whether images are looked at shifted too: pictures of some size. What is no batch the source refuses."""
@@ -405,12 +426,12 @@ class Guard:
             return learns, "" if learns else f"a batch that learns takes more than max_ms={settings.max_ms:g}"
         return True, ""
 
-    def _adapted(self, images: Tensor | ModelInput, learning: bool) -> Tensor:
-        """The adapted answer as the adapter gives it."""
+    def _adapted(self, images: Tensor | ModelInput, learning: bool) -> tuple[Tensor, BatchRecord]:
+        """The adapted answer as the adapter gives it, and the record of its pass."""
         with ExitStack() as block:
             if not learning:
                 block.enter_context(self.adapter.frozen())
-            return self.adapter(images)
+            return self.adapter.answer_with_record(images)
 
     def _act(
         self, held: GuardState, verdict: Verdict, signals: Signals, record: BatchRecord, adapted: Tensor,
@@ -469,10 +490,10 @@ class Guard:
     def _frozen_answer(self, images: Tensor | ModelInput) -> Tensor:
         """The answer as things stand; nothing is learnt, and nothing is remembered."""
         held, verdict = self._held, self._held.verdict
-        source = _log_probs(self.adapter.source(images))
         if verdict == "source" or held.budget is not None:  # what a budget grants depends on the order of samples
-            return self.adapter.in_model_shape(source)
-        adapted = _log_probs(self.adapter(images))
+            return self.adapter.in_model_shape(_log_probs(self.adapter.source(images)))
+        raw, record = self.adapter.answer_with_record(images)
+        adapted, source = _log_probs(raw), self._source_in(record, images)
         if self._views(images):
             adapted = _mean(adapted, _log_probs(self.adapter(_shifted(images))))
         answer, _, _ = self._answer(source, adapted, verdict, copy.copy(held.worse), replace(held, budget=None))

@@ -186,6 +186,7 @@ class Outputs:
     sample_rows: Memory = field(default_factory=dict, repr=False)  # both (B, P), a row per sample, if the step asks
     record: Memory = field(default_factory=dict, repr=False)  # statistics to remember if this pass is the last
     classify: Callable[[Tensor], Tensor] = field(default=_no_head, repr=False)  # logits of other features (B, D)
+    source: Tensor | None = None  # (B, C) logits of the copy with the source's statistics, where there is one
     cache: dict[object, Tensor] = field(default_factory=dict, repr=False)
 
     @property

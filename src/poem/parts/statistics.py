@@ -77,6 +77,11 @@ class Statistics(Part):
         """
         return 1
 
+    @property
+    def source_copy(self) -> int | None:
+        """Which copy always has the source's statistics; None where none has."""
+        return None
+
     def combine(self, logits: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
         """The copies' logits (copies, B, C) as one answer (B, C), and what to remember if it is the batch's last.
 

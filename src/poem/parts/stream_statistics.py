@@ -74,6 +74,11 @@ class Blended(Statistics):
         """One for each weight."""
         return len(self.weights)
 
+    @property
+    def source_copy(self) -> int | None:
+        """The first with a weight of 0."""
+        return self.weights.index(0.0) if 0.0 in self.weights else None
+
     def start_layer(self, key: str, layer: BatchLayer) -> Memory:
         """For each copy the source's statistics, no variation, and no batch before."""
         if layer.source_mean is None or layer.source_var is None:

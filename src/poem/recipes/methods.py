@@ -337,9 +337,9 @@ def auto() -> Recipe:
     """Statistics and prior from the stream, ETA, and POEM where it helps: one method for every network.
 
     On group and layer norm it is ETA with POEM's exploration and branch. On batch norm the statistics of the stream
-    are what counts: `Blended`, with ETA's update and without POEM's parts, which gained nothing there. Both answer with
-    a prior from the last images. `poem.adapt` takes the constants that fit the number of classes; with `guard=True` the
-    source answers beside it.
+    are what counts: `Blended`. No weight moves there, since updates gained nothing on average and lost where images of
+    noise came between. Both answer with a prior from the last images. `poem.adapt` takes the constants that fit the
+    number of classes; with `guard=True` the source answers beside it.
 
     Paper: none; ETA (Niu et al., ICML 2022) and POEM (Yi et al.) are its parts, and `docs/methods/auto.md` tells how
     its constants were chosen and how far each part helps.
@@ -347,7 +347,7 @@ def auto() -> Recipe:
     Differs: not a published method.
     """
     answered = LocalPrior()
-    plain = replace(eta(), statistics=Blended(), readout=Readout("first", answered))
+    plain = Recipe(parameters=Nothing(), statistics=Blended(), readout=Readout("first", answered))
     learnt = with_poem(eta())
     return replace(learnt, readout=Readout("last", answered), on_batch_norm=plain)
 
