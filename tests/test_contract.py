@@ -204,7 +204,7 @@ class Row:
     rate: float = 1.0  # times LR
     batch: int = 8  # images in each of the two batches
     singles: int = 3  # images for the batches of one
-    learns: bool = True
+    learns: bool | Each = True
     forgets: bool = False  # updates last as long as the call
     branch: bool | Each = False
     calibrated: bool = False  # batch norm comes with the statistics of darker images, not with random ones
@@ -260,10 +260,10 @@ VIEWS = AugMix(views=4, width=1, pre="crop")
 TOY_ANCHOR = {"minimise": Entropy() + FisherAnchor(1.0), "source_data": toys.Clean()}
 
 SETTINGS: dict[str, Row] = {
-    # On batch norm without POEM's parts. At rest it answers with the stream's statistics and its prior, which depend on
-    # the batches before: the reference says what they make of the source's weights.
+    # On batch norm it learns nothing. At rest it answers with the stream's statistics and its prior, which depend on the
+    # batches before: the reference says what they make of the source's weights.
     "auto": replace(
-        ETA, branch=Each(False, True, True), calibrated=True, rest_of_stream=stream_logits,
+        ETA, learns=Each(False, True, True), branch=Each(False, True, True), calibrated=True, rest_of_stream=stream_logits,
         toy={**ETA.toy, "lr": 0.001},  # its step is Adam's
     ),
     "source": replace(PLAIN, learns=False, rest=source_logits, gains=NO_LOSS),
@@ -361,6 +361,12 @@ class Case(NamedTuple):
     def row(self) -> Row:
         return ROWS[self.method]
 
+    @property
+    def learns(self) -> bool:
+        """Whether it learns on this net."""
+        learns = self.row.learns
+        return bool(getattr(learns, self.kind)) if isinstance(learns, Each) else learns
+
     def net(self) -> nn.Module:
         """A fresh copy of the made-up net."""
         return self.made_net(10, SHARPNESS)
@@ -395,7 +401,7 @@ class Run(NamedTuple):
 def run_fresh(case: Case) -> Run:
     adapter = case.adapter()
     answers = [adapter(batch) for batch in case.batches()]
-    assert (adapter.totals.taught > 0) == case.row.learns, "the row's settings teach nothing"
+    assert (adapter.totals.taught > 0) == case.learns, "the row's settings teach nothing"
     return Run(answers, adapter.state_dict(), adapter.totals)
 
 
@@ -431,12 +437,12 @@ def test_every_method_has_a_row_and_every_row_a_method() -> None:
 @each_case
 def test_01_it_learned(case: Case) -> None:
     row, run = case.row, case.fresh()
-    assert (run.totals.taught > 0) == (run.totals.updates > 0) == row.learns
+    assert (run.totals.taught > 0) == (run.totals.updates > 0) == case.learns
     still = case.adapter(lr=0.0)
     unmoved = [still(batch) for batch in case.batches()]
-    assert any(not torch.equal(a, b) for a, b in zip(run.answers, unmoved, strict=True)) == row.learns
+    assert any(not torch.equal(a, b) for a, b in zip(run.answers, unmoved, strict=True)) == case.learns
     left = differing(moved_own(case, run.state), source_of(case.net(), list(moved_own(case, run.state))))
-    assert bool(left) == (row.learns and not row.forgets)
+    assert bool(left) == (case.learns and not row.forgets)
     brought = [differing({name: moved(run.state)[name]}, {name: still._state.source[name]}) for name in row.brings]
     assert all(brought), "what a part brought did not move"
 
@@ -456,7 +462,7 @@ def test_02_only_declared_tensors_moved(case: Case) -> None:
     for batch in case.batches():
         adapter(batch)
         assert differing(net.state_dict(), before) == []
-    assert bool(during) == case.row.learns
+    assert bool(during) == case.learns
     assert during <= set(adapter.adapted)
     assert list(moved(adapter.state_dict())) == adapter.adapted
     names = {name.removeprefix("branch.") for name in adapter.adapted}
@@ -468,7 +474,7 @@ def test_03_reset_is_a_fresh_adapter(case: Case) -> None:
     adapter = case.adapter()
     clean = adapter.state_dict()
     adapter(case.batches()[-1])
-    assert (adapter.totals.taught > 0) == case.row.learns
+    assert (adapter.totals.taught > 0) == case.learns
     adapter.reset()
     assert_same_state(adapter.state_dict(), clean)
     assert adapter.totals.batches == adapter.totals.forwards == adapter.totals.taught == 0
@@ -497,7 +503,7 @@ def test_04_unload_gives_back_the_very_model(case: Case) -> None:
     like, values = portrait(net), {name: tensor.clone() for name, tensor in net.state_dict().items()}
     adapter = case.adapter(net)
     adapter(case.batches()[0])
-    assert (adapter.totals.taught > 0) == case.row.learns
+    assert (adapter.totals.taught > 0) == case.learns
     assert adapter.unload() is net
     assert portrait(net) == like
     assert differing(net.state_dict(), values) == []
@@ -509,18 +515,18 @@ def test_05_learning_rate_zero_answers_as_the_source(case: Case) -> None:
     adapter = case.adapter(net, lr=0.0, **case.row.resting)
     for batch, expected in zip(case.batches(), case.row.at_rest(net, case.batches()), strict=True):
         torch.testing.assert_close(adapter(batch).softmax(1), expected.softmax(1), atol=2e-5, rtol=0)
-    assert (adapter.totals.taught > 0) == case.row.learns
+    assert (adapter.totals.taught > 0) == case.learns
 
 
 @each_case
 def test_06_no_sample_selected_nothing_moves(case: Case) -> None:
-    assert (case.fresh().totals.taught > 0) == case.row.learns
+    assert (case.fresh().totals.taught > 0) == case.learns
     net = case.net()
     adapter = case.adapter(net, **case.row.nobody)
     for batch in case.batches():
         assert bool(adapter(batch).isfinite().all())
         assert not bool(adapter.last.selected.any())
-        assert adapter.last.skipped == ("nothing selected" if case.row.learns else None)
+        assert adapter.last.skipped == ("nothing selected" if case.learns else None)
     assert adapter.totals.updates == adapter.totals.taught == adapter.totals.backwards == 0
     left = moved_own(case, adapter.state_dict())
     assert differing(left, source_of(net, list(left))) == []
@@ -535,8 +541,8 @@ def test_07_a_batch_of_one(case: Case) -> None:
         answer = adapter(image)
         assert answer.shape == (1, 10)
         assert bool(answer.isfinite().all())
-        assert bool(adapter.last.skipped) == (case.row.learns and not adapter.last.updates)  # learns, or says why
-    assert (adapter.totals.taught > 0) == (adapter.totals.updates > 0) == case.row.learns
+        assert bool(adapter.last.skipped) == (case.learns and not adapter.last.updates)  # learns, or says why
+    assert (adapter.totals.taught > 0) == (adapter.totals.updates > 0) == case.learns
 
 
 @each_case
@@ -548,7 +554,7 @@ def test_08_the_callers_modes_and_chance_are_respected(case: Case) -> None:
             adapter = case.adapter(net)
             answers = [adapter(batch.clone()) for batch in case.batches()]
             assert not torch.is_grad_enabled()
-        assert (adapter.totals.taught > 0) == case.row.learns
+        assert (adapter.totals.taught > 0) == case.learns
         assert not any(answer.requires_grad for answer in answers)
         assert_same_answers(answers, expected.answers)
         assert_same_state(adapter.state_dict(), expected.state)
@@ -565,7 +571,7 @@ def test_09_a_saved_state_goes_on_elsewhere(case: Case, tmp_path: Path) -> None:
     assert_same_state(there.state_dict(), here.state_dict())
     assert_same_answers([there(second)], case.fresh().answers[1:])
     assert_same_state(there.state_dict(), case.fresh().state)
-    assert (there.totals.taught > 0) == case.row.learns
+    assert (there.totals.taught > 0) == case.learns
 
 
 @each_case
@@ -584,8 +590,8 @@ def test_10_the_threshold_follows_the_number_of_classes(case: Case) -> None:
             entropy = case.row.entropy(net, on_device(toys.images(16, seed=3)), adapter.last.first_logits)
             below = entropy < 0.4 * math.log(classes)
             assert 0 < int(below.sum()) < 16
-            assert torch.equal(adapter.last.selected, below)
-        assert (adapter.totals.taught > 0) == case.row.learns
+            assert torch.equal(adapter.last.selected, below & case.learns)
+        assert (adapter.totals.taught > 0) == case.learns
 
 
 @each_case
@@ -602,7 +608,7 @@ def test_11_the_branch_starts_as_the_main_head(case: Case) -> None:
     assert not any("runs as a second pass" in note for note in adapter.last.notes), "one pass serves both heads"
     # It is there to move away from the main head, and does.
     run = case.fresh()
-    assert (run.totals.taught > 0) == case.row.learns
+    assert (run.totals.taught > 0) == case.learns
     left = own & set(differing(moved_own(case, run.state), source_of(net, list(moved_own(case, run.state)))))
     assert bool(left) == (case.row.has_branch(case.kind) and not case.row.forgets)
 
@@ -620,7 +626,7 @@ def test_12_the_toy_stream_does_not_fall_below_source(case: Case) -> None:
     settings = {"lr": case.row.rate * getattr(TOY_LR, case.kind), **case.row.toy}
     adapter = adapt(on_device(toys.trained(case.kind)), case.method, **settings)
     right = toys.accuracy(torch.cat([adapter(batch) for batch in x.split(50)]), y)
-    assert (adapter.totals.taught > 0) == case.row.learns
+    assert (adapter.totals.taught > 0) == case.learns
     gain, expected = right - toy_source(case.kind, case.row.toy_images), case.row.loses.get(case.kind)
     if expected is None:
         assert gain >= getattr(case.row.gains, case.kind)
@@ -634,7 +640,7 @@ def test_13_a_broken_image_is_named_and_moves_nothing(case: Case) -> None:
     adapter, (first, second), index = case.adapter(), case.batches(), case.row.batch - 1
     answers = [adapter(first)]
     before, totals = adapter.state_dict(), adapter.totals
-    assert (totals.taught > 0) == case.row.learns
+    assert (totals.taught > 0) == case.learns
     for bad in (torch.nan, torch.inf):
         broken = second.clone()
         broken[index, 1, 4, 5] = bad
@@ -653,6 +659,6 @@ def test_14_two_adapters_share_a_model(case: Case) -> None:
     answers = {"one": [one(first)], "other": [other(first), other(second)]}
     answers["one"].append(one(second))
     for adapter, given in ((one, answers["one"]), (other, answers["other"])):
-        assert (adapter.totals.taught > 0) == case.row.learns
+        assert (adapter.totals.taught > 0) == case.learns
         assert_same_answers(given, case.fresh().answers)
         assert_same_state(adapter.state_dict(), case.fresh().state)
