@@ -20,7 +20,6 @@ MODES: dict[str, dict[str, Any]] = {
     "eager": {"fast": False, "precision": "fp32"},
     "captured": {"fast": True, "precision": "fp32"},
     "bf16": {"fast": True, "precision": "bf16"},
-    "bf16-compiled": {"fast": True, "precision": "bf16", "compile": True},
     "plain": {},
     "plain-separate": {},
 }
@@ -60,8 +59,8 @@ def plan(
 ) -> list[Job]:
     """Every row, the important ones first.
 
-    Batch 64 and 1, all samples selected, the methods of `CORE`: net by net; then all the rest. Within a net what must
-    be compiled comes last, POEM first, since compiling takes minutes.
+    Batch 64 and 1, all samples selected, the methods of `CORE`: net by net; then all the rest. Within a net the network
+    alone comes first: without the limit there are no shares of it.
     """
     jobs = [
         Job(net, batch, method, mode, select)
@@ -69,13 +68,11 @@ def plan(
         if _makes_sense(method, mode, select, first=select == selects[0])
     ]  # fmt: skip
     jobs += [Job(net, batch, "forward", "limit") for net in nets for batch in batches if forward]
-    late = {"limit": -1, "bf16-compiled": 2}  # without the limit there are no shares of it
+    order = ("forward", *METHODS)
 
     def rank(job: Job) -> tuple[Any, ...]:
         core = job.batch in (64, 1) and job.select == 100 and job.method in (*CORE, "forward")
-        order = ("poem1", "poem2", "tent") if job.mode == "bf16-compiled" else ("forward", *METHODS)
-        place = order.index(job.method) if job.method in order else len(order)
-        return not core, nets.index(job.net), late.get(job.mode, 0), batches.index(job.batch), place
+        return not core, nets.index(job.net), job.mode != "limit", batches.index(job.batch), order.index(job.method)
 
     jobs.sort(key=rank)
     if curves:
@@ -148,7 +145,7 @@ def measured(place: Place, job: Job) -> Row:
         del thing, call
         place.clean(peaks=False)
         facts.update(place.kept())
-    as_asked = not any(note.startswith(("not captured", "not compiled")) for note in found["notes"])
+    as_asked = not any(note.startswith("not captured") for note in found["notes"])
     return {**found, **facts, "updates": updates, "as_asked": as_asked}
 
 

@@ -77,12 +77,12 @@ def settings(method: str, net: nn.Module, batches: list[Tensor]) -> dict[str, An
     return more
 
 
-def compared(method: str, name: str, batches: list[Tensor], *, compile: bool = False) -> dict[str, Any]:
-    """The row of one method on one network, captured, and compiled besides where that is asked for."""
+def compared(method: str, name: str, batches: list[Tensor]) -> dict[str, Any]:
+    """The row of one method on one network."""
     net = network(name)
     more = settings(method, net, batches)
     plain = poem.adapt(net, method, fast=False, **more)
-    fast = poem.adapt(net, method, fast=True, compile=compile, **more)
+    fast = poem.adapt(net, method, fast=True, **more)
     far, flips, nearest, waits, notes = 0.0, 0, 0.0, [], set()
     margin = plain.recipe.select.margin
     started = time.perf_counter()
@@ -102,7 +102,7 @@ def compared(method: str, name: str, batches: list[Tensor], *, compile: bool = F
             edge = (plain.last.first_entropy - margin * math.log(1000)).abs()
             nearest = max(nearest, float(edge[other].max()) if bool(other.any()) else 0.0)
     return {
-        "network": name, "method": method, "compile": compile, "batches": len(batches), "batch": len(batches[0]),
+        "network": name, "method": method, "batches": len(batches), "batch": len(batches[0]),
         "largest_difference_of_probabilities": far, "selected_by_one_alone": flips, "farthest_from_threshold": nearest,
         "host_waits_per_batch": max(waits[2:], default=0), "rounds": fast.totals.rounds, "updates": fast.totals.updates,
         "same_totals": plain.totals == fast.totals, "notes": sorted(notes), "captured": bool(fast._captures._loops),
@@ -118,7 +118,6 @@ def main() -> None:
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--batches", type=int, default=50)
     parser.add_argument("--size", type=int, default=16)
-    parser.add_argument("--compile", action="store_true", help="the captured adapters are compiled, too")
     args = parser.parse_args()
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.backends.cudnn.benchmark = False
@@ -135,7 +134,7 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for done, (name, method) in enumerate(jobs, 1):
         try:
-            row = compared(method, name, batches, compile=args.compile)
+            row = compared(method, name, batches)
         except Exception as error:  # the other rows are measured all the same
             row = {"network": name, "method": method, "error": f"{type(error).__name__}: {error}"[:500]}
             torch.cuda.set_sync_debug_mode("default")

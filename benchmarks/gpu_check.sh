@@ -34,7 +34,7 @@ contract() {  # every method captured, on three networks, shared between process
     verdict contract $(seq -f "contract-%g.log" 0 $((PROCESSES - 1)))
 }
 
-agreement() {  # captured against eager; compiled and captured against eager
+agreement() {  # captured against eager
     rm -f "$OUT"/agreement*.json
     local files=()
     for net in $NETS; do
@@ -43,9 +43,6 @@ agreement() {  # captured against eager; compiled and captured against eager
                 --out "$OUT/agreement-$net-${part%%,*}.json" >"$OUT/agreement-$net-${part%%,*}.log" 2>&1 &
             files+=("agreement-$net-${part%%,*}.json")
         done
-        timeout 400 "$PYTHON" benchmarks/capture_check.py --nets "$net" --methods tent,poem --batches 8 --compile \
-            --out "$OUT/agreement-$net-compiled.json" >"$OUT/agreement-$net-compiled.log" 2>&1 &
-        files+=("agreement-$net-compiled.json")
         wait
     done
     verdict agreement "${files[@]}"
@@ -63,14 +60,6 @@ speed() {  # one network after the other, alone on the GPU
     verdict speed "${files[@]}"
 }
 
-compiled() {  # what compile=True gains over the same without
-    rm -f "$OUT/compiled.json"
-    timeout 470 "$PYTHON" benchmarks/speed.py --device cuda --nets resnet50-bn,vit-b16,resnet50-gn --batches 64 \
-        --seconds 0.5 --budget 420 --methods tent,poem1,poem2 --modes bf16,bf16-compiled --no-ratio --no-forward \
-        --out "$OUT/compiled.json"
-    verdict compiled compiled.json
-}
-
 curves() {  # POEM by batch size and network; methods beside it; shares selected
     rm -f "$OUT/curves.json"
     timeout 470 "$PYTHON" benchmarks/speed.py --device cuda --nets resnet50-bn --batches 64 --seconds 0.25 --budget 420 \
@@ -80,14 +69,14 @@ curves() {  # POEM by batch size and network; methods beside it; shares selected
 }
 
 failed=0
-[ $# -gt 0 ] || set -- contract agreement speed compiled curves
+[ $# -gt 0 ] || set -- contract agreement speed curves
 while [ $# -gt 0 ]; do
     stage=$1 nets=()
     shift
     while [ "$stage" = speed ] && [[ " $NETS " == *" ${1:-none} "* ]]; do nets+=("$1"); shift; done
     case "$stage" in
-        contract | agreement | speed | compiled | curves) $stage "${nets[@]}" || failed=1 ;;
-        *) echo "expected contract, agreement, speed, compiled or curves, got $stage"; failed=1 ;;
+        contract | agreement | speed | curves) $stage "${nets[@]}" || failed=1 ;;
+        *) echo "expected contract, agreement, speed or curves, got $stage"; failed=1 ;;
     esac
 done
 exit $failed

@@ -1,6 +1,6 @@
 """One line about a stage of `benchmarks/gpu_check.sh`, and its exit code.
 
-    python benchmarks/gpu_verdict.py compiled results/speed compiled.json
+    python benchmarks/gpu_verdict.py curves results/speed curves.json
 
 The files that the stage's processes write are named: a stage fails if one is missing, unfinished or of another tree.
 """
@@ -42,7 +42,7 @@ WORDS = ("passed", "failed", "error")
 
 
 def agreement(folder: Path, names: list[str]) -> Verdict:
-    """Captured and eager within rounding, compiled within more of it; writes agreement.json with all rows."""
+    """Captured and eager within rounding; writes agreement.json with all rows."""
     parts, wrong = _read(folder, names)
     rows = [row for part in parts for row in part["rows"]]
     bad = [row for row in rows if not _agrees(row)]
@@ -52,49 +52,32 @@ def agreement(folder: Path, names: list[str]) -> Verdict:
     good = bool(rows) and not bad and not left and not wrong
     if good:
         facts = {key: parts[0].get(key) for key in ("device", "torch")}
-        _write(folder / "agreement.json", {**facts, "rows": [row for row in rows if not row["compile"]]})
-    plain = [row["largest_difference_of_probabilities"] for row in rows if "error" not in row and not row["compile"]]
-    other = [row["largest_difference_of_probabilities"] for row in rows if "error" not in row and row["compile"]]
+        _write(folder / "agreement.json", {**facts, "rows": rows})
+    far = [row["largest_difference_of_probabilities"] for row in rows if "error" not in row]
     said = (
         f"{len(rows)} comparisons, {len(bad)} differ, {len(left)} left out; largest difference of a probability "
-        f"{max(plain, default=float('nan')):.1g} captured, {max(other, default=float('nan')):.1g} compiled"
+        f"{max(far, default=float('nan')):.1g}"
     )
     return good, _with(said, wrong)
 
 
 def _agrees(row: dict[str, Any]) -> bool:
-    if "error" in row or not row["captured"] or (row["compile"] and row["notes"]):
+    if "error" in row or not row["captured"]:
         return False
-    near = row["largest_difference_of_probabilities"] <= (5e-2 if row["compile"] else 1e-4)
-    return near and (row["compile"] or row["same_totals"])
+    return bool(row["largest_difference_of_probabilities"] <= 1e-4 and row["same_totals"])
 
 
 def speed(folder: Path, names: list[str]) -> Verdict:
     """The best share of the limit of every network; a row with an error, or one that time left out, fails."""
-    return _rows(folder, names, "bf16")
-
-
-def compiled(folder: Path, names: list[str]) -> Verdict:
-    """What compiling gains."""
-    good, said = _rows(folder, names, "bf16-compiled")
-    rows = {
-        (row["net"], row["method"], row["mode"]): row["images_per_s"]
-        for file in _read(folder, names)[0] for row in file["rows"]
-        if row["status"] == "ok" and row["as_asked"]
-    }  # fmt: skip
-    gains = [
-        f"{net} {method} x{rows[net, method, 'bf16-compiled'] / rows[net, method, 'bf16']:.2f}"
-        for net, method, mode in rows if mode == "bf16" and (net, method, "bf16-compiled") in rows
-    ]  # fmt: skip
-    return good and bool(gains), f"{said}; compiled over captured: {', '.join(gains) or 'nothing measured'}"
+    return _rows(folder, names)
 
 
 def curves(folder: Path, names: list[str]) -> Verdict:
     """Rows of the curves."""
-    return _rows(folder, names, "bf16")
+    return _rows(folder, names)
 
 
-def _rows(folder: Path, names: list[str], mode: str) -> Verdict:
+def _rows(folder: Path, names: list[str]) -> Verdict:
     files, wrong = _read(folder, names)
     rows = [row for file in files for row in file["rows"]]
     bad = [row for row in rows if row["status"] == "error"]
@@ -106,7 +89,7 @@ def _rows(folder: Path, names: list[str], mode: str) -> Verdict:
     skipped = [each for file in files for each in file["skipped"]]
     shares = [
         f"{row['net']} batch {row['batch']} {row['method']} {row['share_of_limit']:.0%}"
-        for row in rows if row["status"] == "ok" and row["mode"] == mode and row.get("share_of_limit")
+        for row in rows if row["status"] == "ok" and row["mode"] == "bf16" and row.get("share_of_limit")
     ]  # fmt: skip
     said = f"{len(rows)} rows, {len(bad)} errors, {len(skipped)} left out{''.join(f'; {share}' for share in shares)}"
     return bool(rows) and not bad and not skipped and not wrong, _with(said, wrong)
@@ -137,7 +120,7 @@ def _write(path: Path, content: dict[str, Any]) -> None:
 
 
 STAGES: dict[str, Callable[[Path, list[str]], Verdict]] = {
-    "contract": contract, "agreement": agreement, "speed": speed, "compiled": compiled, "curves": curves,
+    "contract": contract, "agreement": agreement, "speed": speed, "curves": curves,
 }  # fmt: skip
 
 

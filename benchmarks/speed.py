@@ -65,10 +65,9 @@ NOTES = {
     "slowest_call_s": "the longest call of the warm-up: with fast=True the one that captured.",
     "unloaded_mib": "allocated after the adapter was unloaded; loaded_mib was before it was made.",
     "modes": "eager: fast=False, fp32 (convolutions in TF32 where torch's switches allow it). captured: fast=True, "
-    "fp32. bf16: fast=True, bf16. bf16-compiled: the same with compile=True. plain: _plain.py, fp32, "
-    "contiguous. plain-separate: the same with a forward through the whole network for each branch. forward: the "
-    "network alone in eval mode; its bf16-compiled is torch.compile under autocast, bf16-compiled-graph the same in a "
-    "CUDA graph made by hand.",
+    "fp32. bf16: fast=True, bf16. plain: _plain.py, fp32, contiguous. plain-separate: the same with a "
+    "forward through the whole network for each branch. forward: the network alone in eval mode; its bf16-compiled is "
+    "torch.compile under autocast, bf16-compiled-graph the same in a CUDA graph made by hand.",
     "layout": "convolutional networks in channels_last, ViTs contiguous; 'plain' is contiguous.",
     "median_ms, p99_ms": "one call at a time, synchronised before and after; p99 is the largest where calls < 100.",
     "images_per_s": "a run of calls with one synchronisation at its end.",
@@ -123,7 +122,7 @@ class Bench:
                 reason = f"{type(error).__name__}: {error}"
                 status = "not available" if isinstance(error, NotAvailableError) else "error"
                 self.enter(job, {"status": status, "reason": reason})
-        if "compiled" in job.mode or job.mode == "limit":
+        if job.mode == "limit":
             torch.compiler.reset()
 
     def enter(self, job: Job, found: Row) -> None:

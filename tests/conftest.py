@@ -32,11 +32,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 SLOW = re.compile(
-    r"test_our_kernels_inside_a_compiled_pass_are_batch_norm"
-    r"|test_auto_with_its_copies_is_compiled\[[bl]n\]"
-    r"|test_as_many_shapes_are_kept_as_of_captured_loops"
-    r"|test_what_torch_traces_is_the_method\[((eata|sar|deyo|roid|poem1)|.*-ln\])"
-    r"|test_every_layer_of_every_pass_is_ours\[ln-"
+    r"test_every_layer_of_every_pass_is_ours\[ln-"
     r"|test_the_notebook_runs_and_holds_no_output"
     r"|test_tent_with_poem_runs_at_224_on_the_doubled_branch\[(tv:vit_b_16|vit_base_patch16_224)\]"
     r"|test_one_update_against_one_forward_in_a_process_of_its_own"

@@ -9,7 +9,6 @@ from torch import Tensor
 
 import poem
 from poem.accelerate.branch_backward import BranchBackward
-from poem.accelerate.compiled import CompiledModules
 from poem.accelerate.weight_casts import WeightCasts
 from poem.engine.network import Network
 
@@ -63,12 +62,6 @@ def weight_casts(adapter: poem.Adapter) -> WeightCasts:
     """Frozen weights in bfloat16."""
     assert adapter._acceleration.weight_casts is not None
     return adapter._acceleration.weight_casts
-
-
-def compiled(adapter: poem.Adapter) -> CompiledModules:
-    """The compiled modules."""
-    assert adapter._acceleration.compiled is not None
-    return adapter._acceleration.compiled
 
 
 def without_prefix_cache(adapter: poem.Adapter) -> poem.Adapter:

@@ -126,7 +126,6 @@ class Adapter:
         seed: int = 0,
         precision: Precision = "fp32",
         fast: Fast = "auto",
-        compile: bool = False,
         logits: Callable[[Any], Tensor] | None = None,
     ) -> None:
         self._given, model = model, checks.model(model)
@@ -139,10 +138,10 @@ class Adapter:
         ) or (None, None)  # fmt: skip
         self._settings: dict[str, Any] = {
             "name": name, "batch_size": batch_size, "classes": indices, "mean": mean, "std": std, "split": split,
-            "seed": seed, "precision": precision, "fast": fast, "compile": compile, "logits": logits,
+            "seed": seed, "precision": precision, "fast": fast, "logits": logits,
         }  # fmt: skip
         names, branch, split = _groups(model, recipe, self.facts, split)
-        self._acceleration = Accelerated(half=precision == "bf16", compile=compile)
+        self._acceleration = Accelerated(half=precision == "bf16")
         self._network = Network(
             model, theta=names, branch=branch if recipe.branch else None, split=split,
             norms=self.facts.norms, head=self.facts.head if recipe.first_with(Need.FEATURES) is not None else None,
@@ -188,8 +187,7 @@ class Adapter:
                 if self._state.follow(batch.device):
                     self._between = replace(self._between, state=self._state.snapshot())
                 self._state.entered = True
-                with self._acceleration.answering():
-                    answer = self._answer(batch, record, learn)
+                answer = self._answer(batch, record, learn)
                 if learn:
                     self._commit(record, len(batch))
                     self._keep(batch)
@@ -250,7 +248,7 @@ class Adapter:
         """Logits (B, C) of the model as it came, for comparison: its own weights and statistics, nothing adapted.
 
         `mean=`, `std=`, `classes=`, `logits=` and `precision=` apply as in a call. Nothing is updated: the state, the
-        random generator, `last` and `totals` stay as they were. The pass is a plain one, neither captured nor compiled.
+        random generator, `last` and `totals` stay as they were. The pass is not captured.
 
         Raises:
             ValueError: Images with NaN or Inf, or of a shape that the model does not take.
@@ -580,11 +578,7 @@ class Adapter:
                 if unchecked:
                     self._check_doubling(images, record)
                 answers, pieces = self._run_eagerly(images, learn)
-                if self._settings["compile"] and learn and self.recipe.step.per_sample:
-                    record.remarks.append(f"passes that are learnt from are not compiled: {self.recipe.step!r}")
             answer = torch.cat(answers)
-        if self._acceleration.not_compiled is not None:
-            record.remarks.append(self._acceleration.not_compiled)
         if not (learn and self.recipe.learns):
             checks.finite(images)
         record.merge(pieces)

@@ -65,7 +65,6 @@ def adapt(
     guard: bool | Mapping[str, Any] | None = None,
     seed: int = 0,
     fast: Fast = "auto",
-    compile: bool = False,
     precision: Precision = "fp32",
     logits: Callable[[Any], Tensor] | None = None,
     example: Tensor | Mapping[str, Any] | None = None,
@@ -94,8 +93,6 @@ def adapt(
         seed: Seed of the adapter's own random generator; the global one is left alone.
         fast: On a GPU, `"auto"` records the loop as CUDA graphs for a shape of batch that keeps coming, `True` for
             every shape at once, `False` never. What cannot be recorded runs as it is; `adapter.last.notes` says why.
-        compile: Fuse the network's operations with `torch.compile`: a minute per shape at first. What torch cannot
-            compile runs as it is; `adapter.last.notes` says why.
         precision: `"fp32"`, `"tf32"` or `"bf16"` inside the network; everything else stays in full precision. On CUDA,
             `"fp32"` keeps torch's own switches, which let convolutions use TF32.
         logits: How to get logits from what the model returns, where that is not a tensor, `.logits` or `["logits"]`.
@@ -110,8 +107,6 @@ def adapt(
     method = "auto" if method is None else method
     if not (isinstance(fast, bool) or fast == "auto"):
         raise ValueError(f"expected fast 'auto', True or False, got {fast!r}")
-    if not isinstance(compile, bool):
-        raise ValueError(f"expected compile True or False, got {compile!r}")
     if precision not in get_args(Precision):
         raise ValueError(f"expected precision fp32, tf32 or bf16, got {precision!r}")
     for word in changes:
@@ -132,8 +127,7 @@ def adapt(
     with torch.inference_mode(False):
         adapter = Adapter(
             model, chosen.changed(changes), name=name, batch_size=batch_size, classes=classes, mean=mean, std=std,
-            split=split, seed=seed, precision=precision, fast=fast, compile=compile,
-            logits=logits,
+            split=split, seed=seed, precision=precision, fast=fast, logits=logits,
         )  # fmt: skip
         waiting = adapter.recipe.first_with(Need.SOURCE_DATA)
         if waiting is not None and source_data is not None:

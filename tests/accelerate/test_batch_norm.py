@@ -243,10 +243,9 @@ def test_where_the_kernels_do_not_run_torch_has_its_own(
 def test_one_value_per_channel_is_left_to_the_layer(counted: Counted) -> None:
     layer = nn.BatchNorm2d(4)
     x = torch.rand(2, 4, 1, 1, device=DEVICE, dtype=torch.bfloat16).contiguous(memory_format=LAST)
-    assert _fused.fusable(layer, x, groups=1, traced=False)
-    assert not _fused.fusable(layer, x, groups=2, traced=False), "a group of one row has no variance"
-    assert not _fused.fusable(layer, x, groups=1, traced=True), "few values are fused well enough as they are"
-    assert not _fused.fusable(layer, x.float(), groups=1, traced=False)
+    assert _fused.fusable(layer, x, groups=1)
+    assert not _fused.fusable(layer, x, groups=2), "a group of one row has no variance"
+    assert not _fused.fusable(layer, x.float(), groups=1)
 
 
 def test_a_computed_value_is_cached_for_the_current_images_until_it_is_written_to() -> None:

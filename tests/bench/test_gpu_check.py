@@ -25,7 +25,7 @@ def verdict(stage: str, folder: Path, *names: str) -> tuple[int, str]:
     return ended.returncode, (ended.stdout.strip().splitlines() or [ended.stderr])[-1]
 
 
-@pytest.mark.parametrize("stage", ["contract", "agreement", "speed", "compiled", "curves"])
+@pytest.mark.parametrize("stage", ["contract", "agreement", "speed", "curves"])
 def test_a_stage_that_left_nothing_has_failed(stage: str, tmp_path: Path) -> None:
     for names in ([], ["one.json"]):
         code, line = verdict(stage, tmp_path, *names)
@@ -51,7 +51,7 @@ def test_the_contract_is_the_sum_of_its_processes(tmp_path: Path) -> None:
 
 def test_one_comparison_that_differs_fails_the_agreement(tmp_path: Path) -> None:
     row: dict[str, Any] = {
-        "network": "n", "method": "tent", "compile": False, "captured": True, "notes": [], "batches": 2,
+        "network": "n", "method": "tent", "captured": True, "notes": [], "batches": 2,
         "largest_difference_of_probabilities": 0.0, "selected_by_one_alone": 0, "same_totals": True,
     }  # fmt: skip
     for far, code in ((0.0, 0), (0.1, 1)):
@@ -60,18 +60,6 @@ def test_one_comparison_that_differs_fails_the_agreement(tmp_path: Path) -> None
         (tmp_path / "agreement.json").unlink(missing_ok=True)
         assert verdict("agreement", tmp_path, "agreement-n.json")[0] == code
         assert (tmp_path / "agreement.json").exists() == (code == 0), "no page quotes a stage that failed"
-
-
-def test_what_compiling_gains_is_told(tmp_path: Path) -> None:
-    rows = [
-        {"net": "n", "batch": 64, "method": "poem1", "mode": mode, "status": "ok", "as_asked": True, "notes": [],
-         "images_per_s": speed}
-        for mode, speed in (("bf16", 1000.0), ("bf16-compiled", 1150.0))
-    ]  # fmt: skip
-    (tmp_path / "compiled.json").write_text(json.dumps({"tree": TREE, "rows": rows, "skipped": []}))
-    code, line = verdict("compiled", tmp_path, "compiled.json")
-    assert code == 0
-    assert "n poem1 x1.15" in line
 
 
 def test_a_file_that_is_missing_or_of_another_tree_fails_the_stage(tmp_path: Path) -> None:

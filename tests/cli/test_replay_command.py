@@ -311,6 +311,7 @@ def test_a_missing_gpu_is_replaced_by_the_cpu_with_a_hint(
         (lambda header: header["run"].update(prepare=3), "does not say how images were read"),
         (lambda header: header.update(run=[]), "whose run is no object"),
         (lambda header: header["run"].update(model=3), "expected --model NAME"),
+        (lambda header: header.update(compile=True), "expected an audit of a run without compile=True"),
     ],
 )
 def test_a_planted_header_is_an_error(

@@ -485,13 +485,6 @@ def test_a_norm_layer_that_does_more_is_refused() -> None:
         poem.adapt(convolutional(Activated(2, 8)), "tent", step=Clipped())(images(4, seed=1))
 
 
-def test_a_compiled_adapter_says_that_it_learns_plainly() -> None:
-    plain, compiled = (learner("gn", "tent", step=Clipped(), compile=compile) for compile in (False, True))
-    x = images(8, seed=1)
-    assert torch.equal(compiled(x), plain(x))
-    assert compiled.last.notes == ["passes that are learnt from are not compiled: Clipped(SGD(0.9))"]
-
-
 def test_the_branch_is_clipped_and_tensors_that_parts_bring_are_not() -> None:
     assert SGD().for_group("branch") == SGD()
     assert Clipped(Adam()).for_group("branch") == Clipped(Adam())

@@ -203,6 +203,20 @@ def test_another_machine_is_a_hint_and_no_difference(short: Recorded, tmp_path: 
     assert str(found).splitlines()[1] == f"the machine is another: torch {torch.__version__}, recorded 1.0"
 
 
+def test_an_older_audit_that_names_compile_is_repeated_unless_it_was_set(short: Recorded, tmp_path: Path) -> None:
+    def said(value: object, line: int = 0) -> Path:
+        def edit(lines: list[dict[str, Any]]) -> None:
+            lines.insert(1, {"kind": "resumed", "batch": 0})
+            lines[line]["compile"] = value
+
+        return edited(short.audit, tmp_path / f"{line}{value}", edit)
+
+    for line in (0, 1):  # the header, and where the run went on
+        assert replay(said(False, line), fresh(), short.batches).identical
+        with pytest.raises(ValueError, match=r"expected an audit of a run without compile=True.*version of poem that"):
+            replay(said(True, line), fresh(), short.batches)
+
+
 # Decisions ------------------------------------------------------------------------------------------------------------
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,20 +20,16 @@ from poem.engine.norm_layers import ForwardContext, PatchedNorm
 from poem.engine.parameter_groups import Swap, swapped
 from poem.parts.base import Outputs
 
-if TYPE_CHECKING:
-    from poem.accelerate.compiled import CompiledModules
-
 
 class Accelerated(Acceleration):
-    """Caches early layers, casts frozen weights once, fuses norm layers, shortens backward passes, compiles passes.
+    """Caches early layers, casts frozen weights once, fuses norm layers, shortens backward passes.
 
     Args:
         half: Compute in bfloat16: frozen weights are cast once per batch, images and convolutions are channels last.
-        compile: Compile the network, with a branch as far as the split.
     """
 
-    def __init__(self, *, half: bool = False, compile: bool = False) -> None:
-        self._half, self._compile = half, compile
+    def __init__(self, *, half: bool = False) -> None:
+        self._half = half
 
     def attach(self, network: Network) -> None:
         """Build each of them over the network's twin."""
@@ -43,41 +39,28 @@ class Accelerated(Acceleration):
         self.weight_casts = WeightCasts(network.modules, adapted, torch.bfloat16) if self._half else None
         self.prefix_cache = PrefixCache(network.modules, holders, network.twin.hooked)
         self.branch_backward = BranchBackward(network.frozen_beyond_split(), network.is_doubled)
-        self.compiled: CompiledModules | None = None
         self.independent: bool | None = None  # whether samples get the same logits alone; None before it was tried
 
     def patch(self) -> None:
-        """Replace forwards: beyond the split, of norm layers without a branch, cached layers and compiled modules."""
+        """Replace forwards: beyond the split, of norm layers without a branch and of cached layers."""
         self.branch_backward.patch()
         if self._half:
-            sample_norms.patch(self.network.modules, torch.compiler.is_compiling)
+            sample_norms.patch(self.network.modules)
         self.prefix_cache.patch()
-        if self._compile and self.compiled is None:  # only now are the network's norm layers known
-            from poem.accelerate.compiled import CompiledModules
-
-            self.compiled = CompiledModules(self.network)
-        if self.compiled is not None:
-            self.compiled.patch()
 
     def reset(self) -> None:
         """Try the branch's half and single samples again, and find the early layers again."""
         self.independent = self.branch_backward.right = None
         self.prefix_cache.forget()
-        if self.compiled is not None:
-            self.compiled.answered = 0
 
     def model_changed(self) -> None:
-        """Find the early layers again, and let go of what was compiled."""
+        """Find the early layers again."""
         self.prefix_cache.forget()
-        if self.compiled is not None:
-            self.compiled.forget()
 
     def release(self) -> None:
-        """Free the cast weights and what was compiled."""
+        """Free the cast weights."""
         if self.weight_casts is not None:
             self.weight_casts.forget()
-        if self.compiled is not None:
-            self.compiled.forget()
 
     def refresh(self) -> None:
         """Cast the frozen weights as they are now."""
@@ -94,9 +77,8 @@ class Accelerated(Acceleration):
         return self.prefix_cache.once(key, images, compute)
 
     def forward_pass(self, images: Tensor, *, cacheable: bool) -> AbstractContextManager[None]:
-        """Inside, early layers answer from the cache, unless they are compiled with the others."""
-        whole = self.compiles and self.network.branch is None
-        return self.prefix_cache.passing(images, plain=cacheable and not whole)
+        """Inside, early layers answer from the cache."""
+        return self.prefix_cache.passing(images, plain=cacheable)
 
     def layout(self, images: Tensor) -> Tensor:
         """Channels last, with cast weights."""
@@ -107,27 +89,13 @@ class Accelerated(Acceleration):
         """The cast weights."""
         return [] if self.weight_casts is None else self.weight_casts.swaps
 
-    def answering(self) -> AbstractContextManager[None]:
-        """A context around the batch that is answered: passes outside of it run plainly."""
-        return nullcontext() if self.compiled is None else self.compiled.answering()
-
-    @property
-    def compiles(self) -> bool:
-        """Whether passes are compiled, from the second batch on."""
-        return self.compiled is not None and self.compiled.why_not is None
-
-    @property
-    def not_compiled(self) -> str | None:
-        """Why a network that was to be compiled runs plainly; None where it does not, or was not to be."""
-        return None if self.compiled is None else self.compiled.why_not
-
     def batch_norm(self, norm: PatchedNorm, x: Tensor, context: ForwardContext, groups: int) -> Tensor | None:
         """By Triton kernels, where they take the layer."""
         return batch_norm.fused(norm, x, context, groups)
 
     def sample_norm(self, norm: PatchedNorm, x: Tensor, context: ForwardContext, groups: int) -> Tensor | None:
-        """By Triton kernels in half precision, where they take the layer; a compiler has kernels of its own."""
-        if not self._half or torch.compiler.is_compiling():
+        """By Triton kernels in half precision, where they take the layer."""
+        if not self._half:
             return None
         with swapped(context.swaps.get(norm.layer, []) if groups == 2 else []):
             second = sample_norms.affine_of(norm.layer)
@@ -145,5 +113,5 @@ class Accelerated(Acceleration):
 
     @property
     def key(self) -> object:
-        """Compiled passes fuse, and so round, differently."""
-        return self._half, self.compiled is not None
+        """Half precision rounds differently."""
+        return self._half

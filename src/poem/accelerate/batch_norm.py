@@ -37,19 +37,17 @@ def kernels() -> Any:
     return TRITON.modules and TRITON.modules[0]
 
 
-def fusable(layer: nn.Module, x: Tensor, groups: int, *, traced: bool) -> bool:
+def fusable(layer: nn.Module, x: Tensor, groups: int) -> bool:
     """Whether our kernels take it.
 
-    An ordinary layer on a GPU, half precision, channels last, and more than one value per channel and group. In a pass
-    that is to be compiled only where there are many: few values are fused well enough as they are.
+    An ordinary layer on a GPU, half precision, channels last, and more than one value per channel and group.
     """
     if type(layer) is not nn.BatchNorm2d or x.device.type not in DEVICES or x.dtype != torch.bfloat16:
         return False
     if x.dim() != 4 or not x.is_contiguous(memory_format=torch.channels_last) or not TRITON.work(x.device):
         return False
-    least: int = kernels().SMALL if traced else 1
     affine = all(isinstance(each, Tensor) and each.shape == x.shape[1:2] for each in (layer.weight, layer.bias))
-    return affine and len(x) % groups == 0 and x.numel() > least * groups * x.shape[1]
+    return affine and len(x) % groups == 0 and x.numel() > groups * x.shape[1]
 
 
 def fused(norm: PatchedNorm, x: Tensor, context: ForwardContext, groups: int) -> Tensor | None:
@@ -58,16 +56,12 @@ def fused(norm: PatchedNorm, x: Tensor, context: ForwardContext, groups: int) ->
     Precondition: `fusable`, and the layer's forward is torch's own. Fallback: the layer's forward.
     """
     own = getattr(norm.own, "__func__", None) is FORWARD
-    if not (own and fusable(norm.layer, x, groups, traced=torch.compiler.is_compiling())):
+    if not (own and fusable(norm.layer, x, groups)):
         return None
     affine = [norm.affine()]
     if groups == 2:
         affine.append(norm.affine(context.swaps.get(norm.layer, [])))
     eps = float(norm.layer.eps)  # type: ignore[arg-type]
-    if torch.compiler.is_compiling():
-        from poem.accelerate import compiled_batch_norm  # only for those who compile
-
-        return compiled_batch_norm.batch_normed(x, affine, eps)
     y: Tensor = Normed.apply(x, eps, *(tensor for pair in affine for tensor in pair))
     return y
 

@@ -19,7 +19,7 @@ PLAIN = (type(None), bool, int, float, str)  # arguments beside tensors that a k
 
 
 class PrefixCache:
-    """The layers that run before anything adapted, and the cached outputs of these and of compiled pieces."""
+    """The layers that run before anything adapted, and what is cached of them and of the images."""
 
     def __init__(
         self, modules: Sequence[nn.Module], moving: Iterable[nn.Module], hooked: Callable[[nn.Module], bool]

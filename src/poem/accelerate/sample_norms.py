@@ -39,12 +39,12 @@ THEN = {"GroupNormAct": ("drop", "act")}
 class FusedForward:
     """Takes the place of a norm layer's forward: our kernels, or the layer's own where they do not take it."""
 
-    def __init__(self, layer: nn.Module, plain: Callable[[], bool]) -> None:
-        self.layer, self.own, self._plain = layer, layer.forward, plain
+    def __init__(self, layer: nn.Module) -> None:
+        self.layer, self.own = layer, layer.forward
 
     def __call__(self, *args: Any, **named: Any) -> Tensor:
         """The layer's output for one tensor; further arguments are the layer's own affair."""
-        if len(args) == 1 and not named and not self._plain():
+        if len(args) == 1 and not named:
             y = fused(self.layer, self.own, args[0], [affine_of(self.layer)])
             if y is not None:
                 return y
@@ -52,16 +52,11 @@ class FusedForward:
         return answer
 
 
-def patch(modules: Iterable[nn.Module], plain: Callable[[], bool]) -> None:
-    """Replace the forward of each known norm layer, except where it is replaced already.
-
-    Args:
-        modules: Layers of the twin, and others, which are left alone.
-        plain: Whether the pass under way is to run the layers' own forwards.
-    """
+def patch(modules: Iterable[nn.Module]) -> None:
+    """Replace the forward of each known norm layer, except where it is replaced already; others are left alone."""
     for module in modules:
         if kind_of(module) is not None and "forward" not in module.__dict__:
-            module.__dict__["forward"] = FusedForward(module, plain)
+            module.__dict__["forward"] = FusedForward(module)
 
 
 def kind_of(layer: nn.Module) -> Kind | None:

@@ -33,7 +33,7 @@ def selected_rows(
     images, count = loop.batch.images, loop.rows_read
     if not count or count * BACKWARD_RATIO > len(images) or images.is_cuda or outputs.images is not images:
         return whole
-    if not loop.recipe.per_sample or accelerated.independent is False or accelerated.compiles:
+    if not loop.recipe.per_sample or accelerated.independent is False:
         return whole
     if loop.network.given is not None:  # arguments beside the batch would need the same rows
         return whole

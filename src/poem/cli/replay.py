@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
 
     from poem.cli.predict import open_model
     from poem.guarded.audit import read_audit
-    from poem.guarded.replay import recorded_steps, replay
+    from poem.guarded.replay import recorded_steps, refuse_compiled, replay
     from poem.recipes.methods import recipe as named_recipe
 
     if not args.audit.is_file():
@@ -76,6 +76,7 @@ def run(args: argparse.Namespace) -> int:
             f"expected a folder of images, or a file of them that ends in {' or '.join(TENSORS)}, got {args.images}"
         )
     header, lines = read_audit(args.audit)
+    refuse_compiled(args.audit, header, lines)
     about = header.get("run", {})
     if not isinstance(about, dict):
         raise ValueError(f"expected an audit written by a guard, got {args.audit}, whose run is no object")
@@ -152,10 +153,7 @@ def _guard(model: nn.Module, header: dict[str, Any], audit: Path, method: Recipe
             )
         recipe = _recipe(dict(header["recipe"]), header.get("method"), method)
         settings = {name: header[name] for name in ("batch_size", "mean", "std", "seed", "precision", "split")}
-        return adapt(
-            model, recipe, classes=header["mask"], guard=dict(header["guard"]), compile=header.get("compile", False),
-            **settings,
-        )  # fmt: skip
+        return adapt(model, recipe, classes=header["mask"], guard=dict(header["guard"]), **settings)
     except KeyError as error:
         raise ValueError(f"expected an audit written by a guard, got {audit}, whose header lacks {error}") from error
 

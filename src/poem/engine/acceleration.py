@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Acceleration:
-    """The plain engine: nothing is cached, cast, fused, compiled or left out."""
+    """The plain engine: nothing is cached, cast, fused or left out."""
 
     def attach(self, network: Network) -> None:
         """Called once, when the network's twin and groups are there."""
@@ -36,7 +36,7 @@ class Acceleration:
         """The user changed the model: which layers run early may be another question now."""
 
     def release(self) -> None:
-        """Free copies and compiled passes."""
+        """Free copies."""
 
     def refresh(self) -> None:
         """Called before each batch: the model's weights may have been written to."""

@@ -120,10 +120,6 @@ class Network:
         """Whether a pass is under way whose batch has been doubled at the split."""
         return self._current is not None and self._current.doubled
 
-    def has_sample_rows(self) -> bool:
-        """Whether the pass that runs now gives each sample its own scales and shifts."""
-        return self._current is not None and bool(self._current.theta_rows or self._current.branch_rows)
-
     def forget_checks(self) -> None:
         """What was found out about the model on a batch is to be found out again on the next."""
         self.doubles: bool | None = None
@@ -205,7 +201,7 @@ class Network:
         self.acceleration.refresh()
 
     def capture_key(self) -> tuple[Any, ...]:
-        """All that a captured or compiled pass depends on, beside the tensors that are handed in.
+        """All that a captured pass depends on, beside the tensors that are handed in.
 
         Where the model's tensors lie, which modules it has, and torch's switches. Settings of a layer, such as its
         `eps`, are read when it is captured.

@@ -117,11 +117,6 @@ class Twin:
             self.unwatch()
             handle.remove()
 
-    @property
-    def is_watched(self) -> bool:
-        """Whether a pass is under way in which calls of the user's own modules are errors."""
-        return self._watching is not None
-
     def unwatch(self) -> None:
         """No call is an error any more; a hook that an interrupt left behind does nothing."""
         self._watching = None

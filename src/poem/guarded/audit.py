@@ -18,7 +18,10 @@ from torch import Tensor
 log = logging.getLogger("poem")
 AUDIT_SCHEMA = 1
 MACHINE = ("torch", "device", "threads", "deterministic", "compile", "poem")
-"""Fields of a header that say where a run was made; a run that goes on elsewhere may have others."""
+"""Fields of a header that say where a run was made; a run that goes on elsewhere may have others.
+
+`compile` stands in older audits: `adapt` had such an argument.
+"""
 
 
 @dataclass(frozen=True)

@@ -706,7 +706,7 @@ class Guard:
             "reference": reference, **{name: given[name] for name in ("batch_size", "seed", "precision", "split")},
             "guard": _stated(self.settings), "torch": torch.__version__,
             "device": next(self.model.parameters()).device.type, "threads": torch.get_num_threads(),
-            "deterministic": torch.are_deterministic_algorithms_enabled(), "compile": given["compile"],
+            "deterministic": torch.are_deterministic_algorithms_enabled(),
             **({"run": self._about} if self._about else {}),
         }  # fmt: skip
 

@@ -79,12 +79,13 @@ def replay(audit: str | Path, guard: Guard, batches: Iterable[Tensor]) -> Replay
         How many batches were identical, and the first that was not.
 
     Raises:
-        ValueError: The file is no audit, records no batch, or lacks the beginning of its run; or the guard is not
-            fresh.
+        ValueError: The file is no audit, records no batch, lacks the beginning of its run, or is of a run with
+            `compile=True`; or the guard is not fresh.
     """
     if guard.state.batches:
         raise ValueError(f"expected a fresh guard, got one that has seen {guard.state.batches} batches; make a new one")
     header, lines = read_audit(Path(audit))
+    refuse_compiled(audit, header, lines)
     steps, mine = recorded_steps(lines), json_values(guard.header())
     if not any(step["kind"] == "batch" for step in steps):
         raise ValueError(f"expected an audit with at least one batch, got {audit}, which has none")
@@ -96,6 +97,15 @@ def replay(audit: str | Path, guard: Guard, batches: Iterable[Tensor]) -> Replay
     if done.identical:
         return replace(done, left=next(stream, None) is not None)
     return replace(done, hints=_machine_hints(machines, mine))
+
+
+def refuse_compiled(audit: str | Path, header: dict[str, Any], lines: Iterable[dict[str, Any]]) -> None:
+    """An error where a run was made, or went on, with `compile=True`: its last bits were those of compiled passes."""
+    if any(line.get("compile", False) is not False for line in (header, *lines)):
+        raise ValueError(
+            f"expected an audit of a run without compile=True, which adapt no longer has, got {audit}; repeat it with "
+            "the version of poem that wrote it"
+        )
 
 
 def recorded_steps(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

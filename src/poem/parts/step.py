@@ -124,7 +124,6 @@ class Clipped(Step):
 
     Needs `parameters=NormAffine()` or other parameters of norm layers, and an objective that is a mean over the
     selected samples: not `SoftLikelihoodRatio`, which divides by the batch size. `SAM` is not supported.
-    Passes that are learnt from are not compiled (`compile=True`).
 
     Paper: DP-TTA (ICML 2026, arXiv 2606.01908), its clipping alone.
     Reference code: none found.
