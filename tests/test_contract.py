@@ -260,11 +260,11 @@ VIEWS = AugMix(views=4, width=1, pre="crop")
 TOY_ANCHOR = {"minimise": Entropy() + FisherAnchor(1.0), "source_data": toys.Clean()}
 
 SETTINGS: dict[str, Row] = {
-    # On batch norm it learns nothing. At rest it answers with the stream's statistics and its prior, which depend on the
-    # batches before: the reference says what they make of the source's weights.
+    # On batch norm it learns nothing. At rest it answers with the stream's statistics and its prior, which depend on
+    # the batches before: the reference says what they make of the source's weights.
     "auto": replace(
-        ETA, learns=Each(False, True, True), branch=Each(False, True, True), calibrated=True, rest_of_stream=stream_logits,
-        toy={**ETA.toy, "lr": 0.001},  # its step is Adam's
+        ETA, learns=Each(False, True, True), branch=Each(False, True, True), calibrated=True,
+        rest_of_stream=stream_logits, toy={**ETA.toy, "lr": 0.001},  # its step is Adam's
     ),
     "source": replace(PLAIN, learns=False, rest=source_logits, gains=NO_LOSS),
     "eta": ETA,
