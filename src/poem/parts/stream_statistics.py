@@ -124,14 +124,27 @@ class Blended(Statistics):
 
     def __call__(self, layer: BatchLayer, x: Tensor, mask: Tensor | None, memory: Memory, key: str) -> Tensor:
         """Each copy with its own statistics."""
+        return self._with_memory(layer, x, mask, memory, key)[0]
+
+    def normalised(
+        self, layer: BatchLayer, x: Tensor, mask: Tensor | None, memory: Memory, key: str
+    ) -> tuple[Tensor, Memory]:
+        """Both from the same moments of the batch, unless a subclass has an answer of its own."""
+        own = type(self).__call__ is not Blended.__call__
+        return (super().normalised if own else self._with_memory)(layer, x, mask, memory, key)
+
+    def _with_memory(
+        self, layer: BatchLayer, x: Tensor, mask: Tensor | None, memory: Memory, key: str
+    ) -> tuple[Tensor, Memory]:
+        """Each copy with its own statistics, and what the layer remembers."""
         new = self.remember_layer(layer, x, mask, memory, key)
         if not new or layer.source_mean is None or layer.source_var is None:
-            return FromBatch()(layer, x, mask, memory, key)
+            return FromBatch()(layer, x, mask, memory, key), new
         own, count = (_precise(layer.source_mean), _precise(layer.source_var)), _count(x, mask, self.copies)
         doubts = memory[f"{key}.doubts"]
         unknown = (memory[f"{key}.images"] == 0) & (count < 2) & (doubts > 0)
         weight = torch.where(unknown, 0, memory[f"{key}.weights"])
-        return layer.with_moments(x, *self._mixtures(own, new | {f"{key}.doubts": doubts}, weight, key))
+        return layer.with_moments(x, *self._mixtures(own, new | {f"{key}.doubts": doubts}, weight, key)), new
 
     def remember_layer(self, layer: BatchLayer, x: Tensor, mask: Tensor | None, memory: Memory, key: str) -> Memory:
         """Each copy's average moved by the batch, and how much batches differ from each other."""
