@@ -16,7 +16,10 @@ from poem.parts.stream_statistics import FORGET, LARGEST_JUMP, Blended
 DEVICES: tuple[str, ...] = ("cuda",)  # that have kernels
 FORWARD = nn.BatchNorm2d.forward  # torch's own, whatever is put in its place later
 KINDS = (torch.bfloat16, torch.float32)
-SAMPLES, SUMS = 65_535, 2**29  # the largest grid that CUDA takes in that direction; and sums that are counted in 32 bits
+SAMPLES, SUMS = (
+    65_535,
+    2**29,
+)  # the largest grid that CUDA takes in that direction; and sums that are counted in 32 bits
 
 
 def _trial(side: int, *, masked: bool) -> Callable[[torch.device], object]:

@@ -111,7 +111,9 @@ def _remember(
         image = start + tl.arange(0, tall)
         counts = _counted(mask_ptr, image, batch, masked)
         there = counts[:, None] & inside[None, :]
-        middle, _ = _images(part_ptr, x_ptr, copy, image, there, columns, batch, rows, channels, parts, tall, deep, wide)
+        middle, _ = _images(
+            part_ptr, x_ptr, copy, image, there, columns, batch, rows, channels, parts, tall, deep, wide
+        )
         total += middle
         many += counts.to(tl.float32)
     count = tl.sum(many, 0)
@@ -139,6 +141,9 @@ def _remember(
         apart = tl.where(there, spread - var[None, :], 0.0)
         square += apart * apart
     var_error = tl.sum(square, 0) / several / below
+    # One image has no spread, however a compiler rounds the same number twice: 0 says that the error is unknown.
+    mean_error = tl.where(count < 2, tl.where(mean_error == mean_error, 0.0, mean_error), mean_error)
+    var_error = tl.where(count < 2, tl.where(var_error == var_error, 0.0, var_error), var_error)
 
     # The memory, moved by it; as it was where no image counts.
     before, share = tl.load(images_ptr), tl.load(share_ptr + copy)
@@ -258,4 +263,9 @@ def _stretches(rows: int, channels: int, images: int) -> tuple[int, int, dict[st
 def _added(batch: int, parts: int) -> dict[str, int]:
     """How many images, stretches of each and channels a program adds up at a time."""
     deep = triton.next_power_of_2(parts)
-    return {"tall": min(triton.next_power_of_2(batch), max(1, ADDED // deep)), "deep": deep, "wide": WIDE, "num_warps": 4}
+    return {
+        "tall": min(triton.next_power_of_2(batch), max(1, ADDED // deep)),
+        "deep": deep,
+        "wide": WIDE,
+        "num_warps": 4,
+    }

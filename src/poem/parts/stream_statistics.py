@@ -17,7 +17,7 @@ from torch import Tensor
 
 from poem.parts.base import Memory, Outputs, entropy, masked_mean
 from poem.parts.fields import Count, NotNegative, Positive, Range, Share
-from poem.parts.runs import RUNS, UNKNOWN_RUNS, moved_runs, start_runs
+from poem.parts.runs import HELD_RUNS, RUNS, UNKNOWN_RUNS, moved_runs, start_runs
 from poem.parts.statistics import BatchLayer, FromBatch, Statistics
 
 FORGET = 0.1
@@ -189,12 +189,14 @@ class Blended(Statistics):
         empty = known.new_zeros(())
         seen = memory.get("statistics.seen", empty)
         share = torch.maximum(count / (seen + count), empty + min(1.0, count / self.horizon))
-        mean, sure = known.exp().mean(1), entropy(known).mean(1)
+        probs = known.exp()
+        mean, sure = probs.mean(1), entropy(known).mean(1)
         predicted = torch.lerp(memory.get("statistics.predicted", mean), mean, share)
         unsure = torch.lerp(memory.get("statistics.entropy", sure), sure, share)
         information = _share_of_most(entropy(predicted.clamp(min=1e-12).log()) - unsure, known.shape[-1])
-        slowest = known[self._slowest].exp()
-        held = {name: memory.get(f"statistics.{name}", value) for name, value in start_runs(slowest).items()}
+        slowest = probs[self._slowest]
+        begun = "statistics.recent" in memory
+        held = {name: memory[f"statistics.{name}"] for name in HELD_RUNS} if begun else start_runs(slowest)
         runs, record = moved_runs(held, slowest, seen)
         weights = self._preferred(self.trust * information, runs).log_softmax(0)
         record |= {"predicted": predicted, "entropy": unsure, "seen": seen + count}
