@@ -103,7 +103,8 @@ def test_a_network_of_53_layers_is_replaced_by_few_operations() -> None:
 def adapter(**settings: Any) -> poem.Adapter:
     """One that only blends."""
     given: dict[str, Any] = {"parameters": Nothing(), "statistics": Blended(), "guard": False, **settings}
-    return poem.adapt(make_net("bn", sharpness=10.0), "bn", **given)
+    made: poem.Adapter = poem.adapt(make_net("bn", sharpness=10.0), "bn", **given)
+    return made
 
 
 def test_what_is_saved_is_each_tensor_and_not_what_it_is_a_view_of(tmp_path: Path) -> None:

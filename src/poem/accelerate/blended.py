@@ -63,10 +63,9 @@ def fusable(norm: PatchedNorm, x: Tensor, mask: Tensor | None, copies: int) -> b
         return False
     if mask is not None and (mask.dtype != torch.bool or mask.shape != (len(x) // copies,) or mask.device != x.device):
         return False
-    tensors = layer.weight, layer.bias, norm.source_mean, norm.source_var
-    if not all(isinstance(each, Tensor) and each.shape == x.shape[1:2] and each.device == x.device for each in tensors):
-        return False
-    if any(each.dtype not in KINDS for each in tensors):
+    given = (layer.weight, layer.bias, norm.source_mean, norm.source_var)
+    tensors = [each for each in given if isinstance(each, Tensor) and each.shape == x.shape[1:2]]
+    if len(tensors) < len(given) or any(each.dtype not in KINDS or each.device != x.device for each in tensors):
         return False
     learnt = torch.is_grad_enabled() and any(each.requires_grad for each in (x, *tensors))
     few = len(x) <= SAMPLES and len(x) * x.shape[1] < SUMS and x.numel() // copies < 2**31

@@ -30,27 +30,16 @@ PARTS = 64  # stretches of an image, at most
 LEAST = 2 * READING["high"]  # rows of a stretch, at least
 ADDED = 128  # sums that a program adds up at a time
 WIDE = 16  # channels of a program that moves the memory
+ALL = tl.constexpr(tl.PropagateNan.ALL)  # not-a-number where either is, as in torch
 ANY = ["batch", "rows", "parts"]  # numbers whose value is no reason to compile again
 HELD = [f"{name}_ptr" for name in (*MOMENTS, "share", "images", *SETTINGS)]  # nor is where a tensor of the state begins
-
-
-@triton.jit
-def _larger(one, other):
-    """The larger number; not-a-number where either is."""
-    return tl.where((one > other) | (one != one), one, other)
-
-
-@triton.jit
-def _smaller(one, other):
-    """The smaller number; not-a-number where either is."""
-    return tl.where((one < other) | (one != one), one, other)
 
 
 @triton.jit
 def _beyond(difference, error):
     """The part of a difference that exceeds the error."""
     sign = tl.where(difference > 0, 1.0, tl.where(difference < 0, -1.0, 0.0))
-    return sign * _larger(tl.abs(difference) - error, 0.0)
+    return sign * tl.maximum(tl.abs(difference) - error, 0.0, propagate_nan=ALL)
 
 
 @triton.jit
@@ -87,11 +76,11 @@ def _images(
 def _moved(now, error, last, between, first, forget, largest_jump):
     """How much batches differ, with this one among them."""
     between = tl.where(first, error, between)
-    floor = _larger(between, error)
+    floor = tl.maximum(between, error, propagate_nan=ALL)
     jump = (now - last) * (now - last) / 2
-    known = between + forget * (_smaller(jump, largest_jump * floor) - between)
+    known = between + forget * (tl.minimum(jump, largest_jump * floor, propagate_nan=ALL) - between)
     between = tl.where(first, between, tl.where(floor > 0, known, jump))
-    return _larger(between, error)
+    return tl.maximum(between, error, propagate_nan=ALL)
 
 
 @triton.jit(do_not_specialize=ANY, do_not_specialize_on_alignment=HELD)
@@ -151,7 +140,7 @@ def _remember(
     last_mean, last_var = tl.load(last_mean_ptr + at, inside, 0.0), tl.load(last_var_ptr + at, inside, 0.0)
     mean_moves, var_moves = tl.load(mean_moves_ptr + at, inside, 0.0), tl.load(var_moves_ptr + at, inside, 0.0)
     first, some = before == 0, count > 0
-    rate = _larger(_smaller(tl.load(rates_ptr + copy) * count / 64, 1.0), count / (source_images + before + count))
+    rate = tl.maximum(tl.minimum(tl.load(rates_ptr + copy) * count / 64, 1.0), count / (source_images + before + count))
     apart = mean - held_mean
     moved_mean = held_mean + rate * apart
     moved_var = held_var + rate * (var - held_var) + rate * (1 - rate) * (apart * apart)

@@ -300,15 +300,19 @@ def update_where(mine: Memory, new: Memory, allowed: Tensor) -> None:
     """
     kinds: dict[tuple[torch.dtype, torch.device], list[str]] = {}
     for key, value in new.items():
-        old, kind = mine[key], (value.dtype, value.device)
-        if value.numel() <= SMALL and value.shape == old.shape and kind == (old.dtype, old.device):
-            if value.is_contiguous() and allowed.dim() == 0:  # else it has strides or a shape that joining would lose
-                kinds.setdefault(kind, []).append(key)
+        kind = value.dtype, value.device
+        if allowed.dim() == 0 and kind == (mine[key].dtype, mine[key].device) and _joins(value, mine[key]):
+            kinds.setdefault(kind, []).append(key)
     found: Memory = {}
     for keys in kinds.values():
         if len(keys) >= MANY:
-            flat = (torch.cat([each[key].detach().reshape(-1) for key in keys]) for each in (new, mine))
-            pieces = torch.where(allowed, *flat).split([new[key].numel() for key in keys])
+            fresh, old = (torch.cat([each[key].detach().reshape(-1) for key in keys]) for each in (new, mine))
+            pieces = torch.where(allowed, fresh, old).split([new[key].numel() for key in keys])
             found |= {key: piece.view(new[key].shape) for key, piece in zip(keys, pieces, strict=True)}
     for key, value in new.items():
         mine[key] = found[key] if key in found else torch.where(allowed, value.detach(), mine[key])
+
+
+def _joins(value: Tensor, old: Tensor) -> bool:
+    """Whether a tensor is small, and has neither strides nor a shape that joining it with others would lose."""
+    return value.numel() <= SMALL and value.shape == old.shape and value.is_contiguous()
