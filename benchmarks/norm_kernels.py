@@ -1,13 +1,16 @@
-"""Group norm and layer norm by our kernels and by torch's, layer by layer, and where a step of POEM spends its time.
+"""Norm layers by our kernels and by torch's, layer by layer, and where a step of POEM spends its time.
 
     python benchmarks/norm_kernels.py                  # tables and profiles, about a minute on a GPU
-    python benchmarks/norm_kernels.py --only layers    # or: steps
+    python benchmarks/norm_kernels.py --only layers    # or: blended, steps
     python benchmarks/norm_kernels.py --limit          # besides, the compiled forward that sets the limit: minutes
     python benchmarks/norm_kernels.py --sweep          # sizes of tiles against each other
 
 The layers are those of ResNet-50 with group norm, and of ViT-B/16, at batch 64 and doubled. `bytes` is the time that
 the least traffic takes at 4 TB/s: forward reads the input and writes the output, backward reads the input and the
 gradient and writes one. `torch` is the layer under autocast, its output in the layout and precision of the next layer.
+`blended` are the batch norms of ResNet-50 with the statistics of `auto`, five copies of the batch and of one image,
+without a gradient: beside our three kernels the part as it is in `parts/`, and `bn`, the kernels of batch norm over as
+many rows, which is what the copies would cost with statistics of the batch; `bytes` reads the input twice.
 On a CPU the kernels are interpreted, and sizes are small: that only shows that the script runs.
 """
 
@@ -35,8 +38,10 @@ if not CUDA:
 from torch import Tensor, nn  # noqa: E402
 
 import poem  # noqa: E402
-from poem.accelerate import sample_norms  # noqa: E402
-from poem.parts import Everyone  # noqa: E402
+from poem.accelerate import batch_norm, blended, sample_norms  # noqa: E402
+from poem.engine.acceleration import Acceleration  # noqa: E402
+from poem.engine.norm_layers import ForwardContext, PatchedNorm  # noqa: E402
+from poem.parts import Blended, Everyone  # noqa: E402
 
 DEVICE = "cuda" if CUDA else "cpu"
 BF16, LAST = torch.bfloat16, torch.channels_last
@@ -168,6 +173,50 @@ def show(name: str, row: list[float]) -> None:
     """A line: least, ours, the share of the bandwidth, torch's; forward and backward."""
     parts = [(row[at], row[at + 1], row[at] / row[at + 1], row[at + 2]) for at in (0, 3)]
     print(f"{name:34s}" + "".join(f"{a:9.4f} {b:8.4f} {c:6.0%} {d:8.4f}" for a, b, c, d in parts), flush=True)
+
+
+def blended_table(batch: int) -> None:
+    """A row per batch norm with the statistics of `auto`, at the batch and at one image, and sums over ResNet-50."""
+    statistics = Blended()
+    print(f"{'milliseconds, five copies':34s}{'bytes':>9s} {'ours':>8s} {'share':>6s} {'part':>8s} {'bn':>8s}")
+    for images in (batch, 1):
+        total = [0.0] * 4
+        for (channels, side), count in RESNET50.items() if CUDA else [((64, 6), 1), ((128, 3), 1)]:
+            shape = (statistics.copies * images, channels, side, side)
+            row = blended_measured(statistics, shape)
+            total = [one + count * other for one, other in zip(total, row, strict=True)]
+            show_blended(f"blended {channels:4d} x {side:3d}², {images}", row)
+        show_blended(f"ResNet-50, all 53, {images}", total)
+
+
+def blended_measured(statistics: Blended, shape: tuple[int, ...]) -> list[float]:
+    """Milliseconds: the least that the traffic takes, our kernels, the part, and batch norm's kernels."""
+    made = [torch.randn(shape, device=DEVICE).to(BF16).contiguous(memory_format=LAST) for _ in range(BUFFERS)]
+    layer = nn.BatchNorm2d(shape[1]).to(DEVICE).requires_grad_(False)
+    context = ForwardContext(statistics, {}, copies=statistics.copies)
+    norm = PatchedNorm("norm", layer, lambda: context, Acceleration(), swappable=False)
+    context.memory = {key: each.clone() for key, each in statistics.start_layer("norm", norm).items()}
+    affine = (layer.weight, layer.bias)
+
+    def ours(turn: int) -> Any:
+        return blended.fused(norm, made[turn % BUFFERS], context, "norm")
+
+    def part(turn: int) -> Any:
+        return statistics.normalised(norm, made[turn % BUFFERS], None, context.memory, "norm")
+
+    def bn(turn: int) -> Any:
+        return batch_norm.kernels().normed(made[turn % BUFFERS], [affine], 1e-5)
+
+    with torch.no_grad():
+        assert ours(0) is not None, "our kernels take the layer"
+        least = 1000 * 6 * torch.Size(shape).numel() / BANDWIDTH
+        return [least, *(timed(call) for call in (ours, part, bn))]
+
+
+def show_blended(name: str, row: list[float]) -> None:
+    """A line: least, ours, the share of the bandwidth, the part's, batch norm's."""
+    least, ours, part, bn = row
+    print(f"{name:34s}{least:9.4f} {ours:8.4f} {least / ours:6.0%} {part:8.4f} {bn:8.4f}", flush=True)
 
 
 @contextmanager
@@ -314,22 +363,24 @@ def profile(call: Callable[[Tensor], Any], images: list[Tensor], calls: int = 3)
 def main() -> None:
     """Print it."""
     asked = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    asked.add_argument("--only", choices=["layers", "steps"])
+    asked.add_argument("--only", choices=["layers", "blended", "steps"])
     asked.add_argument("--net", choices=["resnet50-gn", "vit-b16"], help="for steps: this one alone")
     asked.add_argument("--batch", type=int, default=64 if CUDA else 2)
     asked.add_argument("--limit", action="store_true", help="compile the forward pass that sets the limit")
     asked.add_argument("--sweep", action="store_true", help="sizes of tiles against each other, and nothing else")
     given = asked.parse_args()
     if not CUDA:
-        sample_norms.DEVICES = ("cpu",)
-    if not sample_norms.TRITON.work(torch.device(DEVICE)):
+        sample_norms.DEVICES = blended.DEVICES = ("cpu",)
+    if not all(each.TRITON.work(torch.device(DEVICE)) for each in (sample_norms, blended, batch_norm)):
         sys.exit("expected Triton and a device that it compiles for; the warning above says what is missing")
     if given.sweep:
         sweep(given.batch)
         return
-    if given.only != "steps":
+    if given.only in (None, "layers"):
         table(given.batch)
-    if given.only != "layers":
+    if given.only in (None, "blended"):
+        blended_table(given.batch)
+    if given.only in (None, "steps"):
         for name, make, forwards in (("resnet50-gn", resnet50_gn, 3.6), ("vit-b16", vit_b16, 3.25)):
             if given.net in (None, name):
                 step(name, make, given.batch, forwards, limit=given.limit)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from poem.accelerate import batch_norm, sample_norms, selected_rows
+from poem.accelerate import batch_norm, blended, sample_norms, selected_rows
 from poem.accelerate.branch_backward import BranchBackward
 from poem.accelerate.prefix_cache import PrefixCache
 from poem.accelerate.weight_casts import WeightCasts, channels_last
@@ -18,7 +18,7 @@ from poem.engine.loop import BatchLoop
 from poem.engine.network import Network
 from poem.engine.norm_layers import ForwardContext, PatchedNorm
 from poem.engine.parameter_groups import Swap, swapped
-from poem.parts.base import Outputs
+from poem.parts.base import Memory, Outputs
 
 
 class Accelerated(Acceleration):
@@ -92,6 +92,12 @@ class Accelerated(Acceleration):
     def batch_norm(self, norm: PatchedNorm, x: Tensor, context: ForwardContext, groups: int) -> Tensor | None:
         """By Triton kernels, where they take the layer."""
         return batch_norm.fused(norm, x, context, groups)
+
+    def copies_norm(
+        self, norm: PatchedNorm, x: Tensor, context: ForwardContext, key: str
+    ) -> tuple[Tensor, Memory] | None:
+        """By Triton kernels, where they take the layer and no gradient is wanted."""
+        return blended.fused(norm, x, context, key)
 
     def sample_norm(self, norm: PatchedNorm, x: Tensor, context: ForwardContext, groups: int) -> Tensor | None:
         """By Triton kernels in half precision, where they take the layer."""

@@ -139,10 +139,15 @@ class CapturedLoop:
 
     def _copy_state(self) -> None:
         """Copy the state to where the graphs read it; what did not change since last time is there already."""
+        kinds: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
         for place, tensor in self._state.tensors().items():
             if tensor is not self._came[place]:
-                self._held[place].copy_(tensor, non_blocking=True)
+                held, came = kinds.setdefault(tensor.dtype, ([], []))
+                held.append(self._held[place])
+                came.append(tensor)
                 self._came[place] = tensor
+        for held, came in kinds.values():
+            torch._foreach_copy_(held, came, non_blocking=True)
 
     def _stages(self, capture: Callable[[], Any], *, drawn: bool = False) -> list[CapturedStage]:
         """Every stage, whatever the flags say, each with the finish that would follow it.

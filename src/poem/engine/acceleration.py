@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from poem.engine.loop import BatchLoop
     from poem.engine.network import Network
     from poem.engine.norm_layers import ForwardContext, PatchedNorm
-    from poem.parts.base import Outputs
+    from poem.parts.base import Memory, Outputs
 
 
 class Acceleration:
@@ -63,6 +63,15 @@ class Acceleration:
 
     def batch_norm(self, norm: PatchedNorm, x: Tensor, context: ForwardContext, groups: int) -> Tensor | None:
         """The layer's output with the batch's statistics, each of `groups` of rows apart; None to run the layer."""
+        return None
+
+    def copies_norm(
+        self, norm: PatchedNorm, x: Tensor, context: ForwardContext, key: str
+    ) -> tuple[Tensor, Memory] | None:
+        """A batch norm's output with the statistics of a part that runs the batch in copies, and its new memory.
+
+        `x` holds all copies; the layer's memory is under `key`. None to ask the part.
+        """
         return None
 
     def sample_norm(self, norm: PatchedNorm, x: Tensor, context: ForwardContext, groups: int) -> Tensor | None:

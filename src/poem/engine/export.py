@@ -233,6 +233,10 @@ class _Watched:
         """Nothing: the state stays as it is."""
         return {}
 
+    def normalised(self, *given: Any) -> tuple[Tensor, Memory]:
+        """As the part normalises, and nothing to remember."""
+        return self(*given), {}
+
     def close(self, rows: int) -> None:
         """The end of a batch."""
         self.seen.append((rows, self.now))

@@ -108,9 +108,13 @@ class PatchedNorm:
             return fused
         if not self.batch:
             return self.own(x, *rest, **named)
-        if run.training or not run.statistics.only_in_training:
-            run.record.update(run.statistics.remember_layer(self, x, run.mask, run.memory, key))
-        return run.statistics(self, x, run.mask, run.memory, key)
+        plain = rest or named or run.theta_rows or run.branch_rows
+        made = None if plain else self._acceleration.copies_norm(self, x, run, key)
+        if made is None:
+            made = run.statistics.normalised(self, x, run.mask, run.memory, key)
+        y, new = made
+        run.record.update(new)
+        return y
 
     def _fused(self, x: Tensor, run: ForwardContext, groups: int) -> Tensor | None:
         """The layer's output by a faster way, each of `groups` of rows with its own tensors; None to run the layer."""

@@ -25,6 +25,8 @@ from poem.recipes.recipe import Recipe
 from poem.recipes.text import written
 
 log = logging.getLogger("poem")
+SMALL, MANY = 2**16, 8
+"""Numbers of a tensor up to which it is joined with others to be updated, and how many tensors are worth it."""
 
 
 @dataclass(frozen=True)
@@ -291,5 +293,26 @@ def _brought(recipe: Recipe, outputs: Outputs) -> Memory:
 
 
 def update_where(mine: Memory, new: Memory, allowed: Tensor) -> None:
-    """Replace tensors where `allowed`, decided on the device: the host does not wait."""
-    mine.update({key: torch.where(allowed, value.detach(), mine[key]) for key, value in new.items()})
+    """Replace tensors where `allowed`, decided on the device: the host does not wait.
+
+    Many small tensors of one type are joined and decided on at once, as a hundred norm layers remember several each.
+    They are then views of one new tensor, which nothing outside the state holds; what is saved of them is cloned.
+    """
+    kinds: dict[tuple[torch.dtype, torch.device], list[str]] = {}
+    for key, value in new.items():
+        kind = value.dtype, value.device
+        if allowed.dim() == 0 and kind == (mine[key].dtype, mine[key].device) and _joins(value, mine[key]):
+            kinds.setdefault(kind, []).append(key)
+    found: Memory = {}
+    for keys in kinds.values():
+        if len(keys) >= MANY:
+            fresh, old = (torch.cat([each[key].detach().reshape(-1) for key in keys]) for each in (new, mine))
+            pieces = torch.where(allowed, fresh, old).split([new[key].numel() for key in keys])
+            found |= {key: piece.view(new[key].shape) for key, piece in zip(keys, pieces, strict=True)}
+    for key, value in new.items():
+        mine[key] = found[key] if key in found else torch.where(allowed, value.detach(), mine[key])
+
+
+def _joins(value: Tensor, old: Tensor) -> bool:
+    """Whether a tensor is small, and has neither strides nor a shape that joining it with others would lose."""
+    return value.numel() <= SMALL and value.shape == old.shape and value.is_contiguous()

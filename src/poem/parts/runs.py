@@ -16,12 +16,14 @@ NEAR, FAR, SMOOTH = 64, 512, 256
 """Images that are a sample's neighbours, that are further apart, and over which their agreement is averaged."""
 RUNS, UNKNOWN_RUNS = 1.3, 1.5
 """From here on classes are taken to come in runs; and what is assumed before there is anything to compare with."""
+HELD_RUNS = ("recent", "before", "near", "far")
+"""What `moved_runs` holds: mean predictions of the last images and of more, and how far each agrees with the batch."""
 
 
 def start_runs(probs: Tensor) -> Memory:
     """Before the first batch: no predictions, no agreement."""
     zeros = torch.zeros_like(probs[0])
-    return {"recent": zeros, "before": zeros, "near": zeros[0], "far": zeros[0]}
+    return dict(zip(HELD_RUNS, (zeros, zeros, zeros[0], zeros[0]), strict=True))
 
 
 def moved_runs(held: Memory, probs: Tensor, seen: Tensor) -> tuple[Tensor, Memory]:

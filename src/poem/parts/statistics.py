@@ -101,6 +101,14 @@ class Statistics(Part):
         """What the layer should find at the next batch, given what it saw at this one."""
         return {}
 
+    def normalised(
+        self, layer: BatchLayer, x: Tensor, mask: Tensor | None, memory: Memory, key: str
+    ) -> tuple[Tensor, Memory]:
+        """The layer's output and what to remember of this pass; a part may compute at once what both need."""
+        remembers = layer.learning or not self.only_in_training
+        new = self.remember_layer(layer, x, mask, memory, key) if remembers else {}
+        return self(layer, x, mask, memory, key), new
+
 
 @dataclass(frozen=True, repr=False)
 class Source(Statistics):

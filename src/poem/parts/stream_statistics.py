@@ -17,7 +17,7 @@ from torch import Tensor
 
 from poem.parts.base import Memory, Outputs, entropy, masked_mean
 from poem.parts.fields import Count, NotNegative, Positive, Range, Share
-from poem.parts.runs import RUNS, UNKNOWN_RUNS, moved_runs, start_runs
+from poem.parts.runs import HELD_RUNS, RUNS, UNKNOWN_RUNS, moved_runs, start_runs
 from poem.parts.statistics import BatchLayer, FromBatch, Statistics
 
 FORGET = 0.1
@@ -129,14 +129,27 @@ class Blended(Statistics):
 
     def __call__(self, layer: BatchLayer, x: Tensor, mask: Tensor | None, memory: Memory, key: str) -> Tensor:
         """Each copy with its own statistics."""
+        return self._with_memory(layer, x, mask, memory, key)[0]
+
+    def normalised(
+        self, layer: BatchLayer, x: Tensor, mask: Tensor | None, memory: Memory, key: str
+    ) -> tuple[Tensor, Memory]:
+        """Both from the same moments of the batch, unless a subclass has an answer of its own."""
+        own = type(self).__call__ is not Blended.__call__
+        return (super().normalised if own else self._with_memory)(layer, x, mask, memory, key)
+
+    def _with_memory(
+        self, layer: BatchLayer, x: Tensor, mask: Tensor | None, memory: Memory, key: str
+    ) -> tuple[Tensor, Memory]:
+        """Each copy with its own statistics, and what the layer remembers."""
         new = self.remember_layer(layer, x, mask, memory, key)
         if not new or layer.source_mean is None or layer.source_var is None:
-            return FromBatch()(layer, x, mask, memory, key)
+            return FromBatch()(layer, x, mask, memory, key), new
         own, count = (_precise(layer.source_mean), _precise(layer.source_var)), _count(x, mask, self.copies)
         doubts = memory[f"{key}.doubts"]
         unknown = (memory[f"{key}.images"] == 0) & (count < 2) & (doubts > 0)
         weight = torch.where(unknown, 0, memory[f"{key}.weights"])
-        return layer.with_moments(x, *self._mixtures(own, new | {f"{key}.doubts": doubts}, weight, key))
+        return layer.with_moments(x, *self._mixtures(own, new | {f"{key}.doubts": doubts}, weight, key)), new
 
     def remember_layer(self, layer: BatchLayer, x: Tensor, mask: Tensor | None, memory: Memory, key: str) -> Memory:
         """Each copy's average moved by the batch, and how much batches differ from each other."""
@@ -181,12 +194,14 @@ class Blended(Statistics):
         empty = known.new_zeros(())
         seen = memory.get("statistics.seen", empty)
         share = torch.maximum(count / (seen + count), empty + min(1.0, count / self.horizon))
-        mean, sure = known.exp().mean(1), entropy(known).mean(1)
+        probs = known.exp()
+        mean, sure = probs.mean(1), entropy(known).mean(1)
         predicted = torch.lerp(memory.get("statistics.predicted", mean), mean, share)
         unsure = torch.lerp(memory.get("statistics.entropy", sure), sure, share)
         information = _share_of_most(entropy(predicted.clamp(min=1e-12).log()) - unsure, known.shape[-1])
-        slowest = known[self._slowest].exp()
-        held = {name: memory.get(f"statistics.{name}", value) for name, value in start_runs(slowest).items()}
+        slowest = probs[self._slowest]
+        begun = "statistics.recent" in memory
+        held = {name: memory[f"statistics.{name}"] for name in HELD_RUNS} if begun else start_runs(slowest)
         runs, record = moved_runs(held, slowest, seen)
         weights = self._preferred(self.trust * information, runs).log_softmax(0)
         record |= {"predicted": predicted, "entropy": unsure, "seen": seen + count}
