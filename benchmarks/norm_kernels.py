@@ -127,7 +127,7 @@ def measured(layer: Layer, *, ours: bool) -> tuple[float, float]:
     def forward(turn: int) -> Tensor:
         x = inputs[turn % BUFFERS]
         if ours:
-            y: Tensor = sample_norms.Normed.apply(x, 1e-5, layer.groups, *affine)
+            y: Tensor = sample_norms.Normed.apply(x, 1e-5, layer.groups, False, *affine)
             return y
         halves = []
         with torch.autocast(DEVICE, dtype=BF16):

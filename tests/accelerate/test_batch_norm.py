@@ -58,7 +58,7 @@ def test_the_kernels_are_batch_norm_there_and_back(
     given = torch.randn(shape, generator=rng).to(DEVICE, dtype)  # not channels last: a later layer may be so
     exact = x.detach().double().requires_grad_()
     twins = [tensor.detach().double().requires_grad_() for tensor in flat]
-    ours = _fused.Normed.apply(x, 1e-5, *flat)
+    ours = _fused.Normed.apply(x, 1e-5, False, *flat)
     theirs = plainly(exact, list(zip(twins[::2], twins[1::2], strict=True)))
     mine = torch.autograd.grad(ours, [x, *flat], given)
     wanted = torch.autograd.grad(theirs, [exact, *twins], given.double())
@@ -73,7 +73,7 @@ class Counted:
     """Kernels that are counted."""
 
     def __init__(self, kernels: Any) -> None:
-        self.kernels, self.calls = kernels, dict.fromkeys(("normed", "backward", "moments", "sums"), 0)
+        self.kernels, self.calls = kernels, dict.fromkeys(("normed", "backward", "normed_by", "backward_by", "moments", "sums"), 0)
         self.SMALL = kernels.SMALL
 
     def __getattr__(self, name: str) -> Any:
@@ -207,7 +207,7 @@ def test_what_is_not_finite_spoils_its_channel(small: int, fused: Any, monkeypat
 def test_there_is_no_second_way_back(fused: Any) -> None:
     x = torch.rand(2, 8, 4, 4, device=DEVICE).contiguous(memory_format=LAST).requires_grad_()
     one = torch.ones(8, device=DEVICE)
-    (gradient,) = torch.autograd.grad(_fused.Normed.apply(x, 1e-5, one, one).square().sum(), x, create_graph=True)
+    (gradient,) = torch.autograd.grad(_fused.Normed.apply(x, 1e-5, False, one, one).square().sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         gradient.square().sum().backward()
 

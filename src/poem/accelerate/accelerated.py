@@ -11,6 +11,7 @@ from torch import Tensor
 
 from poem.accelerate import batch_norm, sample_norms, selected_rows
 from poem.accelerate.branch_backward import BranchBackward
+from poem.accelerate.norm_relu import NormReLU
 from poem.accelerate.prefix_cache import PrefixCache
 from poem.accelerate.weight_casts import WeightCasts, channels_last
 from poem.engine.acceleration import Acceleration
@@ -43,6 +44,7 @@ class Accelerated(Acceleration):
         self.weight_casts = WeightCasts(network.modules, adapted, torch.bfloat16) if self._half else None
         self.prefix_cache = PrefixCache(network.modules, holders, network.twin.hooked)
         self.branch_backward = BranchBackward(network.frozen_beyond_split(), network.is_doubled)
+        self.norm_relu = NormReLU(lambda: network.twin.root.modules()) if self._half else None
         self.compiled: CompiledModules | None = None
         self.independent: bool | None = None  # whether samples get the same logits alone; None before it was tried
 
@@ -50,7 +52,9 @@ class Accelerated(Acceleration):
         """Replace forwards: beyond the split, of norm layers without a branch, cached layers and compiled modules."""
         self.branch_backward.patch()
         if self._half:
-            sample_norms.patch(self.network.modules, torch.compiler.is_compiling)
+            sample_norms.patch(self.network.modules, torch.compiler.is_compiling, self.norm_relu)
+        if self.norm_relu is not None:
+            self.norm_relu.patch()
         self.prefix_cache.patch()
         if self._compile and self.compiled is None:  # only now are the network's norm layers known
             from poem.accelerate.compiled import CompiledModules
@@ -88,6 +92,8 @@ class Accelerated(Acceleration):
     def hold(self, images: Tensor | None) -> None:
         """Cache outputs of early layers for these images."""
         self.prefix_cache.hold(images)
+        if self.norm_relu is not None:
+            self.norm_relu.forget()
 
     def once(self, key: object, images: Tensor, compute: Callable[[], Any]) -> Any:
         """From the cache, where these are the images that are held."""
@@ -122,8 +128,14 @@ class Accelerated(Acceleration):
         return None if self.compiled is None else self.compiled.why_not
 
     def batch_norm(self, norm: PatchedNorm, x: Tensor, context: ForwardContext, groups: int) -> Tensor | None:
-        """By Triton kernels, where they take the layer."""
-        return batch_norm.fused(norm, x, context, groups)
+        """By Triton kernels, where they take the layer; with the ReLU that follows it."""
+        return batch_norm.fused(norm, x, context, groups, self.norm_relu)
+
+    def given_norm(
+        self, norm: PatchedNorm, x: Tensor, moments: tuple[Tensor, Tensor], context: ForwardContext, groups: int
+    ) -> Tensor | None:
+        """By one Triton kernel in half precision, where it takes the layer; with the ReLU that follows it."""
+        return batch_norm.fused_by(norm, x, moments, context, groups, self.norm_relu) if self._half else None
 
     def sample_norm(self, norm: PatchedNorm, x: Tensor, context: ForwardContext, groups: int) -> Tensor | None:
         """By Triton kernels in half precision, where they take the layer; a compiler has kernels of its own."""
@@ -131,7 +143,8 @@ class Accelerated(Acceleration):
             return None
         with swapped(context.swaps.get(norm.layer, []) if groups == 2 else []):
             second = sample_norms.affine_of(norm.layer)
-        return sample_norms.fused(norm.layer, norm.own, x, [sample_norms.affine_of(norm.layer), second][:groups])
+        affine = [sample_norms.affine_of(norm.layer), second][:groups]
+        return sample_norms.fused(norm.layer, norm.own, x, affine, self.norm_relu)
 
     def branch_gradient(self, ask: Callable[[], Tensor], tolerance: float) -> Tensor:
         """Through the branch's half of the doubled batch alone, where that was found right."""
