@@ -236,7 +236,7 @@ def test_a_layer_with_a_forward_of_its_own_keeps_it(counted: Counted) -> None:
 def test_where_the_kernels_do_not_run_torch_has_its_own(
     fused: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def no_compiler(*_: Any) -> None:
+    def no_compiler(*_: Any, **named: Any) -> None:
         raise RuntimeError("no C compiler found")
 
     monkeypatch.setattr(fused, "normed", no_compiler)

@@ -132,9 +132,9 @@ def test_what_is_not_asked_for_is_not_computed(fused: Any, monkeypatch: pytest.M
     asked: list[tuple[bool, bool]] = []
     own = fused[0].backward
 
-    def backward(*args: Any, input_grad: bool, affine_grad: bool) -> Any:
+    def backward(*args: Any, relu: bool, input_grad: bool, affine_grad: bool) -> Any:
         asked.append((input_grad, affine_grad))
-        dx, scale, shift = own(*args, input_grad=input_grad, affine_grad=affine_grad)
+        dx, scale, shift = own(*args, relu=relu, input_grad=input_grad, affine_grad=affine_grad)
         assert (dx is not None, scale is not None, shift is not None) == (input_grad, affine_grad, affine_grad)
         return dx, scale, shift
 
@@ -295,7 +295,7 @@ def test_layers_of_timm_are_known(fused: Any) -> None:
 def test_where_the_kernels_do_not_run_torch_has_its_own(
     fused: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def no_compiler(*_: Any) -> None:
+    def no_compiler(*_: Any, **named: Any) -> None:
         raise RuntimeError("no C compiler found")
 
     monkeypatch.setattr(fused[0], "normed", no_compiler)
