@@ -360,9 +360,9 @@ class InClosure(KeptBefore):
         return self.body(x) + self.later()  # type: ignore[no-untyped-call]
 
     def body(self, x: Tensor) -> Any:
-        self.later = lambda: y  # type: ignore[has-type]
-        y = self.bn1(self.conv1(x))
-        return self.relu(y)
+        self.later = lambda: x
+        x = self.bn1(self.conv1(x))
+        return self.relu(x)
 
 
 class Read(Kept):

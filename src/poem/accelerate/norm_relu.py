@@ -14,8 +14,8 @@ Between the two Python runs nothing but that attribute's lookup: they have no ho
 the output, and the lookup is `nn.Module`'s own. An `nn.Identity` in between hands on the same tensor. Afterwards an
 in-place ReLU has overwritten that tensor anyway, whoever kept it; where ReLU is not in place, the name of its input
 must be assigned anew or be gone. The source of a method counts only if it compiles to the very code that is running,
-so a file that was edited since does not mislead. The kernel rounds, then clips; ReLU's gradient is masked by the sign
-that is computed again from the same numbers.
+so a file that was edited since does not mislead. Clipping before rounding gives the bits of clipping after it; the
+gradient is masked by the output's sign, computed again from the same numbers by the same expression.
 
 The ReLU knows the tensor by identity: the same module may be called with others, as after the addition of a ResNet's
 block. Were it called with a clipped tensor unknown to it, such as one put together of two halves, clipping again would
@@ -115,10 +115,10 @@ class NormReLU:
         """Let go of a tensor that no ReLU was called with."""
         self._clipped = None
 
-    def clipped(self, y: Tensor) -> Tensor:
+    def clipped(self, output: Tensor) -> Tensor:
         """This output has been clipped: the ReLU that is called with it next returns it."""
-        self._clipped = y
-        return y
+        self._clipped = output
+        return output
 
     def is_clipped(self, x: Tensor) -> bool:
         """Whether this is the tensor that was clipped last; asked once, since it may be written to from then on."""
