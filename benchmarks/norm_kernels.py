@@ -1,7 +1,7 @@
 """Norm layers by our kernels and by torch's, layer by layer, and where a step of POEM spends its time.
 
     python benchmarks/norm_kernels.py                  # tables and profiles, about a minute on a GPU
-    python benchmarks/norm_kernels.py --only layers    # or: blended, steps
+    python benchmarks/norm_kernels.py --only layers    # or: relu, blended, steps
     python benchmarks/norm_kernels.py --limit          # besides, the compiled forward that sets the limit: minutes
     python benchmarks/norm_kernels.py --sweep          # sizes of tiles against each other
 
@@ -11,6 +11,8 @@ gradient and writes one. `torch` is the layer under autocast, its output in the 
 `blended` are the batch norms of ResNet-50 with the statistics of `auto`, five copies of the batch and of one image,
 without a gradient: beside our three kernels the part as it is in `parts/`, and `bn`, the kernels of batch norm over as
 many rows, which is what the copies would cost with statistics of the batch; `bytes` reads the input twice.
+The rows of `relu` are batch norm with the batch's and with given statistics, and group norm, each with an in-place ReLU
+after it: `ours` has it inside the kernel, `apart` is our kernel and then torch's ReLU.
 On a CPU the kernels are interpreted, and sizes are small: that only shows that the script runs.
 """
 
@@ -49,6 +51,9 @@ BANDWIDTH = 4e12  # bytes per second
 RESNET50 = {  # channels, side: how many layers
     (64, 112): 1, (64, 56): 6, (256, 56): 4, (128, 56): 1, (128, 28): 7, (512, 28): 5,
     (256, 28): 1, (256, 14): 11, (1024, 14): 7, (512, 14): 1, (512, 7): 5, (2048, 7): 4,
+}  # fmt: skip
+RELU50 = {  # those of them that a ReLU follows
+    (64, 112): 1, (64, 56): 6, (128, 56): 1, (128, 28): 7, (256, 28): 1, (256, 14): 11, (512, 14): 1, (512, 7): 5,
 }  # fmt: skip
 BUFFERS = 4  # inputs in turn, so that the cache does not hold them all
 
@@ -132,7 +137,7 @@ def measured(layer: Layer, *, ours: bool) -> tuple[float, float]:
     def forward(turn: int) -> Tensor:
         x = inputs[turn % BUFFERS]
         if ours:
-            y: Tensor = sample_norms.Normed.apply(x, 1e-5, layer.groups, *affine)
+            y: Tensor = sample_norms.Normed.apply(x, 1e-5, layer.groups, False, *affine)
             return y
         halves = []
         with torch.autocast(DEVICE, dtype=BF16):
@@ -167,6 +172,48 @@ def table(batch: int) -> None:
         total[:] = [one + layer.count * other for one, other in zip(total, row, strict=True)]
     for name, total in sums.items():
         show(name, total)
+
+
+def with_relu(kind: str, shape: tuple[int, ...], halves: int, *, inside: bool) -> tuple[float, float]:
+    """Milliseconds forward, and backward, of a norm layer and the ReLU after it."""
+    made = [torch.randn(shape, device=DEVICE).to(BF16).contiguous(memory_format=LAST) for _ in range(BUFFERS)]
+    inputs = [each.requires_grad_() for each in made]
+    affine = [torch.ones(shape[1], device=DEVICE, requires_grad=True) for _ in range(2 * halves)]
+    given, constant = torch.randn_like(inputs[0]), torch.ones(shape[1], device=DEVICE)
+
+    def forward(turn: int) -> Tensor:
+        x = inputs[turn % BUFFERS]
+        if kind == "group norm":
+            y: Tensor = sample_norms.Normed.apply(x, 1e-5, 32, inside, *affine)
+        elif kind == "batch norm":
+            y = batch_norm.Normed.apply(x, 1e-5, inside, *affine)
+        else:
+            y = batch_norm.NormedBy.apply(x, constant, constant, 1e-5, inside, *affine)
+        return y if inside else nn.functional.relu(y, inplace=True)
+
+    def both(turn: int) -> Any:
+        return torch.autograd.grad(forward(turn), [inputs[turn % BUFFERS], *affine], given)
+
+    with torch.no_grad():
+        there = timed(forward)
+    return there, timed(both) - there
+
+
+def relu_table(batch: int) -> None:
+    """A row per layer of ResNet-50 with ReLU inside its kernel and apart, and sums over those that a ReLU follows."""
+    print(f"\n{'milliseconds, with ReLU':34s} {'forward':>34s} {'backward':>34s}")
+    print(f"{'layer, batch':34s}" + f"{'bytes':>9s} {'ours':>8s} {'share':>6s} {'apart':>8s}" * 2)
+    for kind in ("batch norm", "given stats", "group norm"):
+        for halves in (1, 2):
+            total = [0.0] * 6
+            for (channels, side), count in RELU50.items() if CUDA else [((64, 6), 1)]:
+                shape = (batch * halves, channels, side, side)
+                least = Layer(kind, shape, count, halves, BF16).least_ms()
+                mine, apart = (with_relu(kind, shape, halves, inside=inside) for inside in (True, False))
+                row = [number for way in range(2) for number in (least[way], mine[way], apart[way])]
+                show(f"{kind} {channels:4d} x {side:3d}², {shape[0]}", row)
+                total = [one + count * other for one, other in zip(total, row, strict=True)]
+            show(f"{kind}, all 33, {batch * halves}", total)
 
 
 def show(name: str, row: list[float]) -> None:
@@ -363,14 +410,14 @@ def profile(call: Callable[[Tensor], Any], images: list[Tensor], calls: int = 3)
 def main() -> None:
     """Print it."""
     asked = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    asked.add_argument("--only", choices=["layers", "blended", "steps"])
+    asked.add_argument("--only", choices=["layers", "relu", "blended", "steps"])
     asked.add_argument("--net", choices=["resnet50-gn", "vit-b16"], help="for steps: this one alone")
     asked.add_argument("--batch", type=int, default=64 if CUDA else 2)
     asked.add_argument("--limit", action="store_true", help="compile the forward pass that sets the limit")
     asked.add_argument("--sweep", action="store_true", help="sizes of tiles against each other, and nothing else")
     given = asked.parse_args()
     if not CUDA:
-        sample_norms.DEVICES = blended.DEVICES = ("cpu",)
+        sample_norms.DEVICES = blended.DEVICES = batch_norm.DEVICES = ("cpu",)
     if not all(each.TRITON.work(torch.device(DEVICE)) for each in (sample_norms, blended, batch_norm)):
         sys.exit("expected Triton and a device that it compiles for; the warning above says what is missing")
     if given.sweep:
@@ -378,6 +425,8 @@ def main() -> None:
         return
     if given.only in (None, "layers"):
         table(given.batch)
+    if given.only in (None, "relu"):
+        relu_table(given.batch)
     if given.only in (None, "blended"):
         blended_table(given.batch)
     if given.only in (None, "steps"):

@@ -58,7 +58,7 @@ def test_the_kernels_are_batch_norm_there_and_back(
     given = torch.randn(shape, generator=rng).to(DEVICE, dtype)  # not channels last: a later layer may be so
     exact = x.detach().double().requires_grad_()
     twins = [tensor.detach().double().requires_grad_() for tensor in flat]
-    ours = _fused.Normed.apply(x, 1e-5, *flat)
+    ours = _fused.Normed.apply(x, 1e-5, False, *flat)
     theirs = plainly(exact, list(zip(twins[::2], twins[1::2], strict=True)))
     mine = torch.autograd.grad(ours, [x, *flat], given)
     wanted = torch.autograd.grad(theirs, [exact, *twins], given.double())
@@ -73,7 +73,8 @@ class Counted:
     """Kernels that are counted."""
 
     def __init__(self, kernels: Any) -> None:
-        self.kernels, self.calls = kernels, dict.fromkeys(("normed", "backward", "moments", "sums"), 0)
+        names = ("normed", "backward", "normed_by", "backward_by", "moments", "sums")
+        self.kernels, self.calls = kernels, dict.fromkeys(names, 0)
         self.SMALL = kernels.SMALL
 
     def __getattr__(self, name: str) -> Any:
@@ -111,13 +112,18 @@ def test_an_adapter_on_kernels_is_as_near_to_full_precision(counted: Counted, mo
     assert branch_backward(ours).right, "the branch's loss through its own half"
 
 
-@pytest.mark.parametrize(
-    "changes", [{"statistics": Source()}, {"precision": "fp32"}], ids=["the source's statistics", "full precision"]
-)
-def test_other_statistics_and_precisions_are_the_layers_own(changes: dict[str, Any], counted: Counted) -> None:
-    net = make_net("bn", sharpness=10.0).to(DEVICE)
-    poem.adapt(net, "poem", **{"precision": "bf16", "select": Everyone(), **changes})(stream(DEVICE, 1)[0])
+def test_full_precision_is_the_layers_own(counted: Counted) -> None:
+    for statistics in (Source(), FromBatch()):
+        net = make_net("bn", sharpness=10.0).to(DEVICE)
+        poem.adapt(net, "poem", select=Everyone(), statistics=statistics)(stream(DEVICE, 1)[0])
     assert not any(counted.calls.values())
+
+
+def test_the_sources_statistics_have_kernels_of_their_own(counted: Counted) -> None:
+    net = make_net("bn", sharpness=10.0).to(DEVICE)
+    poem.adapt(net, "poem", precision="bf16", select=Everyone(), statistics=Source())(stream(DEVICE, 1)[0])
+    assert counted.calls["normed_by"] > counted.calls["backward_by"] > 0
+    assert counted.calls["normed"] == counted.calls["backward"] == 0
 
 
 def both(
@@ -207,7 +213,8 @@ def test_what_is_not_finite_spoils_its_channel(small: int, fused: Any, monkeypat
 def test_there_is_no_second_way_back(fused: Any) -> None:
     x = torch.rand(2, 8, 4, 4, device=DEVICE).contiguous(memory_format=LAST).requires_grad_()
     one = torch.ones(8, device=DEVICE)
-    (gradient,) = torch.autograd.grad(_fused.Normed.apply(x, 1e-5, one, one).square().sum(), x, create_graph=True)
+    y = _fused.Normed.apply(x, 1e-5, False, one, one)
+    (gradient,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         gradient.square().sum().backward()
 
@@ -229,7 +236,7 @@ def test_a_layer_with_a_forward_of_its_own_keeps_it(counted: Counted) -> None:
 def test_where_the_kernels_do_not_run_torch_has_its_own(
     fused: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def no_compiler(*_: Any) -> None:
+    def no_compiler(*_: Any, **named: Any) -> None:
         raise RuntimeError("no C compiler found")
 
     monkeypatch.setattr(fused, "normed", no_compiler)

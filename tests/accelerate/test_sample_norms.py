@@ -63,7 +63,7 @@ def compared(x: Tensor, groups: int | None, halves: int, given: Tensor, eps: flo
         plain = F.layer_norm(half, (channels,), weight, bias, eps) if groups is None else None
         theirs.append(F.group_norm(half, groups, weight, bias, eps) if plain is None and groups else plain)
     whole = torch.cat([each for each in theirs if each is not None])
-    ours = sample_norms.Normed.apply(x, eps, groups, *affine)
+    ours = sample_norms.Normed.apply(x, eps, groups, False, *affine)
     mine = torch.autograd.grad(ours, [x, *affine], given, retain_graph=True)
     without_input = torch.autograd.grad(ours, affine, given, retain_graph=True)
     (without_affine,) = torch.autograd.grad(ours, [x], given)
@@ -132,17 +132,17 @@ def test_what_is_not_asked_for_is_not_computed(fused: Any, monkeypatch: pytest.M
     asked: list[tuple[bool, bool]] = []
     own = fused[0].backward
 
-    def backward(*args: Any, input_grad: bool, affine_grad: bool) -> Any:
+    def backward(*args: Any, relu: bool, input_grad: bool, affine_grad: bool) -> Any:
         asked.append((input_grad, affine_grad))
-        dx, scale, shift = own(*args, input_grad=input_grad, affine_grad=affine_grad)
+        dx, scale, shift = own(*args, relu=relu, input_grad=input_grad, affine_grad=affine_grad)
         assert (dx is not None, scale is not None, shift is not None) == (input_grad, affine_grad, affine_grad)
         return dx, scale, shift
 
     monkeypatch.setattr(fused[0], "backward", backward)
     x = torch.rand(2, 8, 4, 4, device=DEVICE, dtype=BF16).contiguous(memory_format=LAST)
     one = torch.ones(8, device=DEVICE)
-    sample_norms.Normed.apply(x, 1e-5, 2, one.clone().requires_grad_(), one).sum().backward()
-    sample_norms.Normed.apply(x.requires_grad_(), 1e-5, 2, one, one).sum().backward()
+    sample_norms.Normed.apply(x, 1e-5, 2, False, one.clone().requires_grad_(), one).sum().backward()
+    sample_norms.Normed.apply(x.requires_grad_(), 1e-5, 2, False, one, one).sum().backward()
     assert asked == [(False, True), (True, False)]
 
 
@@ -159,7 +159,7 @@ def test_a_number_that_is_not_finite_spoils_its_group_alone(fused: Any) -> None:
 def test_there_is_no_second_backward_pass(fused: Any) -> None:
     x = torch.rand(2, 8, 4, 4, device=DEVICE, dtype=BF16).contiguous(memory_format=LAST).requires_grad_()
     one = torch.ones(8, device=DEVICE)
-    y = sample_norms.Normed.apply(x, 1e-5, 2, one, one)
+    y = sample_norms.Normed.apply(x, 1e-5, 2, False, one, one)
     (gradient,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         gradient.square().sum().backward()
@@ -295,7 +295,7 @@ def test_layers_of_timm_are_known(fused: Any) -> None:
 def test_where_the_kernels_do_not_run_torch_has_its_own(
     fused: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def no_compiler(*_: Any) -> None:
+    def no_compiler(*_: Any, **named: Any) -> None:
         raise RuntimeError("no C compiler found")
 
     monkeypatch.setattr(fused[0], "normed", no_compiler)
@@ -337,7 +337,7 @@ def test_the_same_numbers_give_the_same_gradients(fused: Any, monkeypatch: pytes
     x = torch.rand(4, 8, 9, 9, device=DEVICE, dtype=BF16).contiguous(memory_format=LAST)
     one = torch.ones(8, device=DEVICE)
     y, *moments = fused[0].normed(x, [(one, one)], 1e-5, 4)
-    first, second = (fused[0].backward(y, x, [one, 2 * one], *moments) for _ in range(2))
+    first, second = (fused[0].backward(y, x, [(one, one), (2 * one, one)], *moments) for _ in range(2))
     assert all(torch.equal(*pair) for pair in zip(first, second, strict=True))
     assert first[1].shape == (2, 8)
     assert not torch.equal(*first[1]), "each half has gradients of its own"

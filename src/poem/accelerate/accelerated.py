@@ -11,6 +11,7 @@ from torch import Tensor
 
 from poem.accelerate import batch_norm, blended, sample_norms, selected_rows
 from poem.accelerate.branch_backward import BranchBackward
+from poem.accelerate.norm_relu import NormReLU
 from poem.accelerate.prefix_cache import PrefixCache
 from poem.accelerate.weight_casts import WeightCasts, channels_last
 from poem.engine.acceleration import Acceleration
@@ -39,13 +40,16 @@ class Accelerated(Acceleration):
         self.weight_casts = WeightCasts(network.modules, adapted, torch.bfloat16) if self._half else None
         self.prefix_cache = PrefixCache(network.modules, holders, network.twin.hooked)
         self.branch_backward = BranchBackward(network.frozen_beyond_split(), network.is_doubled)
+        self.norm_relu = NormReLU(lambda: network.twin.root.modules()) if self._half else None
         self.independent: bool | None = None  # whether samples get the same logits alone; None before it was tried
 
     def patch(self) -> None:
         """Replace forwards: beyond the split, of norm layers without a branch and of cached layers."""
         self.branch_backward.patch()
         if self._half:
-            sample_norms.patch(self.network.modules)
+            sample_norms.patch(self.network.modules, self.norm_relu)
+        if self.norm_relu is not None:
+            self.norm_relu.patch()
         self.prefix_cache.patch()
 
     def reset(self) -> None:
@@ -71,6 +75,8 @@ class Accelerated(Acceleration):
     def hold(self, images: Tensor | None) -> None:
         """Cache outputs of early layers for these images."""
         self.prefix_cache.hold(images)
+        if self.norm_relu is not None:
+            self.norm_relu.forget()
 
     def once(self, key: object, images: Tensor, compute: Callable[[], Any]) -> Any:
         """From the cache, where these are the images that are held."""
@@ -90,14 +96,20 @@ class Accelerated(Acceleration):
         return [] if self.weight_casts is None else self.weight_casts.swaps
 
     def batch_norm(self, norm: PatchedNorm, x: Tensor, context: ForwardContext, groups: int) -> Tensor | None:
-        """By Triton kernels, where they take the layer."""
-        return batch_norm.fused(norm, x, context, groups)
+        """By Triton kernels, where they take the layer; with the ReLU that follows it."""
+        return batch_norm.fused(norm, x, context, groups, self.norm_relu)
+
+    def given_norm(
+        self, norm: PatchedNorm, x: Tensor, moments: tuple[Tensor, Tensor], context: ForwardContext, groups: int
+    ) -> Tensor | None:
+        """By one Triton kernel in half precision, where it takes the layer; with the ReLU that follows it."""
+        return batch_norm.fused_by(norm, x, moments, context, groups, self.norm_relu) if self._half else None
 
     def copies_norm(
         self, norm: PatchedNorm, x: Tensor, context: ForwardContext, key: str
     ) -> tuple[Tensor, Memory] | None:
         """By Triton kernels, where they take the layer and no gradient is wanted."""
-        return blended.fused(norm, x, context, key)
+        return blended.fused(norm, x, context, key, self.norm_relu)
 
     def sample_norm(self, norm: PatchedNorm, x: Tensor, context: ForwardContext, groups: int) -> Tensor | None:
         """By Triton kernels in half precision, where they take the layer."""
@@ -105,7 +117,8 @@ class Accelerated(Acceleration):
             return None
         with swapped(context.swaps.get(norm.layer, []) if groups == 2 else []):
             second = sample_norms.affine_of(norm.layer)
-        return sample_norms.fused(norm.layer, norm.own, x, [sample_norms.affine_of(norm.layer), second][:groups])
+        affine = [sample_norms.affine_of(norm.layer), second][:groups]
+        return sample_norms.fused(norm.layer, norm.own, x, affine, self.norm_relu)
 
     def branch_gradient(self, ask: Callable[[], Tensor], tolerance: float) -> Tensor:
         """Through the branch's half of the doubled batch alone, where that was found right."""

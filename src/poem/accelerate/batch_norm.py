@@ -1,9 +1,13 @@
-"""Batch norm with the batch's statistics by Triton kernels, where these are faster than the layer's own forward."""
+"""Batch norm by Triton kernels, where these are faster than the layer's own forward.
+
+`fused` has the batch's statistics, `fused_by` statistics that are given, such as the source's. Where a ReLU follows
+(`norm_relu.py`), the kernels apply it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +15,9 @@ from torch.autograd.function import once_differentiable
 
 from poem.accelerate.triton_kernels import TritonKernels
 from poem.engine.norm_layers import ForwardContext, PatchedNorm
+
+if TYPE_CHECKING:
+    from poem.accelerate.norm_relu import NormReLU
 
 DEVICES: tuple[str, ...] = ("cuda",)  # that have kernels
 FORWARD = nn.BatchNorm2d.forward  # torch's own, whatever is put in its place later
@@ -23,13 +30,21 @@ def _trial(side: int) -> Callable[[torch.device], object]:
         x = torch.zeros(1, 8, side, side, dtype=torch.bfloat16, device=device)
         x = x.contiguous(memory_format=torch.channels_last)
         weight = torch.ones(8, device=device)
-        y, *moments = kernels().normed(x, [(weight, weight)], 1e-5)
-        return kernels().backward(y, x, [weight], *moments)
+        y, *moments = kernels().normed(x, [(weight, weight)], 1e-5, relu=True)
+        return kernels().backward(y, x, [(weight, weight)], *moments, relu=True)
 
     return call
 
 
-TRITON = TritonKernels("batch norm", ("kernels",), [_trial(2), _trial(64)])
+def _given_trial(device: torch.device) -> object:
+    """A forward and a backward pass with given statistics."""
+    x = torch.zeros(1, 8, 2, 2, dtype=torch.bfloat16, device=device).contiguous(memory_format=torch.channels_last)
+    one = torch.ones(8, device=device)
+    y = kernels().normed_by(x, one, one, [(one, one)], 1e-5)
+    return kernels().backward_by(y, x, one, one, [(one, one)], 1e-5)
+
+
+TRITON = TritonKernels("batch norm", ("kernels",), [_trial(2), _trial(64), _given_trial])
 
 
 def kernels() -> Any:
@@ -42,15 +57,22 @@ def fusable(layer: nn.Module, x: Tensor, groups: int) -> bool:
 
     An ordinary layer on a GPU, half precision, channels last, and more than one value per channel and group.
     """
+    return _suits(layer, x, groups) and x.numel() > groups * x.shape[1]
+
+
+def _suits(layer: nn.Module, x: Tensor, groups: int) -> bool:
+    """Whether layer and input have the type, layout and shape that the kernels are for."""
     if type(layer) is not nn.BatchNorm2d or x.device.type not in DEVICES or x.dtype != torch.bfloat16:
         return False
     if x.dim() != 4 or not x.is_contiguous(memory_format=torch.channels_last) or not TRITON.work(x.device):
         return False
     affine = all(isinstance(each, Tensor) and each.shape == x.shape[1:2] for each in (layer.weight, layer.bias))
-    return affine and len(x) % groups == 0 and x.numel() > groups * x.shape[1]
+    return affine and len(x) % groups == 0
 
 
-def fused(norm: PatchedNorm, x: Tensor, context: ForwardContext, groups: int) -> Tensor | None:
+def fused(
+    norm: PatchedNorm, x: Tensor, context: ForwardContext, groups: int, relus: NormReLU | None = None
+) -> Tensor | None:
     """The layer's output by our kernels, the second group of rows with the branch's tensors, or None.
 
     Precondition: `fusable`, and the layer's forward is torch's own. Fallback: the layer's forward.
@@ -58,23 +80,56 @@ def fused(norm: PatchedNorm, x: Tensor, context: ForwardContext, groups: int) ->
     own = getattr(norm.own, "__func__", None) is FORWARD
     if not (own and fusable(norm.layer, x, groups)):
         return None
-    affine = [norm.affine()]
-    if groups == 2:
-        affine.append(norm.affine(context.swaps.get(norm.layer, [])))
-    eps = float(norm.layer.eps)  # type: ignore[arg-type]
-    y: Tensor = Normed.apply(x, eps, *(tensor for pair in affine for tensor in pair))
-    return y
+    affine, eps = _affine(norm, context, groups), float(norm.layer.eps)  # type: ignore[arg-type]
+    relu = relus is not None and relus.follows(norm.layer)
+    y: Tensor = Normed.apply(x, eps, relu, *(tensor for pair in affine for tensor in pair))
+    return relus.clipped(y) if relus is not None and relu else y
+
+
+def fused_by(
+    norm: PatchedNorm,
+    x: Tensor,
+    moments: tuple[Tensor, Tensor],
+    context: ForwardContext,
+    groups: int,
+    relus: NormReLU | None = None,
+) -> Tensor | None:
+    """The layer's output with this mean and variance (C,) for all rows, or None.
+
+    Precondition: the layer is one that `fusable` takes, of any number of values, its forward is torch's own, and mean
+    and variance are constants. Fallback: the layer's forward.
+    """
+    constant = all(each.shape == x.shape[1:2] and not each.requires_grad for each in moments)
+    own = getattr(norm.own, "__func__", None) is FORWARD
+    if not (own and constant and x.numel() and _suits(norm.layer, x, groups)):
+        return None
+    mean, var = (each.contiguous() for each in moments)
+    flat = [tensor for pair in _affine(norm, context, groups) for tensor in pair]
+    relu = relus is not None and relus.follows(norm.layer)
+    y: Tensor = NormedBy.apply(x, mean, var, float(norm.layer.eps), relu, *flat)  # type: ignore[arg-type]
+    return relus.clipped(y) if relus is not None and relu else y
+
+
+def _affine(norm: PatchedNorm, context: ForwardContext, groups: int) -> list[tuple[Tensor, Tensor]]:
+    """Scale and shift of each group of rows: those in the layer, and of a second group the branch's."""
+    branch = [norm.affine(context.swaps.get(norm.layer, []))] if groups == 2 else []
+    return [norm.affine(), *branch]
+
+
+def _pairs(flat: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+    """Weight and bias of each group, which follow one another."""
+    return list(zip(flat[::2], flat[1::2], strict=True))
 
 
 class Normed(torch.autograd.Function):
-    """Normalised per channel and group of rows, then scaled and shifted by the group's own numbers."""
+    """Normalised per channel and group of rows, scaled and shifted by the group's own numbers, and ReLU if asked."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, eps: float, *affine: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, eps: float, relu: bool, *affine: Tensor) -> Tensor:
         """Normalise with the batch's statistics; weight and bias of each half follow one another."""
-        pairs = list(zip(affine[::2], affine[1::2], strict=True))
-        y, mean, rstd = kernels().normed(x, pairs, eps)
-        ctx.save_for_backward(x, mean, rstd, *affine[::2])
+        y, mean, rstd = kernels().normed(x, _pairs(affine), eps, relu=relu)
+        ctx.save_for_backward(x, mean, rstd, *affine)
+        ctx.relu = relu
         answer: Tensor = y
         return answer
 
@@ -82,7 +137,31 @@ class Normed(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """The gradients of the input and of each weight and bias."""
-        x, mean, rstd, *weights = ctx.saved_tensors
+        x, mean, rstd, *affine = ctx.saved_tensors
         given = gradients[0].to(x.dtype).contiguous(memory_format=torch.channels_last)
-        dx, scale, shift = kernels().backward(given, x, weights, mean, rstd)
-        return dx, None, *(each for pair in zip(scale, shift, strict=True) for each in pair)
+        dx, scale, shift = kernels().backward(given, x, _pairs(affine), mean, rstd, relu=ctx.relu)
+        return dx, None, None, *(each for pair in zip(scale, shift, strict=True) for each in pair)
+
+
+class NormedBy(torch.autograd.Function):
+    """Normalised with a mean and a variance that are constants, scaled and shifted per group, and ReLU if asked."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, mean: Tensor, var: Tensor, eps: float, relu: bool, *affine: Tensor) -> Tensor:
+        """Normalise with these statistics; weight and bias of each half follow one another."""
+        y: Tensor = kernels().normed_by(x, mean, var, _pairs(affine), eps, relu=relu)
+        ctx.save_for_backward(x, mean, var, *affine)
+        ctx.eps, ctx.relu = eps, relu
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradients of the input and of each weight and bias, where they are asked for."""
+        x, mean, var, *affine = ctx.saved_tensors
+        asked = {"input_grad": ctx.needs_input_grad[0], "affine_grad": any(ctx.needs_input_grad[5:])}
+        given = gradients[0].to(x.dtype).contiguous(memory_format=torch.channels_last)
+        dx, *found = kernels().backward_by(given, x, mean, var, _pairs(affine), ctx.eps, relu=ctx.relu, **asked)
+        if not asked["affine_grad"]:
+            return dx, *(None for _ in ctx.needs_input_grad[1:])
+        return dx, None, None, None, None, *(each for pair in zip(*found, strict=True) for each in pair)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from poem.accelerate.norm_relu import NormReLU
 from poem.accelerate.triton_kernels import TritonKernels
 from poem.engine.norm_layers import ForwardContext, PatchedNorm
 from poem.parts.base import Memory
@@ -16,10 +17,8 @@ from poem.parts.stream_statistics import FORGET, LARGEST_JUMP, Blended
 DEVICES: tuple[str, ...] = ("cuda",)  # that have kernels
 FORWARD = nn.BatchNorm2d.forward  # torch's own, whatever is put in its place later
 KINDS = (torch.bfloat16, torch.float32)
-SAMPLES, SUMS = (
-    65_535,
-    2**29,
-)  # the largest grid that CUDA takes in that direction; and sums that are counted in 32 bits
+SAMPLES = 65_535  # the largest grid that CUDA takes in that direction
+SUMS = 2**29  # that are counted in 32 bits
 
 
 def _trial(side: int, *, masked: bool) -> Callable[[torch.device], object]:
@@ -57,7 +56,7 @@ def fusable(norm: PatchedNorm, x: Tensor, mask: Tensor | None, copies: int) -> b
     layer: Any = norm.layer
     if type(layer) is not nn.BatchNorm2d or getattr(norm.own, "__func__", None) is not FORWARD:
         return False
-    if x.device.type not in DEVICES or x.dtype not in KINDS or x.dim() != 4 or torch.compiler.is_compiling():
+    if x.device.type not in DEVICES or x.dtype not in KINDS or x.dim() != 4:
         return False
     if x.numel() == 0 or not x.is_contiguous(memory_format=torch.channels_last) or len(x) % copies:
         return False
@@ -72,7 +71,9 @@ def fusable(norm: PatchedNorm, x: Tensor, mask: Tensor | None, copies: int) -> b
     return not learnt and few and TRITON.work(x.device)
 
 
-def fused(norm: PatchedNorm, x: Tensor, context: ForwardContext, key: str) -> tuple[Tensor, Memory] | None:
+def fused(
+    norm: PatchedNorm, x: Tensor, context: ForwardContext, key: str, relus: NormReLU | None = None
+) -> tuple[Tensor, Memory] | None:
     """The layer's output with `Blended` statistics by our kernels, and its memory moved by the batch, or None.
 
     Precondition: `fusable`, and the layer's memory is in single precision. Fallback: the part itself.
@@ -87,12 +88,15 @@ def fused(norm: PatchedNorm, x: Tensor, context: ForwardContext, key: str) -> tu
         return None
     assert norm.source_mean is not None
     assert norm.source_var is not None
+    relu = relus is not None and relus.follows(norm.layer)
     y, new = kernels().normed(
         x.detach(), None if mask is None else mask.contiguous(), known,
         (norm.source_mean.contiguous(), norm.source_var.contiguous()), norm.affine(),
         eps=float(norm.layer.eps), source_images=float(statistics.source_images),  # type: ignore[arg-type]
-        forget=FORGET, largest_jump=LARGEST_JUMP,
+        forget=FORGET, largest_jump=LARGEST_JUMP, relu=relu,
     )  # fmt: skip
+    if relus is not None and relu:
+        y = relus.clipped(y)
     return y, {f"{key}.{name}": tensor for name, tensor in new.items()}
 
 

@@ -179,8 +179,10 @@ def _remember(
 
 
 @triton.jit(do_not_specialize=["rows"])
-def _scaled(x_ptr, new_ptr, y_ptr, rows, channels, high: tl.constexpr, wide: tl.constexpr):
-    """Each copy times its scale, plus its shift."""
+def _scaled(
+    x_ptr, new_ptr, y_ptr, rows, channels, relu: tl.constexpr, high: tl.constexpr, wide: tl.constexpr
+):  # fmt: skip
+    """Each copy times its scale, plus its shift; with `relu`, clipped at zero."""
     copy, columns = tl.program_id(2), tl.program_id(1) * wide + tl.arange(0, wide)
     row, inside = tl.program_id(0) * high + tl.arange(0, high), columns < channels
     there = (row < rows)[:, None] & inside[None, :]
@@ -188,7 +190,10 @@ def _scaled(x_ptr, new_ptr, y_ptr, rows, channels, high: tl.constexpr, wide: tl.
     scale, shift = tl.load(at + 6 * size, inside, 0.0), tl.load(at + 7 * size, inside, 0.0)
     place = _place(copy, row, columns, rows, channels)
     x = tl.load(x_ptr + place, there, 0.0).to(tl.float32)
-    tl.store(y_ptr + place, (x * scale[None, :] + shift[None, :]).to(y_ptr.dtype.element_ty), there)
+    y = x * scale[None, :] + shift[None, :]
+    if relu:
+        y = tl.where(y < 0, 0.0, y)  # not maximum, which would take 0 for not-a-number
+    tl.store(y_ptr + place, y.to(y_ptr.dtype.element_ty), there)
 
 
 def normed(
@@ -202,6 +207,7 @@ def normed(
     source_images: float,
     forget: float,
     largest_jump: float,
+    relu: bool = False,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Each copy of the batch normalised with its own mixture of statistics, and the layer's new memory.
 
@@ -234,7 +240,7 @@ def normed(
             part, x, chosen, *kept, *source, *affine, new, batch, rows, channels, parts,
             source_images, forget, largest_jump, eps, masked=mask is not None, **tile,
         )  # fmt: skip
-        _scaled[tiles](x, new, y, batch * rows, channels, **WRITING)
+        _scaled[tiles](x, new, y, batch * rows, channels, relu, **WRITING)
     found = dict(zip(MOMENTS, new[: len(MOMENTS) * size].view(-1, copies, channels).unbind(), strict=True))
     found["share"], found["images"] = new[ROWS * size : -1].view(copies, 1), new[-1]
     return y, found

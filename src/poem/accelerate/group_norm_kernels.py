@@ -6,6 +6,8 @@ rows are cut into stretches: one kernel sums each of them, and the next adds the
 
 The samples are those of one half, or of both halves of a doubled batch; each half has scale and shift of its own. Sums
 are per sample and channel. Nothing is added atomically, so results do not depend on the order of programs.
+
+With `relu` what is written is clipped at zero; the backward pass computes the sign again, as for batch norm.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from poem.accelerate.kernels import _collect, _own, _summed
+from poem.accelerate.kernels import _clipped, _collect, _own, _passed, _summed
 from poem.accelerate.triton_kernels import WORKERS, Affine
 
 PARTS = 64  # stretches of a sample, at most: every program that writes adds them up
@@ -56,8 +58,9 @@ def _totals(x_ptr, first, rows, channels, columns, inside, high: tl.constexpr, w
 
 @triton.jit
 def _totals_backward(
-    dy_ptr, x_ptr, first, begin, end, channels, columns, inside, mean, rstd, high: tl.constexpr, wide: tl.constexpr
-):
+    dy_ptr, x_ptr, first, begin, end, channels, columns, inside, mean, rstd, scale, bias,
+    relu: tl.constexpr, high: tl.constexpr, wide: tl.constexpr,
+):  # fmt: skip
     """Sums of a stretch of gradients, and of gradients times what was normalised."""
     total, along = tl.zeros((high, wide), tl.float32), tl.zeros((high, wide), tl.float32)
     for start in range(begin, end, high):
@@ -66,6 +69,7 @@ def _totals_backward(
         place = first + row[:, None] * channels + columns[None, :]
         dy = tl.load(dy_ptr + place, there, 0.0).to(tl.float32)
         x = tl.load(x_ptr + place, there, 0.0).to(tl.float32)
+        dy = _passed(dy, x, mean, scale, bias, relu)
         total += dy
         along += dy * (x - mean[None, :])
     return tl.sum(total, 0), tl.sum(along, 0) * rstd
@@ -75,7 +79,7 @@ def _totals_backward(
 def _normalise(
     x_ptr, part_ptr, weight_ptr, bias_ptr, weight2_ptr, bias2_ptr, y_ptr, mean_ptr, rstd_ptr,
     rows, channels, per, used, span, parts, half, eps,
-    split: tl.constexpr, single: tl.constexpr, high: tl.constexpr, wide: tl.constexpr,
+    relu: tl.constexpr, split: tl.constexpr, single: tl.constexpr, high: tl.constexpr, wide: tl.constexpr,
 ):  # fmt: skip
     """Moments of each group, from sums of stretches or from the rows themselves; then normalise, scale and shift."""
     block, stretch, sample = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -108,13 +112,13 @@ def _normalise(
         place = first + row[:, None] * channels + columns[None, :]
         x = tl.load(x_ptr + place, there, 0.0).to(tl.float32)
         y = (x - mean[None, :]) * scale[None, :] + bias[None, :]
-        tl.store(y_ptr + place, y.to(y_ptr.dtype.element_ty), there)
+        tl.store(y_ptr + place, _clipped(y, relu).to(y_ptr.dtype.element_ty), there)
 
 
 @triton.jit(do_not_specialize=ANY)
 def _collect_backward(
-    dy_ptr, x_ptr, mean_ptr, rstd_ptr, part_ptr, rows, channels, per, used, span,
-    high: tl.constexpr, wide: tl.constexpr,
+    dy_ptr, x_ptr, mean_ptr, rstd_ptr, part_ptr, weight_ptr, bias_ptr, weight2_ptr, bias2_ptr,
+    rows, channels, per, used, span, half, relu: tl.constexpr, high: tl.constexpr, wide: tl.constexpr,
 ):  # fmt: skip
     """Both sums of a stretch of a sample's rows."""
     block, stretch, sample = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -123,8 +127,10 @@ def _collect_backward(
     group = sample * (channels // per) + columns // per
     mean, rstd = tl.load(mean_ptr + group, inside, 0.0), tl.load(rstd_ptr + group, inside, 0.0)
     first, end = sample.to(tl.int64) * rows * channels, tl.minimum(rows, (stretch + 1) * span)
+    scale = rstd * _own(weight_ptr, weight2_ptr, sample // half, columns, inside)
+    bias = _own(bias_ptr, bias2_ptr, sample // half, columns, inside)
     total, along = _totals_backward(
-        dy_ptr, x_ptr, first, stretch * span, end, channels, columns, inside, mean, rstd, high, wide
+        dy_ptr, x_ptr, first, stretch * span, end, channels, columns, inside, mean, rstd, scale, bias, relu, high, wide
     )
     part_ptr += (sample * tl.num_programs(1) + stretch) * 2 * channels + columns
     tl.store(part_ptr, total, inside)
@@ -133,9 +139,9 @@ def _collect_backward(
 
 @triton.jit(do_not_specialize=ANY)
 def _backward(
-    dy_ptr, x_ptr, mean_ptr, rstd_ptr, part_ptr, weight_ptr, weight2_ptr, dx_ptr, sum_ptr,
+    dy_ptr, x_ptr, mean_ptr, rstd_ptr, part_ptr, weight_ptr, bias_ptr, weight2_ptr, bias2_ptr, dx_ptr, sum_ptr,
     rows, channels, per, used, span, parts, half,
-    split: tl.constexpr, single: tl.constexpr, high: tl.constexpr, wide: tl.constexpr,
+    relu: tl.constexpr, split: tl.constexpr, single: tl.constexpr, high: tl.constexpr, wide: tl.constexpr,
 ):  # fmt: skip
     """The input's gradient, and each sample's share of the gradients of shift and scale."""
     block, stretch, sample = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -144,20 +150,21 @@ def _backward(
     group = sample * (channels // per) + columns // per
     mean, rstd = tl.load(mean_ptr + group, inside, 0.0), tl.load(rstd_ptr + group, inside, 0.0)
     first = sample.to(tl.int64) * rows * channels
+    weight = _own(weight_ptr, weight2_ptr, sample // half, columns, inside)
+    bias = _own(bias_ptr, bias2_ptr, sample // half, columns, inside)
+    scale = rstd * weight
     if split:
         total, along = _summed(part_ptr, sample, columns, inside, channels, parts, 16, wide)
     else:
         total, along = _totals_backward(
-            dy_ptr, x_ptr, first, 0, rows, channels, columns, inside, mean, rstd, high, wide
+            dy_ptr, x_ptr, first, 0, rows, channels, columns, inside, mean, rstd, scale, bias, relu, high, wide
         )
     if stretch == 0:
         place = sum_ptr + sample * 2 * channels + columns
         tl.store(place, total, inside)
         tl.store(place + channels, along, inside)
-    weight = _own(weight_ptr, weight2_ptr, sample // half, columns, inside)
     total = _over_group(total * weight, columns, inside, per, single, wide) / (per * rows) * rstd
     along = _over_group(along * weight, columns, inside, per, single, wide) / (per * rows) * rstd * rstd
-    scale = rstd * weight
     end = tl.minimum(rows, (stretch + 1) * span)
     tiles = tl.cdiv(end - stretch * span, high)
     for turn in range(tiles):  # from the end: what was summed last may still be in the cache
@@ -166,12 +173,16 @@ def _backward(
         place = first + row[:, None] * channels + columns[None, :]
         dy = tl.load(dy_ptr + place, there, 0.0).to(tl.float32)
         x = tl.load(x_ptr + place, there, 0.0).to(tl.float32)
+        dy = _passed(dy, x, mean, scale, bias, relu)
         dx = dy * scale[None, :] - total[None, :] - (x - mean[None, :]) * along[None, :]
         tl.store(dx_ptr + place, dx.to(dx_ptr.dtype.element_ty), there)
 
 
-def normed(x: Tensor, affine: Affine, eps: float, groups: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Activations normalised per sample and group, scaled and shifted per half; mean and rstd (samples, groups)."""
+def normed(x: Tensor, affine: Affine, eps: float, groups: int, *, relu: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+    """Activations normalised per sample and group, scaled and shifted per half, and with `relu` clipped at zero.
+
+    Besides, mean and rstd (samples, groups).
+    """
     samples, channels = x.shape[:2]
     rows, per = x.shape[2] * x.shape[3], channels // groups
     used, parts, span, launch = plan(samples, rows, channels, per)
@@ -189,7 +200,7 @@ def normed(x: Tensor, affine: Affine, eps: float, groups: int) -> tuple[Tensor, 
         _normalise[blocks, parts, samples](
             x, part, *affine[0], *affine[-1], y, mean, rstd,
             rows, channels, per, used, span, parts, samples // len(affine), eps,
-            split=parts > 1, single=used == per, **launch,
+            relu=relu, split=parts > 1, single=used == per, **launch,
         )  # fmt: skip
     return y, mean, rstd
 
@@ -197,30 +208,35 @@ def normed(x: Tensor, affine: Affine, eps: float, groups: int) -> tuple[Tensor, 
 def backward(
     dy: Tensor,
     x: Tensor,
-    weights: list[Tensor],
+    affine: Affine,
     mean: Tensor,
     rstd: Tensor,
     *,
+    relu: bool = False,
     input_grad: bool = True,
     affine_grad: bool = True,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Gradients of the input (`input_grad`), and of scale and shift (`affine_grad`; halves, channels)."""
     samples, channels = x.shape[:2]
-    rows, per, halves = x.shape[2] * x.shape[3], channels // mean.shape[1], len(weights)
+    rows, per, halves = x.shape[2] * x.shape[3], channels // mean.shape[1], len(affine)
     used, parts, span, launch = plan(samples, rows, channels, per)
-    dx, blocks = torch.empty_like(x) if input_grad else None, triton.cdiv(channels, used)
+    dx, blocks, given = (
+        torch.empty_like(x) if input_grad else None,
+        triton.cdiv(channels, used),
+        (*affine[0], *affine[-1]),
+    )
     part = sums = torch.empty(samples, parts, 2, channels, dtype=torch.float32, device=x.device)
     with torch.cuda.device_of(x):
         if parts > 1 or dx is None:
             _collect_backward[blocks, parts, samples](
-                dy, x, mean, rstd, part, rows, channels, per, used, span, **launch
+                dy, x, mean, rstd, part, *given, rows, channels, per, used, span, samples // halves, relu=relu, **launch
             )
         if dx is not None:
             sums = torch.empty_like(part[:, :1]) if parts > 1 else part
             _backward[blocks, parts, samples](
-                dy, x, mean, rstd, part, weights[0], weights[-1], dx, sums,
+                dy, x, mean, rstd, part, *given, dx, sums,
                 rows, channels, per, used, span, parts, samples // halves,
-                split=parts > 1, single=used == per, **launch,
+                relu=relu, split=parts > 1, single=used == per, **launch,
             )  # fmt: skip
     if not affine_grad:
         return dx, None, None

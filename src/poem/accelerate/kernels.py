@@ -3,6 +3,9 @@
 Reading every activation is most of what batch statistics cost. A group of rows has statistics, scale and shift of its
 own, so the two halves of a doubled batch are normalised by one kernel.
 
+With `relu` a kernel clips what it writes at zero. The backward pass then computes the sign of the output again from the
+input, by the same expression, so the output need not be kept for it.
+
 Activations are seen as (groups, rows, channels). A program takes a tile of them, `high` rows by `wide` channels; what
 several programs summed is added up `tall` programs at a time.
 """
@@ -39,6 +42,23 @@ def _place(group, row, columns, rows, channels):
     """Where the numbers of a tile lie."""
     first = group.to(tl.int64) * rows * channels
     return first + row.to(tl.int64)[:, None] * channels + columns[None, :]
+
+
+@triton.jit
+def _clipped(y, relu: tl.constexpr):
+    """Not below zero, with `relu`; not-a-number stays, as torch has it."""
+    if relu:
+        y = tl.where(y < 0, 0.0, y)
+    return y
+
+
+@triton.jit
+def _passed(dy, x, mean, scale, bias, relu: tl.constexpr):
+    """The gradient where the output was above zero, with `relu`; and where it was not a number, as torch has it."""
+    if relu:
+        y = (x - mean[None, :]) * scale[None, :] + bias[None, :]
+        dy = tl.where(y <= 0, 0.0, dy)
+    return dy
 
 
 @triton.jit
@@ -106,7 +126,7 @@ def _sums(part_ptr, total_ptr, along_ptr, channels, parts, tall: tl.constexpr, w
 @triton.jit
 def _apply(
     x_ptr, mean_ptr, rstd_ptr, weight_ptr, bias_ptr, weight2_ptr, bias2_ptr, y_ptr, rows, channels,
-    high: tl.constexpr, wide: tl.constexpr,
+    relu: tl.constexpr, high: tl.constexpr, wide: tl.constexpr,
 ):  # fmt: skip
     """Normalise, scale and shift."""
     group, columns = tl.program_id(2), tl.program_id(1) * wide + tl.arange(0, wide)
@@ -119,19 +139,21 @@ def _apply(
     place = _place(group, row, columns, rows, channels)
     x = tl.load(x_ptr + place, there, 0.0).to(tl.float32)
     y = (x - mean[None, :]) * scale[None, :] + bias[None, :]
-    tl.store(y_ptr + place, y.to(y_ptr.dtype.element_ty), there)
+    tl.store(y_ptr + place, _clipped(y, relu).to(y_ptr.dtype.element_ty), there)
 
 
 @triton.jit
 def _collect_backward(
-    dy_ptr, x_ptr, mean_ptr, rstd_ptr, part_ptr, rows, channels, span,
-    even: tl.constexpr, high: tl.constexpr, wide: tl.constexpr,
+    dy_ptr, x_ptr, mean_ptr, rstd_ptr, weight_ptr, bias_ptr, weight2_ptr, bias2_ptr, part_ptr, rows, channels, span,
+    relu: tl.constexpr, even: tl.constexpr, high: tl.constexpr, wide: tl.constexpr,
 ):  # fmt: skip
     """Sums of a stretch of gradients, and of gradients times what was normalised."""
     group, stretch, columns = tl.program_id(2), tl.program_id(1), tl.program_id(0) * wide + tl.arange(0, wide)
     inside = columns < channels
     mean = tl.load(mean_ptr + group * channels + columns, inside, 0.0)
     rstd = tl.load(rstd_ptr + group * channels + columns, inside, 0.0)
+    scale = rstd * _own(weight_ptr, weight2_ptr, group, columns, inside)
+    bias = _own(bias_ptr, bias2_ptr, group, columns, inside)
     total, along = tl.zeros((high, wide), tl.float32), tl.zeros((high, wide), tl.float32)
     last = tl.minimum(rows, (stretch + 1) * span)
     row = stretch * span + tl.arange(0, high)
@@ -143,6 +165,7 @@ def _collect_backward(
             there = (start + tl.arange(0, high) < last)[:, None] & inside[None, :]
             dy = tl.load(dy_ptr + place, there, 0.0).to(tl.float32)
             x = tl.load(x_ptr + place, there, 0.0).to(tl.float32)
+        dy = _passed(dy, x, mean, scale, bias, relu)
         total += dy
         along += dy * (x - mean[None, :])
         place += high * channels
@@ -153,8 +176,8 @@ def _collect_backward(
 
 @triton.jit
 def _backward(
-    dy_ptr, x_ptr, mean_ptr, rstd_ptr, weight_ptr, weight2_ptr, total_ptr, along_ptr, dx_ptr, rows, channels,
-    high: tl.constexpr, wide: tl.constexpr,
+    dy_ptr, x_ptr, mean_ptr, rstd_ptr, weight_ptr, bias_ptr, weight2_ptr, bias2_ptr, total_ptr, along_ptr, dx_ptr,
+    rows, channels, relu: tl.constexpr, high: tl.constexpr, wide: tl.constexpr,
 ):  # fmt: skip
     """The input's gradient."""
     group, columns = tl.program_id(2), tl.program_id(1) * wide + tl.arange(0, wide)
@@ -164,9 +187,11 @@ def _backward(
     mean, rstd = tl.load(mean_ptr + own, inside, 0.0), tl.load(rstd_ptr + own, inside, 0.0)
     total, along = tl.load(total_ptr + own, inside, 0.0) / rows, tl.load(along_ptr + own, inside, 0.0) / rows * rstd
     scale = rstd * _own(weight_ptr, weight2_ptr, group, columns, inside)
+    bias = _own(bias_ptr, bias2_ptr, group, columns, inside)
     place = _place(group, row, columns, rows, channels)
     dy = tl.load(dy_ptr + place, there, 0.0).to(tl.float32)
     x = tl.load(x_ptr + place, there, 0.0).to(tl.float32)
+    dy = _passed(dy, x, mean, scale, bias, relu)
     dx = (dy - total[None, :] - (x - mean[None, :]) * along[None, :]) * scale[None, :]
     tl.store(dx_ptr + place, dx.to(dx_ptr.dtype.element_ty), there)
 
@@ -174,7 +199,7 @@ def _backward(
 @triton.jit
 def _small(
     x_ptr, weight_ptr, bias_ptr, weight2_ptr, bias2_ptr, y_ptr, mean_ptr, rstd_ptr, rows, channels, eps,
-    high: tl.constexpr, wide: tl.constexpr,
+    relu: tl.constexpr, high: tl.constexpr, wide: tl.constexpr,
 ):  # fmt: skip
     """All of it for one group and some channels, held at once."""
     group, columns, row = tl.program_id(1), tl.program_id(0) * wide + tl.arange(0, wide), tl.arange(0, high)
@@ -187,15 +212,16 @@ def _small(
     rstd = tl.rsqrt(tl.sum(x * x, 0) / rows + eps)
     scale = rstd * _own(weight_ptr, weight2_ptr, group, columns, inside)
     bias = _own(bias_ptr, bias2_ptr, group, columns, inside)
-    tl.store(y_ptr + place, (x * scale[None, :] + bias[None, :]).to(y_ptr.dtype.element_ty), there)
+    y = x * scale[None, :] + bias[None, :]
+    tl.store(y_ptr + place, _clipped(y, relu).to(y_ptr.dtype.element_ty), there)
     tl.store(mean_ptr + group * channels + columns, mean, inside)
     tl.store(rstd_ptr + group * channels + columns, rstd, inside)
 
 
 @triton.jit
 def _small_backward(
-    dy_ptr, x_ptr, mean_ptr, rstd_ptr, weight_ptr, weight2_ptr, total_ptr, along_ptr, dx_ptr, rows, channels,
-    high: tl.constexpr, wide: tl.constexpr,
+    dy_ptr, x_ptr, mean_ptr, rstd_ptr, weight_ptr, bias_ptr, weight2_ptr, bias2_ptr, total_ptr, along_ptr, dx_ptr,
+    rows, channels, relu: tl.constexpr, high: tl.constexpr, wide: tl.constexpr,
 ):  # fmt: skip
     """The whole backward pass for one group and some channels."""
     group, columns, row = tl.program_id(1), tl.program_id(0) * wide + tl.arange(0, wide), tl.arange(0, high)
@@ -204,14 +230,56 @@ def _small_backward(
     own = group * channels + columns
     place = _place(group, row, columns, rows, channels)
     mean, rstd = tl.load(mean_ptr + own, inside, 0.0), tl.load(rstd_ptr + own, inside, 0.0)
-    dy = tl.load(dy_ptr + place, there, 0.0).to(tl.float32)
-    x = (tl.load(x_ptr + place, there, 0.0).to(tl.float32) - mean[None, :]) * rstd[None, :]
-    total, along = tl.sum(dy, 0), tl.sum(dy * x, 0)
     scale = rstd * _own(weight_ptr, weight2_ptr, group, columns, inside)
+    bias = _own(bias_ptr, bias2_ptr, group, columns, inside)
+    dy = tl.load(dy_ptr + place, there, 0.0).to(tl.float32)
+    x = tl.load(x_ptr + place, there, 0.0).to(tl.float32)
+    dy = _passed(dy, x, mean, scale, bias, relu)
+    x = (x - mean[None, :]) * rstd[None, :]
+    total, along = tl.sum(dy, 0), tl.sum(dy * x, 0)
     dx = (dy - total[None, :] / rows - x * (along / rows)[None, :]) * scale[None, :]
     tl.store(dx_ptr + place, dx.to(dx_ptr.dtype.element_ty), there)
     tl.store(total_ptr + own, total, inside)
     tl.store(along_ptr + own, along, inside)
+
+
+@triton.jit
+def _apply_given(
+    x_ptr, mean_ptr, var_ptr, weight_ptr, bias_ptr, weight2_ptr, bias2_ptr, y_ptr, rows, channels, eps,
+    relu: tl.constexpr, high: tl.constexpr, wide: tl.constexpr,
+):  # fmt: skip
+    """Normalise with a mean and a variance that are given, the same for all groups; scale and shift."""
+    group, columns = tl.program_id(2), tl.program_id(1) * wide + tl.arange(0, wide)
+    row, inside = tl.program_id(0) * high + tl.arange(0, high), columns < channels
+    there = (row < rows)[:, None] & inside[None, :]
+    mean = tl.load(mean_ptr + columns, inside, 0.0).to(tl.float32)
+    rstd = tl.rsqrt(tl.load(var_ptr + columns, inside, 1.0).to(tl.float32) + eps)
+    scale = rstd * _own(weight_ptr, weight2_ptr, group, columns, inside)
+    bias = _own(bias_ptr, bias2_ptr, group, columns, inside)
+    place = _place(group, row, columns, rows, channels)
+    x = tl.load(x_ptr + place, there, 0.0).to(tl.float32)
+    y = (x - mean[None, :]) * scale[None, :] + bias[None, :]
+    tl.store(y_ptr + place, _clipped(y, relu).to(y_ptr.dtype.element_ty), there)
+
+
+@triton.jit
+def _backward_given(
+    dy_ptr, x_ptr, mean_ptr, var_ptr, weight_ptr, bias_ptr, weight2_ptr, bias2_ptr, dx_ptr, rows, channels, eps,
+    relu: tl.constexpr, high: tl.constexpr, wide: tl.constexpr,
+):  # fmt: skip
+    """The input's gradient, where mean and variance are constants."""
+    group, columns = tl.program_id(2), tl.program_id(1) * wide + tl.arange(0, wide)
+    row, inside = tl.program_id(0) * high + tl.arange(0, high), columns < channels
+    there = (row < rows)[:, None] & inside[None, :]
+    mean = tl.load(mean_ptr + columns, inside, 0.0).to(tl.float32)
+    rstd = tl.rsqrt(tl.load(var_ptr + columns, inside, 1.0).to(tl.float32) + eps)
+    scale = rstd * _own(weight_ptr, weight2_ptr, group, columns, inside)
+    bias = _own(bias_ptr, bias2_ptr, group, columns, inside)
+    place = _place(group, row, columns, rows, channels)
+    dy = tl.load(dy_ptr + place, there, 0.0).to(tl.float32)
+    if relu:
+        dy = _passed(dy, tl.load(x_ptr + place, there, 0.0).to(tl.float32), mean, scale, bias, relu)
+    tl.store(dx_ptr + place, (dy * scale[None, :]).to(dx_ptr.dtype.element_ty), there)
 
 
 def moments(x: Tensor, eps: float, groups: int) -> tuple[Tensor, Tensor]:
@@ -225,53 +293,97 @@ def moments(x: Tensor, eps: float, groups: int) -> tuple[Tensor, Tensor]:
     return mean, rstd
 
 
-def sums(dy: Tensor, x: Tensor, mean: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of shift and scale (groups, channels)."""
+def sums(
+    dy: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, affine: Affine | None = None, *, relu: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Gradients of shift and scale (groups, channels); with `relu` only those of outputs above zero."""
     groups = len(mean)
     rows, channels = _shape(x, groups)
     (total, along), (parts, span, launch) = _pair(x, groups), _stretches(rows, channels, groups)
     part = torch.empty(groups * parts * 2 * channels, dtype=torch.float32, device=x.device)
+    given = (mean, mean, mean, mean) if affine is None else (*affine[0], *affine[-1])  # which only `relu` reads
     with torch.cuda.device_of(x):
         _collect_backward[_grid(channels, launch, parts, groups)](
-            dy, x, mean, rstd, part, rows, channels, span, **launch
+            dy, x, mean, rstd, *given, part, rows, channels, span, relu=relu, **launch
         )
         _sums[_grid(channels, ADDING, groups)](part, total, along, channels, parts, **ADDING)
     return total, along
 
 
-def normed(x: Tensor, affine: Affine, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Activations normalised, scaled and shifted per group; and the moments."""
+def normed(x: Tensor, affine: Affine, eps: float, *, relu: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+    """Activations normalised, scaled and shifted per group, and with `relu` clipped at zero; and the moments."""
     groups = len(affine)
     rows, channels = _shape(x, groups)
     y, given = torch.empty_like(x), (*affine[0], *affine[-1])
     if rows <= SMALL:
         (mean, rstd), launch = _pair(x, groups), _whole(rows)
         with torch.cuda.device_of(x):
-            _small[_grid(channels, launch, groups)](x, *given, y, mean, rstd, rows, channels, eps, **launch)
+            _small[_grid(channels, launch, groups)](x, *given, y, mean, rstd, rows, channels, eps, relu=relu, **launch)
         return y, mean, rstd
     mean, rstd = moments(x, eps, groups)
     with torch.cuda.device_of(x):
-        _apply[_tiles(rows, channels, groups)](x, mean, rstd, *given, y, rows, channels, **WRITING)
+        _apply[_tiles(rows, channels, groups)](x, mean, rstd, *given, y, rows, channels, relu=relu, **WRITING)
     return y, mean, rstd
 
 
-def backward(dy: Tensor, x: Tensor, weights: list[Tensor], mean: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def backward(
+    dy: Tensor, x: Tensor, affine: Affine, mean: Tensor, rstd: Tensor, *, relu: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of the input, and of scale and shift (groups, channels)."""
-    groups, given = len(mean), (weights[0], weights[-1])
+    groups, given = len(mean), (*affine[0], *affine[-1])
     rows, channels = _shape(x, groups)
     dx = torch.empty_like(x)
     if rows <= SMALL:
         (total, along), launch = _pair(x, groups), _whole(rows)
         with torch.cuda.device_of(x):
             _small_backward[_grid(channels, launch, groups)](
-                dy, x, mean, rstd, *given, total, along, dx, rows, channels, **launch
+                dy, x, mean, rstd, *given, total, along, dx, rows, channels, relu=relu, **launch
             )
         return dx, along, total
-    total, along = sums(dy, x, mean, rstd)
+    total, along = sums(dy, x, mean, rstd, affine, relu=relu)
     with torch.cuda.device_of(x):
         _backward[_tiles(rows, channels, groups)](
-            dy, x, mean, rstd, *given, total, along, dx, rows, channels, **WRITING
+            dy, x, mean, rstd, *given, total, along, dx, rows, channels, relu=relu, **WRITING
         )
+    return dx, along, total
+
+
+def normed_by(x: Tensor, mean: Tensor, var: Tensor, affine: Affine, eps: float, *, relu: bool = False) -> Tensor:
+    """Activations normalised with this mean and variance (channels,), scaled and shifted per group."""
+    rows, channels = _shape(x, len(affine))
+    y, given = torch.empty_like(x), (*affine[0], *affine[-1])
+    with torch.cuda.device_of(x):
+        _apply_given[_tiles(rows, channels, len(affine))](
+            x, mean, var, *given, y, rows, channels, eps, relu=relu, **WRITING
+        )
+    return y
+
+
+def backward_by(
+    dy: Tensor,
+    x: Tensor,
+    mean: Tensor,
+    var: Tensor,
+    affine: Affine,
+    eps: float,
+    *,
+    relu: bool = False,
+    input_grad: bool = True,
+    affine_grad: bool = True,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Gradients of the input (`input_grad`), and of scale and shift (`affine_grad`; groups, channels)."""
+    groups, given = len(affine), (*affine[0], *affine[-1])
+    rows, channels = _shape(x, groups)
+    dx = torch.empty_like(x) if input_grad else None
+    if dx is not None:
+        with torch.cuda.device_of(x):
+            _backward_given[_tiles(rows, channels, groups)](
+                dy, x, mean, var, *given, dx, rows, channels, eps, relu=relu, **WRITING
+            )
+    if not affine_grad:
+        return dx, None, None
+    rstd = (var.float() + eps).rsqrt().repeat(groups, 1)
+    total, along = sums(dy, x, mean.float().repeat(groups, 1), rstd, affine, relu=relu)
     return dx, along, total
 
 

@@ -74,6 +74,15 @@ class Acceleration:
         """
         return None
 
+    def given_norm(
+        self, norm: PatchedNorm, x: Tensor, moments: tuple[Tensor, Tensor], context: ForwardContext, groups: int
+    ) -> Tensor | None:
+        """A batch norm's output with this mean and variance (C,); each of `groups` of rows has tensors of its own.
+
+        None to run the layer.
+        """
+        return None
+
     def sample_norm(self, norm: PatchedNorm, x: Tensor, context: ForwardContext, groups: int) -> Tensor | None:
         """The output of a layer that normalises each sample alone; each of `groups` of rows has tensors of its own."""
         return None

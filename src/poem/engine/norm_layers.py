@@ -15,7 +15,7 @@ from poem.engine.acceleration import Acceleration
 from poem.engine.parameter_groups import Swap, swapped
 from poem.engine.sample_rows import RowScaling, SampleRows
 from poem.parts.base import Memory
-from poem.parts.statistics import FromBatch, Statistics
+from poem.parts.statistics import FromBatch, Source, Statistics
 
 PLAIN_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 """Layers that do nothing but normalise, scale and shift."""
@@ -122,7 +122,16 @@ class PatchedNorm:
             return None
         if not self.batch:
             return self._acceleration.sample_norm(self, x, run, groups)
+        if groups == 2 and type(run.statistics) is Source:
+            return self._given(x, self.source_mean, self.source_var, groups)
         return self._acceleration.batch_norm(self, x, run, groups) if self._plain_batch(run) else None
+
+    def _given(self, x: Tensor, mean: Tensor | None, var: Tensor | None, groups: int = 1) -> Tensor | None:
+        """The layer's output with this mean and variance by a faster way; None to run the layer."""
+        run = self._current()
+        if mean is None or var is None or run.theta_rows or run.branch_rows:
+            return None
+        return self._acceleration.given_norm(self, x, (mean, var), run, groups)
 
     def _plain_batch(self, run: ForwardContext) -> bool:
         """Whether the layer normalises with the statistics of the whole batch."""
@@ -156,7 +165,8 @@ class PatchedNorm:
 
     def with_source(self, x: Tensor) -> Tensor:
         """As the layer came, in eval mode."""
-        return self.own(x)
+        fused = self._given(x, self.source_mean, self.source_var)
+        return self.own(x) if fused is None else fused
 
     def with_batch(self, x: Tensor) -> Tensor:
         """In training mode, with tracking off so that the running statistics stay."""
@@ -189,7 +199,10 @@ class PatchedNorm:
         return torch.addcmul(shift.view(shape), apart, scale.view(shape)).to(x.dtype).flatten(0, 1)
 
     def _with_buffers(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
-        """The layer's own forward in eval mode, with other running statistics in it."""
+        """The layer's own forward in eval mode, or a faster equal, with other running statistics in it."""
+        fused = self._given(x, mean, var)
+        if fused is not None:
+            return fused
         buffers = self.layer._buffers
         before = buffers.get("running_mean"), buffers.get("running_var")
         kind = x.dtype if before[0] is None else before[0].dtype
