@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -232,11 +233,56 @@ def test_loader_processes_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found(device="cuda:0", workers=0) == 0
     assert found(device="cpu") == 0
     assert found("digits-bn", device="cuda:0") == 0
-    assert found(device="cuda:0", free=64 << 20) == 2, "as many as hand over their batches in a container's 64 MiB"
+    assert found(device="cuda:0", free=64 << 20) == 1, "as many as hand over their batches in a container's 64 MiB"
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     assert found(device="cuda:0") == load_cell.MOST_LOADERS
     monkeypatch.setattr(load_cell, "_forks", lambda: False)
     assert found(device="cuda:0") == 0
+
+
+class Device:
+    """Stands in for `torch.cuda`: records what is called."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def Stream(self, device: torch.device) -> Device:  # noqa: N802 - torch's name
+        return self
+
+    def current_stream(self, device: torch.device) -> Device:
+        return self
+
+    @contextmanager
+    def stream(self, which: Device) -> Iterator[None]:
+        yield
+
+    def record_event(self) -> str:
+        return self.calls[-1].replace("copy", "wait")
+
+    def wait_event(self, event: str) -> None:
+        self.calls.append(event)
+
+
+@pytest.mark.parametrize("depth", [2, 5])
+def test_the_next_batch_is_copied_before_this_one_is_used(depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = Device()
+
+    def moved(images: Tensor, device: torch.device) -> Tensor:
+        cuda.calls.append(f"copy {int(images[0])}")
+        return images
+
+    monkeypatch.setattr(device_batches.torch, "cuda", cuda)
+    monkeypatch.setattr(device_batches, "moved_input", moved)
+    monkeypatch.setattr(device_batches, "_pin", lambda value: value)
+    found = DeviceBatches([(torch.tensor([at]), torch.tensor([at])) for at in range(4)], CUDA, depth)
+    order = []
+    for batch in found:
+        order.append(int(batch.images[0]))
+        cuda.calls.append(f"use {order[-1]}")
+        time.sleep(0.05)  # the thread has the next one ready
+    assert order == [0, 1, 2, 3]
+    later = [call for call in cuda.calls if call not in ("copy 0", "wait 0", "use 0", "copy 1")]
+    assert later == ["wait 1", "copy 2", "use 1", "wait 2", "copy 3", "use 2", "wait 3", "use 3"]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -38,6 +38,8 @@ CACHE_BYTES = 256 << 20
 """Size of the cache for corrupted images."""
 LARGE = 64
 """Side in pixels from which images are loaded by processes, unless the machine states their number."""
+HANDED_OVER = 5
+"""Batches per loader process in shared memory: two of a domain, two of the next, one in use."""
 MOST_LOADERS = 16
 """The most loader processes for one GPU, unless the machine states their number."""
 
@@ -315,10 +317,8 @@ class CellData:
             return stated
         if torch.device(self.machine.device).type != "cuda" or side < LARGE or not _forks():
             return 0
-        batch = self.cell.batch_size * 3 * side**2
-        return min(
-            available_cores() // max(torch.cuda.device_count(), 1), MOST_LOADERS, _shared_memory() // (3 * batch)
-        )
+        cores = available_cores() // max(torch.cuda.device_count(), 1)
+        return min(cores, MOST_LOADERS, _shared_memory() // (HANDED_OVER * self.cell.batch_size * 3 * side**2))
 
     def _fits_cache(self, clean: Images) -> bool:
         if self.base.crop:
