@@ -123,7 +123,7 @@ def test_seconds_are_of_waiting_and_of_the_adapter() -> None:
         assert len(list(runs[-1].answers(slow()))) == 5
         assert runs[-1].adapt_seconds >= 5 * 2 * pause
     assert runs[0].load_seconds >= 5 * pause
-    assert runs[1].load_seconds < 3 * pause, "the first batch alone is waited for, but for the machine's own pauses"
+    assert runs[1].load_seconds < 0.8 * runs[0].load_seconds, "the first batch alone is waited for"
 
 
 @pytest.mark.parametrize("depth", [0, *DEPTHS])
@@ -279,7 +279,8 @@ def test_the_next_batch_is_copied_before_this_one_is_used(depth: int, monkeypatc
     for batch in found:
         order.append(int(batch.images[0]))
         cuda.calls.append(f"use {order[-1]}")
-        time.sleep(0.05)  # the thread has the next one ready
+        while len(found._ahead._reader._ready) < min(2, 3 - order[-1]):  # until the thread has the next ones ready
+            time.sleep(0.001)
     assert order == [0, 1, 2, 3]
     later = [call for call in cuda.calls if call not in ("copy 0", "wait 0", "use 0", "copy 1")]
     assert later == ["wait 1", "copy 2", "use 1", "wait 2", "copy 3", "use 2", "wait 3", "use 3"]

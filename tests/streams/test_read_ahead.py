@@ -137,7 +137,9 @@ def test_never_more_than_depth_items_are_ahead(depth: int) -> None:
             time.sleep(0.01)
             assert source.read <= taken + depth
             if taken == 10:
-                time.sleep(0.1)
+                end = time.monotonic() + 10
+                while source.read < taken + depth and time.monotonic() < end:
+                    time.sleep(0.01)
                 assert source.read == taken + depth, "and as many where there is time"
                 ahead.peek()
                 time.sleep(0.05)
@@ -169,7 +171,8 @@ def test_the_next_item_can_be_looked_at() -> None:
     ahead = ReadAhead([1, 2, 3])
     assert ahead.peek() is None
     assert next(ahead) == 1
-    time.sleep(0.05)
+    while ahead.peek() is None:
+        time.sleep(0.001)
     assert ahead.peek() == 2 == ahead.peek()
     assert list(ahead) == [2, 3]
     assert ahead.peek() is None
