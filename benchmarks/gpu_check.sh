@@ -68,15 +68,21 @@ curves() {  # POEM by batch size and network; methods beside it; shares selected
     verdict curves curves.json
 }
 
+stream() {  # from files to answers, by number of loader processes
+    rm -f "$OUT/stream.json"
+    timeout 470 "$PYTHON" benchmarks/stream_speed.py --device cuda --seconds 8 --budget 400 --out "$OUT/stream.json"
+    verdict stream stream.json
+}
+
 failed=0
-[ $# -gt 0 ] || set -- contract agreement speed curves
+[ $# -gt 0 ] || set -- contract agreement speed curves stream
 while [ $# -gt 0 ]; do
     stage=$1 nets=()
     shift
     while [ "$stage" = speed ] && [[ " $NETS " == *" ${1:-none} "* ]]; do nets+=("$1"); shift; done
     case "$stage" in
-        contract | agreement | speed | curves) $stage "${nets[@]}" || failed=1 ;;
-        *) echo "expected contract, agreement, speed or curves, got $stage"; failed=1 ;;
+        contract | agreement | speed | curves | stream) $stage "${nets[@]}" || failed=1 ;;
+        *) echo "expected contract, agreement, speed, curves or stream, got $stage"; failed=1 ;;
     esac
 done
 exit $failed

@@ -77,6 +77,17 @@ def curves(folder: Path, names: list[str]) -> Verdict:
     return _rows(folder, names)
 
 
+def stream(folder: Path, names: list[str]) -> Verdict:
+    """From files to answers: the best share of the adapter's speed, for clean images and each corruption."""
+    files, wrong = _read(folder, names)
+    rows = [row for file in files for row in file["rows"]]
+    skipped = [each for file in files for each in file["skipped"]]
+    best = {row["images"]: max(each["of_adapter"] for each in rows if each["images"] == row["images"]) for row in rows}
+    shares = "".join(f"; {images} {share:.0%} of the adapter" for images, share in best.items())
+    said = f"{len(rows)} rows, {len(skipped)} left out{shares}"
+    return bool(rows) and not skipped and not wrong, _with(said, wrong)
+
+
 def _rows(folder: Path, names: list[str]) -> Verdict:
     files, wrong = _read(folder, names)
     rows = [row for file in files for row in file["rows"]]
@@ -120,7 +131,7 @@ def _write(path: Path, content: dict[str, Any]) -> None:
 
 
 STAGES: dict[str, Callable[[Path, list[str]], Verdict]] = {
-    "contract": contract, "agreement": agreement, "speed": speed, "curves": curves,
+    "contract": contract, "agreement": agreement, "speed": speed, "curves": curves, "stream": stream,
 }  # fmt: skip
 
 

@@ -3,8 +3,8 @@
     python benchmarks/speed_docs.py            # after a run of benchmarks/gpu_check.sh
 
 FILE is one of results/speed/. WHAT is `rows` (all rows), `curve` (images per second by batch size), `agreement`,
-`contract`, or `ratio` (one update against a forward). A file that is not there, or is of another tree
-(`tree_hash.py`), is not quoted: its place says so. A test holds the pages to this.
+`contract`, `ratio` (one update against a forward), or `stream` (from files to answers). A file that is not there, or is
+of another tree (`tree_hash.py`), is not quoted: its place says so. A test holds the pages to this.
 """
 
 from __future__ import annotations
@@ -111,8 +111,18 @@ def _ratio(content: Content) -> str:
     )
 
 
+def _stream(content: Content) -> str:
+    lines = [
+        [row["images"], row["workers"], f"{row['loader_images_per_s']:.0f}", f"{row['adapter_images_per_s']:.0f}",
+         f"{row['run_images_per_s']:.0f}", f"{row['of_adapter']:.0%}", f"{row['over_in_turn']:.2f}"]
+        for row in _good(content)
+    ]  # fmt: skip
+    heads = ["images", "loader processes", "loader alone, images/s", "adapter alone", "run", "of adapter", "x in turn"]
+    return f"{content['device']}, {content['cores']} cores:\n\n{_table(heads, lines)}"
+
+
 SHOWN: dict[str, Callable[[Content], str]] = {
-    "rows": _rows, "curve": _curve, "agreement": _agreement, "ratio": _ratio,
+    "rows": _rows, "curve": _curve, "agreement": _agreement, "ratio": _ratio, "stream": _stream,
     "contract": lambda content: str(content["verdict"]),
 }  # fmt: skip
 

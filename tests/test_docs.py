@@ -7,6 +7,7 @@ import hashlib
 import importlib.util
 import io
 import json
+import math
 import re
 import runpy
 import subprocess
@@ -291,6 +292,21 @@ def test_the_page_of_streams_shows_how_near_drawn_frost_is_to_the_photographs() 
     for kind, text in (("drawn", "gets {} and {} % of 500"), ("photographs", "with the photographs {} and {} %")):
         *first, last = held["accuracy"][kind]
         assert text.format(", ".join(map(str, first)), last) in page
+
+
+def test_what_loading_costs() -> None:
+    held = json.loads(_read("results/streams/loading_cost.json"))["ms_per_image"]
+    page = _read("docs/speed.md").split("## From files to answers")[1]
+    names = list(held)
+    for row in (names[:8], names[8:]):
+        assert f"| {' | '.join(f'{held[name]:.1f}' for name in row)} |" in page
+    processes = {name: math.ceil(2300 * ms / 1000) for name, ms in held.items()}
+    average = math.ceil(2300 * sum(ms for name, ms in held.items() if name != "clean") / 15_000)
+    said = (
+        f"{processes['clean']} for clean images, {average} on average over the fifteen corruptions, "
+        f"{processes['elastic_transform']} for elastic transform and {processes['glass_blur']} for glass blur"
+    )
+    assert said in " ".join(page.split())
 
 
 def _speeds() -> ModuleType:

@@ -25,7 +25,7 @@ def verdict(stage: str, folder: Path, *names: str) -> tuple[int, str]:
     return ended.returncode, (ended.stdout.strip().splitlines() or [ended.stderr])[-1]
 
 
-@pytest.mark.parametrize("stage", ["contract", "agreement", "speed", "curves"])
+@pytest.mark.parametrize("stage", ["contract", "agreement", "speed", "curves", "stream"])
 def test_a_stage_that_left_nothing_has_failed(stage: str, tmp_path: Path) -> None:
     for names in ([], ["one.json"]):
         code, line = verdict(stage, tmp_path, *names)
@@ -75,3 +75,14 @@ def test_a_file_that_is_missing_or_of_another_tree_fails_the_stage(tmp_path: Pat
         code, line = verdict("speed", tmp_path, "speed-one.json", "speed-two.json")
         assert code == 1
         assert f"speed-two.json {said}" in line
+
+
+def test_a_stream_is_judged_by_its_best_number_of_processes(tmp_path: Path) -> None:
+    rows = [{"images": "clean", "of_adapter": share} for share in (0.2, 0.97)]
+    content = {"tree": TREE, "rows": rows, "skipped": [], "finished": True}
+    (tmp_path / "stream.json").write_text(json.dumps(content))
+    code, line = verdict("stream", tmp_path, "stream.json")
+    assert (code, line) == (0, "stream: passed: 2 rows, 0 left out; clean 97% of the adapter")
+    for changed in ({"skipped": [["fog", 4]]}, {"finished": False}, {"rows": []}):
+        (tmp_path / "stream.json").write_text(json.dumps({**content, **changed}))
+        assert verdict("stream", tmp_path, "stream.json")[0] == 1

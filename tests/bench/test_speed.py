@@ -197,3 +197,27 @@ def test_shares_of_the_limit_and_gains_follow_from_the_rows(speed: ModuleType) -
     assert rows[1]["share_of_limit"] == pytest.approx(3000 / (18000 / 3.6))
     (gain,) = speed.gains(rows)
     assert (gain["best_mode"], gain["gain"]) == ("bf16", 6.0)
+
+
+def test_from_files_to_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torchvision")
+    pytest.importorskip("PIL")
+    stream_speed = _script("stream_speed")
+    words = "--device cpu --net tiny-bn --precision fp32 --images 8 --batch 4 --batches 3 --workers 0,1 --prefetch 2"
+    out = tmp_path / "stream.json"
+    before = torch.get_num_threads()
+    try:
+        assert stream_speed.main([*words.split(), "--corruptions", "clean,contrast", "--out", str(out)]) == 0
+    finally:
+        torch.set_num_threads(before)
+    content = json.loads(out.read_text())
+    assert content["finished"]
+    assert [(row["images"], row["workers"]) for row in content["rows"]] == [
+        ("clean", 0), ("clean", 1), ("contrast", 0), ("contrast", 1)
+    ]  # fmt: skip
+    for row in content["rows"]:
+        assert row["run_batches"] == row["in_turn_batches"] == 3
+        assert row["of_adapter"] == pytest.approx(row["run_images_per_s"] / row["adapter_images_per_s"])
+    assert "of the adapter" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="expected two batches or more, got 1"):
+        stream_speed.timed([0], 1.0)

@@ -114,3 +114,26 @@ def test_an_unreadable_image_drops_neither_the_reset_nor_other_images() -> None:
     for piece in Stream(data=data, order=single(["fog"], within=InOrder()), batch_size=4, on_error="report"):
         assert piece.labels.tolist() == piece.segment.indices.tolist()
         assert len(piece.images) == len(piece.segment.which) == 3
+
+
+def test_processes_of_the_next_domain_start_before_this_one_ends() -> None:
+    """An error of the next domain still comes after the last batch of this one."""
+    opened: list[str] = []
+
+    def domains(shift: Shift) -> Tensors:
+        opened.append(str(shift))
+        if shift.corruption == "fog" and len(opened) > 2:
+            raise OSError("no fog")
+        return toy()
+
+    order = continual(["contrast", "fog"], seed=0)
+    plain = iter(Stream(data=domains, order=order, batch_size=2))
+    before = [next(plain).images for _ in range(5)]
+    assert [each.split()[0] for each in opened] == ["contrast"] * 2
+    opened.clear()
+    found = iter(Stream(data=domains, order=order, batch_size=2, workers=1))
+    for at, images in enumerate(before):
+        assert torch.equal(next(found).images, images)
+        assert ("fog" in " ".join(opened)) == (at >= 3), "five batches, of which one process has two ahead"
+    with pytest.raises(OSError, match="no fog"):
+        next(found)

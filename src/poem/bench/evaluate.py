@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, IterableDataset, Subset
 from poem._util.progress import Progress
 from poem.api import adapt
 from poem.bench.collect import DomainMetrics
+from poem.bench.device_batches import depth_for
 from poem.bench.evaluation_table import By, Difference, Row, Table
 from poem.bench.metrics import ECE, NLL, Accuracy, NonFinite
 from poem.bench.run_stream import SameBatches, StreamRun
@@ -99,9 +100,10 @@ def evaluate(
                 stream = batched if len(methods) == 1 else same.checked(name, batched)
                 if shown is not None:
                     done = sum(map(len, runs.values()))
-                    stream = _counted(stream, shown, batched, done, len(methods) * max(len(asked), 1))
+                    shown.total = _total(shown, batched, done, len(methods) * max(len(asked), 1))
                     shown.title = name if len(asked) < 2 else f"{name}, seed {seed}"
-                run = _run(name, model, stream, method, own)
+                advance = None if shown is None else shown.advance
+                run = _run(name, model, stream, method, own, source=batched, advance=advance)
                 if not any(runs.values()) and settings.get("classes") is None:
                     warn_of_fewer_classes(_with_classes(loader, batched), run.highest, run.logits, run.n)
                 if by == "shift" and not run.shifts:
@@ -122,19 +124,13 @@ def _show(progress: bool | None) -> bool:
     return progress if progress is not None else sys.stderr is not None and sys.stderr.isatty()
 
 
-def _counted(stream: Iterable[Any], shown: Progress, batched: Any, done: int, runs: int) -> Iterator[Any]:
-    """Yield the batches of a run, after `done` of `runs`, and count each as done when the next one is asked for.
-
-    The total is made of the number of batches where they state it, else of that of the runs before.
-    """
+def _total(shown: Progress, batched: Any, done: int, runs: int) -> int | None:
+    """The number of batches of all runs, of which `done` are over: as they state it, else as in the runs before."""
     try:
         each = len(batched)
     except TypeError:  # a stream, or a loader that does not know
         each = shown.done // max(done, 1)
-    shown.total = runs * each or None
-    for batch in stream:
-        yield batch
-        shown.advance()
+    return runs * each or None
 
 
 def _method_name(method: str | Recipe | None, at: int) -> str:
@@ -295,11 +291,19 @@ def _class_names(data: Any) -> Sequence[str]:
 
 
 def _run(
-    name: str, model: nn.Module, loader: Iterable[Any], method: str | Recipe | None, settings: dict[str, Any]
+    name: str,
+    model: nn.Module,
+    loader: Iterable[Any],
+    method: str | Recipe | None,
+    settings: dict[str, Any],
+    *,
+    source: Iterable[Any],
+    advance: Callable[[], None] | None,
 ) -> _Run:
-    """One method over one stream."""
+    """One method over the batches of `loader`, which come from `source`; `advance` is called after each."""
     with comparing():
         run = StreamRun(adapt(model, method, **settings))
+    run.prefetch = depth_for(source, run.device)  # of the loader itself, where its batches are compared on the way
     accuracy, ece, nll, nonfinite = Accuracy(), ECE(), NLL(), NonFinite()
     domains: dict[str, DomainMetrics] = {}
     seen, highest, logits = 0, 0, 0
@@ -316,6 +320,8 @@ def _run(
             labels.append(answered.labels)
             for shift, rows in _by_shift(answered.segment):
                 domains.setdefault(shift, DomainMetrics()).update(answered.logits[rows], answered.labels[rows])
+            if advance is not None:
+                advance()
     finally:
         run.adapter.unload()
     if seen == 0:

@@ -6,7 +6,9 @@ cached changes: an adapter restores its model on `unload`, and data is only read
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -19,6 +21,7 @@ from torch import Tensor, nn
 
 from poem import zoo
 from poem._util.caching import Key, LRUCache, cache_key, fingerprint
+from poem._util.limits import available_cores
 from poem.bench.cell import Cell
 from poem.streams.datasets import Batches, Domains, Prepare, Stream, batches, canonical, image_folder, mnist_digits
 from poem.streams.datasets import open_dataset as open_named
@@ -33,6 +36,12 @@ CORRUPTED_ON_DISK = ("imagenet-c", "cifar10-c", "cifar100-c")
 """Data sets with a folder or file for each corruption; all other data is corrupted on the fly."""
 CACHE_BYTES = 256 << 20
 """Size of the cache for corrupted images."""
+LARGE = 64
+"""Side in pixels from which images are loaded by processes, unless the machine states their number."""
+HANDED_OVER = 5
+"""Batches per loader process in shared memory: two of a domain, two of the next, one in use."""
+MOST_LOADERS = 16
+"""The most loader processes for one GPU, unless the machine states their number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +53,8 @@ class Machine:
     weights: str | None = None
     """A folder with weight files; None as `zoo.load` finds them."""
     device: str = "cpu"
-    workers: int = 0
-    """Loader processes."""
+    workers: int | None = None
+    """Loader processes; None for as many as `CellData.workers` finds useful."""
 
     @property
     def data(self) -> str | None:
@@ -291,10 +300,25 @@ class CellData:
             return Stream(data=data, order=order, batch_size=size, workers=workers, on_error="report")
 
         if self.name in CORRUPTED_ON_DISK:
-            each = stream(self.stored, self.machine.workers)
+            each = stream(self.stored, self.workers)
             return each, each
         clean = self.stored(CLEAN)
-        return stream(self.corrupted, 0 if self._fits_cache(clean) else self.machine.workers), stream(clean, 0)
+        return stream(self.corrupted, 0 if self._fits_cache(clean) else self.workers), stream(clean, 0)
+
+    @property
+    def workers(self) -> int:
+        """Loader processes: as the machine states, else none on a CPU, which they would share with the adapter.
+
+        For a GPU one per core, up to 16, shared by the GPUs, where images are of 64 pixels or more and their batches
+        fit in shared memory; where processes are not forked, none.
+        """
+        stated, side = self.machine.workers, self.base.crop or self.base.resize
+        if stated is not None:
+            return stated
+        if torch.device(self.machine.device).type != "cuda" or side < LARGE or not _forks():
+            return 0
+        cores = available_cores() // max(torch.cuda.device_count(), 1)
+        return min(cores, MOST_LOADERS, _shared_memory() // (HANDED_OVER * self.cell.batch_size * 3 * side**2))
 
     def _fits_cache(self, clean: Images) -> bool:
         if self.base.crop:
@@ -320,10 +344,24 @@ class CellData:
         return data if fits else Resized(data, Preprocessing.of(self.base).resize_crop)
 
     def _corrupt(self, clean: Images, shift: Shift) -> Corrupted:
-        seed, workers = self.cell.seed, self.machine.workers
+        seed, workers = self.cell.seed, self.workers
         found = batches(clean, range(len(clean)), 256, corruption=shift, seed=seed, workers=workers)
         pixels = [(images * 255).round_().to(torch.uint8) for images, _ in found]
         return Corrupted(torch.cat(pixels), clean, shift)
+
+
+def _forks() -> bool:
+    """Whether processes are forked, so that they start at once and any data set can be handed to them."""
+    known = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
+    return known == "fork"
+
+
+def _shared_memory() -> int:
+    """Free bytes of the shared memory in which loader processes hand over batches; containers may have little."""
+    try:
+        return shutil.disk_usage("/dev/shm").free
+    except OSError:
+        return 0
 
 
 def _prepare(base: zoo.Base) -> Prepare:
@@ -351,7 +389,7 @@ def source_images(cell: Cell, base: zoo.Base, machine: Machine) -> Batches:
             ) from error
         order = generator(0, "source images", "clean").permutation(len(data))[: cell.source_images]
         return batches(
-            Resized(data, Preprocessing.of(base).resize_crop), order, cell.batch_size, workers=machine.workers
+            Resized(data, Preprocessing.of(base).resize_crop), order, cell.batch_size, workers=machine.workers or 0
         )
 
     return _SOURCES.get_or_create(key, make)

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from poem._util.caching import fingerprint
 from poem.adapter import Adapter
+from poem.bench.device_batches import DeviceBatches, depth_for
 from poem.engine.accounting import BatchRecord
-from poem.engine.model_input import moved_input
 from poem.engine.network import two_columns
 from poem.guarded.guard import Guard
 from poem.streams.orders import Segment
@@ -82,61 +82,82 @@ class StreamRun:
         adapter: An adapter, guarded or not. It is not unloaded at the end.
         delay: The online protocol, or None to wait for the adapter.
         before: Called with the images of each batch before the adapter is.
+        prefetch: Batches that a thread loads while the adapter works on others. Answers do not depend on it. By
+            default two for a GPU where the stream allows it (`depth_for`), none on a CPU, and none where a delay is
+            measured by the clock, which would measure the loading too.
     """
 
     def __init__(
-        self, adapter: Adapter | Guard, *, delay: Delay | None = None, before: Callable[[Tensor], None] | None = None
+        self,
+        adapter: Adapter | Guard,
+        *,
+        delay: Delay | None = None,
+        before: Callable[[Tensor], None] | None = None,
+        prefetch: int | None = None,
     ) -> None:
         self.adapter, self.delay, self._before = adapter, delay, before
+        self.prefetch = prefetch
         self.device = next(adapter.model.parameters()).device
+        self._by_clock = delay is not None and delay.ratio == "measured"
         self.totals: Counter[str] = Counter()
         """The adapter's totals over all resets, once the stream has ended."""
         self.adapt_seconds = self.load_seconds = 0.0
-        """Seconds in the adapter, the device synchronised, and seconds of waiting for batches."""
+        """Seconds in the adapter, until its answers are on the CPU, and seconds of waiting for batches."""
 
     def answers(self, stream: Iterable[Any]) -> Iterator[AnsweredBatch]:
         """Answer every batch of a stream, and reset the adapter where the stream's segments say so."""
-        coming, shifts = iter(stream), None
-        while True:
-            began = _synchronised_time(self.device)
-            batch = next(coming, None)
-            if batch is None:
-                break
-            images, labels = _images_and_labels(batch)
-            if isinstance(images, Tensor | Mapping):  # the adapter refuses anything else
-                labels, images = label_indices(labels, _count(images, labels)), moved_input(images, self.device)
-            self.load_seconds += _synchronised_time(self.device) - began
-            segment: Segment | None = getattr(batch, "segment", None)
-            if segment is not None and segment.reset:
-                self._add_totals()
-                self.adapter.reset()
-            if self.delay is not None and segment is not None and (segment.reset or segment.shifts != shifts):
-                self.delay.restart()
-                shifts = segment.shifts
-            missed = self.delay is not None and self.delay.misses()
-            logits = self._missed(images) if missed else self._adapted(images)
-            logits = two_columns(logits)
-            labels = class_numbers(labels, logits)
-            yield AnsweredBatch(logits.cpu(), labels, segment, None if missed else self.adapter.last)
+        coming, shifts = DeviceBatches(stream, self.device, self._depth(stream)), None
+        try:
+            while True:
+                began = self._time()
+                batch = next(coming, None)
+                if batch is None:
+                    break
+                images, labels, segment = batch
+                if isinstance(images, Tensor | Mapping):  # the adapter refuses anything else
+                    labels = label_indices(labels, _count(images, labels))
+                self.load_seconds += self._time() - began
+                if segment is not None and segment.reset:
+                    self._add_totals()
+                    self.adapter.reset()
+                if self.delay is not None and segment is not None and (segment.reset or segment.shifts != shifts):
+                    self.delay.restart()
+                    shifts = segment.shifts
+                missed = self.delay is not None and self.delay.misses()
+                logits = self._missed(images) if missed else self._adapted(images)
+                labels = class_numbers(labels, logits)
+                del batch, images  # one batch less in memory while the next one is loaded
+                yield AnsweredBatch(logits, labels, segment, None if missed else self.adapter.last)
+        finally:
+            coming.close()
         self._add_totals()
 
+    def _depth(self, stream: Iterable[Any]) -> int:
+        """How many batches to load ahead."""
+        if self.prefetch is not None:
+            return self.prefetch
+        return 0 if self._by_clock else depth_for(stream, self.device)
+
     def _adapted(self, images: Tensor) -> Tensor:
+        """The answer (B, C) on the CPU, with an update."""
         if self._before is not None:
             self._before(images)
-        began = _synchronised_time(self.device)
-        logits = self.adapter(images)
-        seconds = _synchronised_time(self.device) - began
-        self.adapt_seconds += seconds
+            _synchronise(self.device)
+        began = self._time()
+        answer = self.adapter(images)
+        spent = self._time() - began  # by the clock: without what follows
+        logits = two_columns(answer).cpu()  # waits for the device
+        self.adapt_seconds += spent if self._by_clock else self._time() - began
         if self.delay is not None:
-            self.delay.spend(self._ratio(self.delay.ratio, images, len(logits), seconds))
+            self.delay.spend(self._ratio(self.delay.ratio, images, len(logits), spent))
         return logits
 
     def _missed(self, images: Tensor) -> Tensor:
-        """The answer of the network as it was last adapted, without an update."""
-        began = _synchronised_time(self.device)
+        """The answer (B, C) on the CPU of the network as it was last adapted, without an update."""
+        began = self._time()
         with self.adapter.frozen():
-            logits = self.adapter(images)
-        self.adapt_seconds += _synchronised_time(self.device) - began
+            logits = two_columns(self.adapter(images)).cpu()
+        self.adapt_seconds += self._time() - began
         return logits
 
     def _ratio(self, ratio: float | str, images: Tensor, count: int, seconds: float) -> float:
@@ -146,10 +167,16 @@ class StreamRun:
         if ratio == "counted":
             last = self.adapter.last
             return (last.forwards_computed + 2 * last.backwards_computed) / count
-        began = _synchronised_time(self.device)
+        began = self._time()
         with self.adapter.frozen():
             self.adapter(images)
-        return seconds / max(_synchronised_time(self.device) - began, 1e-9)
+        return seconds / max(self._time() - began, 1e-9)
+
+    def _time(self) -> float:
+        """Seconds on a clock; where a delay is measured by it, once the device has finished its work."""
+        if self._by_clock:
+            _synchronise(self.device)
+        return time.perf_counter()
 
     def _add_totals(self) -> None:
         """Add the adapter's totals, which a reset clears."""
@@ -208,16 +235,6 @@ def _count(images: Tensor | Mapping[str, Any], labels: Any) -> int:
     lengths = [len(each) for each in images.values() if isinstance(each, Tensor) and each.dim() > 0]
     found = len(labels) if hasattr(labels, "__len__") and getattr(labels, "ndim", 1) > 0 else 1
     return found if found in lengths or not lengths else max(lengths)
-
-
-def _images_and_labels(batch: Any) -> tuple[Any, Any]:
-    """The first two values of a batch of a loader or a stream."""
-    if isinstance(batch, tuple | list) and len(batch) >= 2:
-        return batch[0], batch[1]
-    of = f" of {len(batch)}" if isinstance(batch, tuple | list) else ""
-    raise TypeError(
-        f"expected batches of (images, labels), got {type(batch).__name__}{of}; without labels use adapter.stream"
-    )
 
 
 def label_indices(labels: Any, count: int) -> Tensor:
@@ -285,8 +302,7 @@ def class_numbers(labels: Tensor, logits: Tensor) -> Tensor:
     return labels
 
 
-def _synchronised_time(device: torch.device) -> float:
-    """Seconds on a clock, once the device has finished its work."""
+def _synchronise(device: torch.device) -> None:
+    """Wait until the device has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    return time.perf_counter()

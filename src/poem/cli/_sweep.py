@@ -57,7 +57,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--engine", choices=["inline", "workers", "ray"], help="default: workers if more than one helps, else inline"
     )
     how.add_argument("--workers", type=int, metavar="N", help="processes; default: one per GPU, or cores / threads")
-    how.add_argument("--loaders", type=int, default=0, metavar="N", help="loader processes of each; default: 0")
+    how.add_argument(
+        "--loaders", type=int, metavar="N", help="loader processes of each; default: up to 16 on a GPU, 0 on a CPU"
+    )
     how.add_argument("--address", help="of a Ray cluster, or 'auto'; default: Ray on this machine only")
     how.add_argument(
         "--gpus", type=float, metavar="N", help="GPUs of a Ray task, fractions too; default: 1 on cuda, else 0"

@@ -56,7 +56,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--weights", metavar="FOLDER", help="where weight files lie; or the one file of a network of your own"
     )
     parser.add_argument("--device", default="cpu", help="default: cpu")
-    parser.add_argument("--loaders", type=int, default=0, metavar="N", help="loader processes; default: 0")
+    parser.add_argument(
+        "--loaders", type=int, metavar="N", help="loader processes; default: up to 16 on a GPU, 0 on a CPU"
+    )
     parser.add_argument("-o", "--out", type=path_argument, metavar="FILE", help="write the result as JSON")
 
 

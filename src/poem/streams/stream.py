@@ -11,8 +11,8 @@ import numpy as np
 from torch import Tensor
 
 from poem.streams.card import Card
-from poem.streams.images import Images
-from poem.streams.loading.batches import BatchLoader, OnError, segment_batches, shift_to_apply
+from poem.streams.images import Images, Labels
+from poem.streams.loading.batches import Batches, BatchLoader, OnError, segment_batches, shift_to_apply
 from poem.streams.orders import Order, Segment
 from poem.streams.shift import CLEAN, Shift
 
@@ -69,7 +69,7 @@ class Stream:
         batch_size: Images per batch, unless the order prescribes it.
         seed: Seed of corruptions made on the fly; by default the order's.
         profile: Constants of corruptions made on the fly; by default chosen by image size.
-        workers: Loader processes.
+        workers: Loader processes; those of the next domain are started while the last batches of one are used.
         on_error: As in `batches`; `failures` collects over the whole stream.
     """
 
@@ -95,21 +95,30 @@ class Stream:
     def __iter__(self) -> Iterator[StreamBatch]:
         self.failures = []
         labels = self._first_domain().labels
-        for segment in self.order.over(labels):
-            sources = [self._domain(shift) for shift in segment.shifts]
-            for shift, source in zip(segment.shifts, sources, strict=True):
-                if not np.array_equal(source.labels, labels):
-                    raise ValueError(
-                        f"expected the same images in every domain; {shift} has other labels than the first"
-                    )
-            shifts = [shift_to_apply(*pair, exact=True) for pair in zip(sources, segment.shifts, strict=True)]
-            seed = self.order.seed if self.seed is None else self.seed
-            found = segment_batches(
-                BatchLoader(sources, shifts, seed, self.profile), segment, self.size, self.workers, self.on_error
-            )
-            for batch in found.with_segments():
+        coming = (self._batches(segment, labels) for segment in self.order.over(labels))
+        found = next(coming, None)
+        while found is not None:
+            following: Batches | Exception | None = None
+            last = max(len(found) - 2 * self.workers, 0)  # from then on loader processes have nothing more to begin
+            for at, batch in enumerate(found.with_segments()):
+                if at == last and self.workers:
+                    following = _started(coming)
                 yield StreamBatch(*batch)
             self.failures += found.failures
+            if isinstance(following, Exception):
+                raise following
+            found = next(coming, None) if following is None else following
+
+    def _batches(self, segment: Segment, labels: Labels) -> Batches:
+        """The batches of a segment of the order."""
+        sources = [self._domain(shift) for shift in segment.shifts]
+        for shift, source in zip(segment.shifts, sources, strict=True):
+            if not np.array_equal(source.labels, labels):
+                raise ValueError(f"expected the same images in every domain; {shift} has other labels than the first")
+        shifts = [shift_to_apply(*pair, exact=True) for pair in zip(sources, segment.shifts, strict=True)]
+        seed = self.order.seed if self.seed is None else self.seed
+        loader = BatchLoader(sources, shifts, seed, self.profile)
+        return segment_batches(loader, segment, self.size, self.workers, self.on_error)
 
     def card(self, *, base: str = "not stated", normalisation: str = "not stated", source_access: str = "none") -> Card:
         """The protocol card of this stream; the caller adds what concerns the model and the method."""
@@ -145,3 +154,14 @@ class Stream:
 
     def _first_domain(self) -> Images:
         return self._domain(self.order.visits[0].shifts[0])
+
+
+def _started(coming: Iterator[Batches]) -> Batches | Exception | None:
+    """The batches of the next segment, their processes started; an error is returned, to be raised in its place."""
+    try:
+        found = next(coming, None)
+        if found is not None:
+            found.start()
+    except Exception as error:
+        return error
+    return found

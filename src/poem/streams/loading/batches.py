@@ -80,6 +80,7 @@ class Batches:
     def __init__(self, loader: BatchLoader, segment: Segment, size: int, workers: int, on_error: OnError) -> None:
         self._loader, self._segment, self._size, self._workers = loader, segment, size, workers
         self._on_error = on_error
+        self._started: Iterator[LoadedBatch] | None = None
         self.failures: list[str] = []
         """Images that could not be read in the latest iteration, and why; always empty with `on_error="raise"`."""
 
@@ -89,6 +90,11 @@ class Batches:
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         for images, labels, _ in self.with_segments():
             yield images, labels
+
+    def start(self) -> None:
+        """Start the loader processes, if there are any, for the iteration that comes next."""
+        if self._workers and self._started is None:
+            self._started = iter(self._processes())
 
     def with_segments(self) -> Iterator[tuple[Tensor, Tensor, Segment]]:
         """Yield images and labels with each batch's segment of the order, less the images that were left out."""
@@ -110,20 +116,21 @@ class Batches:
             log.warning("%d of %d images could not be read: %s", len(self.failures), len(self._segment), shown)
 
     def _load(self) -> Iterator[LoadedBatch]:
-        indices = _BatchIndices(self._segment, self._size)
         if self._workers == 0:
-            yield from map(self._loader.__getitems__, indices)
-            return
+            return map(self._loader.__getitems__, _BatchIndices(self._segment, self._size))
+        started, self._started = self._started, None
+        return iter(self._processes()) if started is None else started
+
+    def _processes(self) -> Any:
         from torch.utils.data import DataLoader
 
-        loader: Any = DataLoader(
+        return DataLoader(
             self._loader,  # type: ignore[arg-type]  # it has __getitems__ alone
-            batch_sampler=indices,
+            batch_sampler=_BatchIndices(self._segment, self._size),
             num_workers=self._workers,
             collate_fn=_identity,
             generator=torch.Generator(),  # otherwise the loader draws its workers' seed from the global generator
         )
-        yield from loader
 
 
 class _BatchIndices:
