@@ -83,6 +83,7 @@ def test_a_stream_is_judged_by_its_best_number_of_processes(tmp_path: Path) -> N
     (tmp_path / "stream.json").write_text(json.dumps(content))
     code, line = verdict("stream", tmp_path, "stream.json")
     assert (code, line) == (0, "stream: passed: 2 rows, 0 left out; clean 97% of the adapter")
-    for changed in ({"skipped": [["fog", 4]]}, {"finished": False}, {"rows": []}):
+    changes: list[dict[str, object]] = [{"skipped": [["fog", 4]]}, {"finished": False}, {"rows": []}]
+    for changed in changes:
         (tmp_path / "stream.json").write_text(json.dumps({**content, **changed}))
         assert verdict("stream", tmp_path, "stream.json")[0] == 1

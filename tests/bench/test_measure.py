@@ -16,6 +16,7 @@ import oracles
 import pytest
 import torch
 from nets import make_net
+from small_cells import FOG, NOISE, add_base, cell
 from torch import Tensor
 
 import poem
@@ -35,14 +36,6 @@ from poem.streams import datasets
 from poem.streams.datasets import Tensors
 from poem.streams.orders import single
 from poem.streams.shift import VERSIONS
-from poem.zoo import nets
-
-NOISE, FOG = "gaussian_noise", "fog"
-
-
-def cell(method: str = "poem", **settings: Any) -> Cell:
-    given = {"corruptions": (NOISE,), "n": 96, "batch_size": 32, "preset": "cifar", "lr": 0.005, **settings}
-    return Cell(**{"base": "digits-bn", "data": "digits-test", "method": method, **given})
 
 
 @pytest.fixture
@@ -51,16 +44,6 @@ def fresh() -> Iterator[None]:
     load_cell.clear_caches()
     yield
     load_cell.clear_caches()
-
-
-def add_base(patch: pytest.MonkeyPatch, name: str, *, classes: int = 10, side: int = 32, kind: str = "bn") -> None:
-    """A base of the tests' own networks, sharp enough that entropies lie on both sides of the thresholds."""
-    patch.setitem(nets.NETS, name, lambda: make_net(kind, classes=classes, sharpness=10.0))
-    new = zoo.Base(
-        name=name, kind="own", arch=name, tag=name, file=f"{name}.safetensors", mean=(0.0, 0.0, 0.0),
-        std=(1.0, 1.0, 1.0), resize=side, crop=side, classes=classes,
-    )  # fmt: skip
-    patch.setitem(zoo.catalog._BASES, name, new)
 
 
 # Identity -------------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from nets import make_net
-from test_measure import add_base, cell
+from small_cells import add_base, cell
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 from trees import toy
@@ -84,7 +84,7 @@ def test_the_delay_protocol_misses_the_same_batches() -> None:
 
 def test_a_clock_that_is_part_of_the_protocol_is_read_synchronised(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise nothing waits for the device but the answers themselves."""
-    calls = []
+    calls = list[Any]()
     monkeypatch.setattr(run_stream, "_synchronise", calls.append)
     answered(stream(), 0)
     answered(stream(), 0, delay=Delay(1.0))
@@ -152,7 +152,7 @@ def test_a_run_that_stops_early_leaves_no_thread(workers: int) -> None:
     found = run.answers(stream(workers))
     next(found)
     assert threads() == [THREAD]
-    found.close()
+    found.close()  # type: ignore[attr-defined]
     assert threads() == []
 
 
@@ -180,7 +180,7 @@ def test_mappings_and_strange_batches_arrive_as_they_are() -> None:
     source = [(named, [0, 1]), ("words", [0]), (torch.ones(1), torch.zeros(1), "more")]
     for depth in (0, 2):
         found = list(DeviceBatches(source, CPU, depth))
-        assert torch.equal(found[0].images["pixel_values"], named["pixel_values"])
+        assert found[0].images["pixel_values"] is named["pixel_values"]
         assert found[0].images["name"] == "x"
         assert found[1].images == "words"
         assert [each.labels for each in found[:2]] == [[0, 1], [0]]
@@ -190,7 +190,7 @@ def test_what_is_read_ahead_by_default() -> None:
     """Only what is known not to depend on when it is read, and only for a GPU."""
     data = TensorDataset(torch.rand(4, 3, 8, 8), torch.zeros(4).long())
     known = [stream(), batches(toy(), range(4), 2), DataLoader(data, 2, num_workers=1)]
-    others = [DataLoader(data, 2), [], iter(()), (each for each in ())]
+    others: list[Any] = [DataLoader(data, 2), [], iter(()), (each for each in list[Any]())]
     assert [depth_for(each, CUDA) for each in known] == [DEPTH] * 3
     assert [depth_for(each, CUDA) for each in others] == [0] * 4
     assert [depth_for(each, CPU) for each in known] == [0] * 3
@@ -271,7 +271,7 @@ def test_the_next_batch_is_copied_before_this_one_is_used(depth: int, monkeypatc
         cuda.calls.append(f"copy {int(images[0])}")
         return images
 
-    monkeypatch.setattr(device_batches.torch, "cuda", cuda)
+    monkeypatch.setattr(torch, "cuda", cuda)
     monkeypatch.setattr(device_batches, "moved_input", moved)
     monkeypatch.setattr(device_batches, "_pin", lambda value: value)
     found = DeviceBatches([(torch.tensor([at]), torch.tensor([at])) for at in range(4)], CUDA, depth)

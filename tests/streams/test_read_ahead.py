@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextvars import ContextVar
+from typing import Any
 
 import pytest
 import torch
@@ -69,7 +70,7 @@ def corrupted(workers: int) -> Stream:
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 20])
 def test_the_items_are_those_of_the_source_in_order(depth: int, count: int) -> None:
     source = Counting(count)
-    assert list(ReadAhead(source, depth)) == list(range(count))
+    assert list(ReadAhead[Any](source, depth)) == list(range(count))
     assert source.closed
     assert list(ReadAhead([5, 6], depth, convert=str)) == ["5", "6"]
 
@@ -85,7 +86,7 @@ def test_a_corrupted_stream_has_the_same_bits(depth: int, workers: int) -> None:
     plain = list(corrupted(0))
     torch.manual_seed(1)
     before = torch.get_rng_state()
-    ahead = list(ReadAhead(corrupted(workers), depth))
+    ahead = list(ReadAhead[Any](corrupted(workers), depth))
     assert torch.equal(torch.get_rng_state(), before)
     assert len(plain) == len(ahead) == 6
     assert all(same(*pair) for pair in zip(plain, ahead, strict=True))
@@ -95,7 +96,7 @@ def test_a_loader_with_processes_is_shuffled_as_without() -> None:
     def labels(depth: int) -> list[int]:
         torch.manual_seed(7)
         loader = DataLoader(TensorDataset(torch.arange(20)), 3, shuffle=True, num_workers=2)
-        return torch.cat([batch[0] for batch in ReadAhead(loader, depth)]).tolist()
+        return torch.cat([batch[0] for batch in ReadAhead[Any](loader, depth)]).tolist()
 
     assert labels(2) == labels(0) != list(range(20))
 
@@ -103,8 +104,8 @@ def test_a_loader_with_processes_is_shuffled_as_without() -> None:
 @pytest.mark.parametrize("depth", DEPTHS)
 @pytest.mark.parametrize("at", [0, 1, 3])
 def test_an_error_comes_where_its_item_would_have(depth: int, at: int) -> None:
-    found = []
-    ahead = ReadAhead(Counting(9, fails_at=at), depth)
+    found: list[Any] = []
+    ahead = ReadAhead[Any](Counting(9, fails_at=at), depth)
     with pytest.raises(OSError, match=f"number {at}"):
         found.extend(iter_into(ahead, found))
     assert found == list(range(at))
@@ -131,7 +132,7 @@ def test_an_error_of_the_conversion_too() -> None:
 @pytest.mark.parametrize("depth", [0, 1, 2, 5])
 def test_never_more_than_depth_items_are_ahead(depth: int) -> None:
     source, taken = Counting(30), 0
-    with ReadAhead(source, depth) as ahead:
+    with ReadAhead[Any](source, depth) as ahead:
         for _ in ahead:
             taken += 1
             time.sleep(0.01)
@@ -168,7 +169,7 @@ def test_items_that_were_used_are_not_kept() -> None:
 
 
 def test_the_next_item_can_be_looked_at() -> None:
-    ahead = ReadAhead([1, 2, 3])
+    ahead = ReadAhead[Any]([1, 2, 3])
     assert ahead.peek() is None
     assert next(ahead) == 1
     while ahead.peek() is None:
@@ -182,7 +183,7 @@ def test_the_next_item_can_be_looked_at() -> None:
 @pytest.mark.parametrize("taken", [0, 1, 4])
 def test_a_consumer_that_stops_ends_the_thread_and_the_source(depth: int, taken: int) -> None:
     source = Counting(1000)
-    ahead = ReadAhead(source, depth)
+    ahead = ReadAhead[Any](source, depth)
     for _ in range(taken):
         next(ahead)
     ahead.close()
@@ -196,7 +197,7 @@ def test_a_consumer_that_stops_ends_the_thread_and_the_source(depth: int, taken:
 def test_worker_processes_end_with_a_consumer_that_stops() -> None:
     import multiprocessing
 
-    with ReadAhead(corrupted(2), 2) as ahead:
+    with ReadAhead[Any](corrupted(2), 2) as ahead:
         next(ahead)
         assert multiprocessing.active_children()
     assert threads() == []
@@ -204,7 +205,7 @@ def test_worker_processes_end_with_a_consumer_that_stops() -> None:
 
 
 def test_a_forgotten_iterator_ends_its_thread() -> None:
-    ahead = ReadAhead(Counting(1000))
+    ahead = ReadAhead[Any](Counting(1000))
     next(ahead)
     assert len(threads()) == 1
     del ahead
@@ -221,7 +222,7 @@ def test_closing_does_not_wait_forever(monkeypatch: pytest.MonkeyPatch, caplog: 
         free.wait()
         yield 1
 
-    ahead = ReadAhead(blocked())
+    ahead = ReadAhead[Any](blocked())
     assert next(ahead) == 0
     ahead.close()
     assert "still being read after 0.05 seconds" in caplog.text
@@ -272,12 +273,12 @@ def test_the_thread_has_the_modes_of_its_caller() -> None:
     torch.set_num_threads(2)
     try:
         with torch.no_grad():
-            assert {each[:4] for each in ReadAhead(modes())} == {(False, False, "set", 2)}
+            assert {each[:4] for each in ReadAhead[Any](modes())} == {(False, False, "set", 2)}
         with torch.inference_mode():
-            assert all(each[1] and each[4].is_inference() for each in ReadAhead(modes()))
+            assert all(each[1] and each[4].is_inference() for each in ReadAhead[Any](modes()))
         with torch.device("meta"):
-            assert {each[4].device.type for each in ReadAhead(modes())} == {"meta"}
-        assert {each[:4] for each in ReadAhead(modes())} == {(True, False, "set", 2)}
+            assert {each[4].device.type for each in ReadAhead[Any](modes())} == {"meta"}
+        assert {each[:4] for each in ReadAhead[Any](modes())} == {(True, False, "set", 2)}
     finally:
         torch.set_num_threads(before)
         SETTING.reset(token)
@@ -285,7 +286,7 @@ def test_the_thread_has_the_modes_of_its_caller() -> None:
 
 def test_the_first_item_is_read_by_the_caller() -> None:
     """So worker processes of a loader are forked where they would be without a thread."""
-    where = list(ReadAhead(threading.current_thread().name for _ in range(3)))
+    where = list(ReadAhead[Any](threading.current_thread().name for _ in range(3)))
     assert where == [threading.current_thread().name, THREAD, THREAD]
 
 
