@@ -454,6 +454,8 @@ class Adapter:
     @property
     def drift(self) -> float:
         """Distance of the adapted tensors from the source's, relative to the norm of the source's; reads the device."""
+        if not self.recipe.learns:
+            return 0.0
         state = self._between.state.values
         pairs = [(state["moving"][key], state["source"][key]) for key in ("theta", "branch") if key in state["source"]]
         away = sum((now - start).square().sum() for now, start in pairs)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -131,6 +132,7 @@ class Network:
         self.shared: set[str] = set()
         """Names of arguments beside the batch that came with another length than the batch's: no rows of samples."""
         self._columns: int | None = None  # logits of a pass that repeats the batch, compared with a plain pass's
+        self._late_copies: bool | None = None  # whether copies may begin at the first batch norm; None: not tried yet
         self.acceleration.reset()
         self._dirty = True  # attributes that the model's forward set go too, with the twin that has them
 
@@ -326,8 +328,35 @@ class Network:
         self.samples_independent = True
 
     def _once(self, images: Tensor, theta: Tensor | None, run: ForwardContext) -> Tensor:
-        """One pass through the model; logits in at least single precision."""
-        x = self._input(images, run.copies)
+        """One pass through the model; logits in at least single precision.
+
+        Copies of the batch differ from the first batch norm on, so that they begin there, where the model lets them.
+        """
+        whole = run.branch == "none" and self.given is None and (theta is None or theta.dim() == 1)
+        if run.copies > 1 and whole and self._late_copies is None and len(images) > 1:
+            self._late_copies = self._copies_may_begin_late(images, theta, run)
+        run.begun = not (run.copies > 1 and whole and self._late_copies)
+        return self._pass(images, theta, run)
+
+    def _copies_may_begin_late(self, images: Tensor, theta: Tensor | None, run: ForwardContext) -> bool:
+        """Whether copies that the first batch norm makes give what copies of the input give; tried once, on a batch.
+
+        Not so where layers before it also lead past it, or the model counts the rows of its input.
+        """
+        early, late = (replace(run, record={}, ran=set(), begun=begun) for begun in (True, False))
+        try:
+            with torch.no_grad():
+                expected, found = (self._pass(images, theta, each) for each in (early, late))
+        except torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, ValueError, TypeError, IndexError):
+            return False
+        near = 2e-2 if self.autocast.coarse(self.model, cuda=images.is_cuda) else 1e-3
+        return late.begun and torch.allclose(found, expected, rtol=near, atol=near, equal_nan=True)
+
+    def _pass(self, images: Tensor, theta: Tensor | None, run: ForwardContext) -> Tensor:
+        """One call of the model."""
+        x = self._input(images, run.copies if run.begun else 1)
         if theta is not None and theta.dim() == 2:
             run.theta_rows = by_module(self.theta.swaps(theta))
             theta = theta[0]  # for layers that do not run as such
@@ -338,7 +367,7 @@ class Network:
             and run.mask is None
             and not any("statistics." in key for key in run.memory)
         )
-        self._current, run.rows = run, len(x)
+        self._current, run.rows = run, len(images) * run.copies
         try:
             with (
                 swapped(swaps),
@@ -350,7 +379,7 @@ class Network:
                 logits = _logits_of(self._logits(output), type(self.model).__name__)
         finally:
             self._current = None
-        times = run.copies * (2 if run.doubled else 1)
+        times = (run.copies if run.begun else 1) * (2 if run.doubled else 1)
         if len(logits) != len(images) * times:
             raise ValueError(
                 f"expected logits for {len(images)} images, got {len(logits) // times} rows; "

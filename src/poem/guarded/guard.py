@@ -274,7 +274,7 @@ class Guard:
             given = (verdict, by_source)
             differs = float((source.argmax(1) != answer.argmax(1)).float().mean())
             answer = self.adapter.in_model_shape(answer)
-        some = learning and len(record.selected) > 0
+        some = learning and self.recipe.learns and len(record.selected) > 0
         selected = float(record.selected.float().mean()) if some else 0.0
         gradient = record.gradient if learning else 0.0
         signals = replace(
@@ -407,12 +407,12 @@ class Guard:
 
     def _may_learn(self, held: GuardState, shift: ShiftAlarm) -> tuple[bool, str]:
         """Whether this batch is learnt from, and why not."""
-        settings, drift = self.settings, self.adapter.drift
+        settings = self.settings
         if held.stopped:
             return False, held.stopped
         if settings.max_updates is not None and held.updates >= settings.max_updates:
             return False, f"the budget of {settings.max_updates} updates is spent"
-        if settings.max_distance is not None and drift > settings.max_distance:
+        if settings.max_distance is not None and (drift := self.adapter.drift) > settings.max_distance:
             return False, f"{drift:.3g} from the source, more than max_distance={settings.max_distance:g}"
         if settings.adapt == "when shifted" and not shift.rang:
             return False, "no shift has been seen yet"

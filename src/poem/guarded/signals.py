@@ -11,6 +11,8 @@ from torch import Tensor
 from poem.parts.base import entropy
 from poem.parts.runs import moved_runs, start_runs
 
+HALVINGS, MANY = 20, 2**20
+"""Of the interval in which a temperature is looked for; and numbers of which several multiples are not held at once."""
 RUNS_OF = ("recent", "before", "near", "far")
 OF_BOTH = ("classes", "steady", "runs", *RUNS_OF)
 
@@ -75,15 +77,10 @@ class Averages:
         sound = (source.amax(1).isfinite() & adapted.amax(1).isfinite())[:, None]
         count = sound.sum()
         share = torch.maximum(count / (self.seen + count).clamp(min=1), (count / horizon).clamp(max=1))
-        both = [F.one_hot(each.argmax(1), each.shape[1]) * sound for each in (source, adapted)]
-        classes = torch.stack([each.sum(0) for each in both]) / count.clamp(min=1)
+        answers = F.one_hot(torch.stack([source, adapted]).argmax(2), source.shape[1]) * sound  # (2, B, C)
+        classes = answers.sum(1) / count.clamp(min=1)
         moved = self.steady if steady is None else self.steady + share * (steady - self.steady)
-        each = [
-            moved_runs({name: getattr(self, name)[place] for name in RUNS_OF}, answers.float(), self.seen)
-            for place, answers in enumerate(both)
-        ]
-        runs = torch.stack([now for now, _ in each])
-        held = {name: torch.stack([new[name] for _, new in each]) for name in RUNS_OF}
+        runs, held = moved_runs({name: getattr(self, name) for name in RUNS_OF}, answers.float(), self.seen)
         return Averages(self.classes + share * (classes - self.classes), moved, self.seen + count, runs, **held)
 
     def as_source(self) -> Averages:
@@ -107,19 +104,23 @@ def shifted(images: Tensor) -> Tensor:
 def as_sure_as(log_probs: Tensor, other: Tensor) -> Tensor:
     """Log-probabilities with the temperature at which their mean entropy is the other's, found by bisection.
 
-    Two networks are averaged fairly only if neither is surer than the other by habit.
+    Two networks are averaged fairly only if neither is surer than the other by habit. On a GPU, where each operation is
+    a launch, four halvings are made at a time.
     """
-    target = _mean_entropy(other)
-    low, high = log_probs.new_tensor(-3.0), log_probs.new_tensor(4.0)  # of the logarithm of the factor
-    for _ in range(20):
-        middle = (low + high) / 2
-        unsure = _mean_entropy((log_probs * middle.exp()).log_softmax(1)) > target
-        low, high = torch.where(unsure, middle, low), torch.where(unsure, high, middle)
-    return (log_probs * ((low + high) / 2).exp()).log_softmax(1)
+    halvings = 4 if log_probs.is_cuda and log_probs.numel() <= MANY else 1
+    parts, target = 2**halvings, _mean_entropy(other)
+    low, width = log_probs.new_tensor(-3.0), 7.0  # of the logarithm of the factor
+    inner = torch.arange(1, parts, device=log_probs.device) / parts
+    for _ in range(HALVINGS // halvings):
+        factors = (low + width * inner).exp()
+        unsure = _mean_entropy((log_probs * factors[:, None, None]).log_softmax(2)) > target
+        width /= parts
+        low = low + width * unsure.sum()  # entropy falls as the factor grows
+    return (log_probs * (low + width / 2).exp()).log_softmax(1)
 
 
 def _mean_entropy(log_probs: Tensor) -> Tensor:
-    """Over the rows that are finite."""
+    """Over the rows (..., B, C) that are finite."""
     values = entropy(log_probs)
-    sound = log_probs.amax(1).isfinite()
-    return torch.where(sound, values, 0).sum() / sound.sum().clamp(min=1)
+    sound = log_probs.amax(-1).isfinite()
+    return torch.where(sound, values, 0).sum(-1) / sound.sum(-1).clamp(min=1)

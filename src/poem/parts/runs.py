@@ -29,16 +29,18 @@ def start_runs(probs: Tensor) -> Memory:
 def moved_runs(held: Memory, probs: Tensor, seen: Tensor) -> tuple[Tensor, Memory]:
     """How much likelier neighbours agree than samples apart, with the batch (B, C) in it; and what to hold now.
 
-    `seen` images came before. A short batch borrows the last images as neighbours.
+    `seen` images came before. A short batch borrows the last images as neighbours. Predictions of several networks
+    (N, B, C) are held side by side: the answer is then (N,).
     """
-    count, recent, before = len(probs), held["recent"], held["before"]
+    count, recent, before = probs.shape[-2], held["recent"], held["before"]
     borrowed = max(0, NEAR - count) * (seen > 0)
-    others = (probs.sum(0) - probs + borrowed * recent) / (count - 1 + borrowed).clamp(min=1)
-    near, far = (probs * others).sum(1).mean(), (probs * before).sum(1).mean()
+    neighbours = probs.sum(-2, keepdim=True) - probs + borrowed * recent[..., None, :]
+    others = neighbours / (count - 1 + borrowed).clamp(min=1)
+    near, far = (probs * others).sum(-1).mean(-1), (probs * before[..., None, :]).sum(-1).mean(-1)
     step = torch.where(held["far"] > 0, min(1.0, count / SMOOTH), 1.0) * (seen > 0)
     new = {name: held[name] + step * (now - held[name]) for name, now in (("near", near), ("far", far))}
     runs = torch.where(new["far"] > 0, new["near"] / new["far"].clamp(min=1e-9), UNKNOWN_RUNS)
     for name, old, horizon in (("recent", recent, NEAR), ("before", before, FAR)):
         share = (count / (seen + count)).clamp(min=min(1.0, count / horizon))
-        new[name] = old + share * (probs.mean(0) - old)
+        new[name] = old + share * (probs.mean(-2) - old)
     return runs, new
