@@ -77,7 +77,7 @@ def assert_costs(recipe: Recipe, kind: str) -> None:
     adapter = poem.adapt(calibrated(net) if fitted.statistics.copies > 1 else net, recipe, **inside)
     adapter(images(SIZE, seed=1))
     batches = SIZE if recipe.recover.each_image else 1
-    assert adapter.last.updates == (fitted.explore.updates * batches if recipe.learns else 0), "an update is missing"
+    assert adapter.last.updates == (fitted.explore.updates * batches if fitted.learns else 0), "an update is missing"
     expected = rows(recipe, batch_norm=kind == "bn")
     assert (adapter.last.forwards_computed, adapter.last.backwards_computed) == (
         SIZE * expected.forward, SIZE * expected.backward,

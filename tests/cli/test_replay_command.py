@@ -227,7 +227,7 @@ def test_auto_takes_the_constants_of_ten_classes_unless_told(folder: Path, tmp_p
     recipes = []
     for number, preset in enumerate([[], ["--preset", "cifar"], ["--preset", "imagenet"]]):
         audit, out = tmp_path / f"{number}.jsonl", tmp_path / "a.csv"
-        words = ("--model", "digits-bn", "--method", "auto", "--batch-size", 20, *preset)
+        words = ("--model", "digits-gn", "--method", "auto", "--batch-size", 20, *preset)
         assert command("predict", folder, *words, "--audit", audit, "-o", out) == 1
         recipes.append(read_audit(audit)[0]["recipe"])
     assert recipes[0] == recipes[1] != recipes[2]

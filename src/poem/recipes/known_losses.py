@@ -16,12 +16,11 @@ from torch import nn
 log = logging.getLogger("poem")
 
 SORTED, LONG, NOISE, BLUR = "sorted by class", "of many shifts in a row", "of noisy images", "of blurred images"
-FOG = "in fog"
+FOG, AGAIN = "in fog", "of shifts that come again"
 LOSSES: dict[str, dict[str, tuple[int, str]]] = {
-    "auto": {"batch": (8, "with images of noise between real ones")},
     "bn": {"batch": (65, SORTED)},
-    "tent": {"batch": (65, SORTED), "group": (37, LONG), "layer": (12, "of shifts that come again")},
-    "poem": {"batch": (65, SORTED), "group": (44, LONG), "layer": (15, LONG)},
+    "tent": {"batch": (65, SORTED), "group": (51, AGAIN), "layer": (12, AGAIN)},
+    "poem": {"batch": (65, SORTED), "group": (53, AGAIN), "layer": (18, AGAIN)},
     "sar": {"batch": (65, SORTED), "group": (8, "whose classes come in runs")},
     "deyo": {"batch": (65, SORTED), "group": (13, NOISE), "layer": (19, LONG)},
     "eata+poem": {"batch": (65, SORTED)},
