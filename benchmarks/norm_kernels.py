@@ -137,7 +137,7 @@ def measured(layer: Layer, *, ours: bool) -> tuple[float, float]:
     def forward(turn: int) -> Tensor:
         x = inputs[turn % BUFFERS]
         if ours:
-            y: Tensor = sample_norms.Normed.apply(x, 1e-5, layer.groups, False, *affine)
+            y: Tensor = sample_norms.Normed.apply(x, None, 1e-5, layer.groups, False, *affine)
             return y
         halves = []
         with torch.autocast(DEVICE, dtype=BF16):
@@ -184,11 +184,11 @@ def with_relu(kind: str, shape: tuple[int, ...], halves: int, *, inside: bool) -
     def forward(turn: int) -> Tensor:
         x = inputs[turn % BUFFERS]
         if kind == "group norm":
-            y: Tensor = sample_norms.Normed.apply(x, 1e-5, 32, inside, *affine)
+            y: Tensor = sample_norms.Normed.apply(x, None, 1e-5, 32, inside, *affine)
         elif kind == "batch norm":
-            y = batch_norm.Normed.apply(x, 1e-5, inside, *affine)
+            y = batch_norm.Normed.apply(x, None, 1e-5, inside, *affine)
         else:
-            y = batch_norm.NormedBy.apply(x, constant, constant, 1e-5, inside, *affine)
+            y = batch_norm.NormedBy.apply(x, None, constant, constant, 1e-5, inside, *affine)
         return y if inside else nn.functional.relu(y, inplace=True)
 
     def both(turn: int) -> Any:
