@@ -183,9 +183,9 @@ class NormedBy(torch.autograd.Function):
         return dx, given if ctx.needs_input_grad[1] else None, None, None, None, None, *own
 
 
-def clipping(y: Tensor, other: Tensor | None, *, relu: bool) -> Tensor | None:
+def clipping(output: Tensor, other: Tensor | None, *, relu: bool) -> Tensor | None:
     """The output, if its sign is asked of it in the backward pass: after an addition the input does not tell."""
-    return y if relu and other is not None else None
+    return output if relu and other is not None else None
 
 
 def passed(gradient: Tensor, x: Tensor, y: Tensor | None) -> Tensor:

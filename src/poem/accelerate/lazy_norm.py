@@ -7,12 +7,12 @@ another tensor only make a note there; whatever else is done with it computes it
 
 Why this is right. Every function of torch is handed to `LazyNorm.__torch_function__`: what is not known there gets the
 computed tensor. In place, the note is made on the object itself, which is returned, and whoever has it sees it; not in
-place, a new object has the note. The kernel rounds before it adds, as torch does, so that no bit depends on when it
-runs. What it reads must still be as it was: each input's version is noted, and one that has been written to since is an
-error, never a wrong number. Code that reads tensors without torch's functions is an error too, or, in an
+place, a new object has the note. The kernel rounds before it adds, as torch does, so that no bit of an output depends
+on when it runs. What it reads must still be as it was: each input's version is noted, and one that has been written to
+since is an error, never a wrong number. Code that reads tensors past torch's functions is an error too, or, in an
 `autograd.Function` of the model's own, loses a gradient. So a model is tried first: on its first batch logits and
-gradients must be those of a pass in which nothing is lazy, else none is for this model. What is still pending when a
-pass ends is computed then, with all that the pass had in place.
+gradients must be those of a pass in which nothing is lazy; else none is for this model. What is still pending when a
+pass ends is computed then.
 """
 
 from __future__ import annotations
@@ -35,18 +35,26 @@ Run = Callable[[Tensor | None, bool], Tensor]
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 TOLERANCE = 5e-2  # of what a lazy pass computes: it rounds as any other, but convolutions may add in another order
 
-_ATTRIBUTES = (
-    "shape", "dtype", "device", "layout", "ndim", "requires_grad", "is_cuda", "is_cpu", "is_sparse", "is_meta",
-    "is_quantized", "is_nested", "is_mps", "is_xpu", "is_mkldnn", "itemsize",
-)  # fmt: skip
-_METHODS = (
+ATTRIBUTES = (
+    "shape",
+    "dtype",
+    "device",
+    "layout",
+    "ndim",
+    "requires_grad",
+    "is_cuda",
+    "is_cpu",
+    "is_sparse",
+    "is_meta",
+)
+METHODS = (
     "dim", "size", "stride", "numel", "nelement", "ndimension", "is_contiguous", "is_floating_point", "is_complex",
     "element_size", "is_inference", "__len__",
 )  # fmt: skip
 ASKING: frozenset[Any] = frozenset(
-    [getattr(Tensor, name).__get__ for name in _ATTRIBUTES]
-    + [getattr(Tensor, name) for name in _METHODS]
-    + [torch.numel, torch.is_floating_point, torch.is_complex]
+    [torch.numel, torch.is_floating_point, torch.is_complex]
+    + [getattr(Tensor, name).__get__ for name in ATTRIBUTES]
+    + [getattr(Tensor, name) for name in METHODS]
 )
 """Questions that need no numbers."""
 CLIPPING_IN_PLACE = frozenset([torch.relu_, Tensor.relu_])
@@ -71,8 +79,8 @@ class Todo:
         if any(tensor._version != version for tensor, version in self.held):
             self.owner.right = False
             raise RuntimeError(
-                "the model wrote in place to a tensor that a norm layer reads, before that layer's output was used, "
-                "as it did not on its first batch; call the adapter again: no layer waits for that any more"
+                "the model wrote in place to what a norm layer reads, before that layer's output was used; call the "
+                "adapter again: from now on it computes each layer at once"
             )
         with torch.set_grad_enabled(self.grad):
             return self.run(self.other, self.relu)
@@ -194,14 +202,13 @@ class LazyNorms:
     @contextmanager
     def passing(self) -> Iterator[None]:
         """A forward pass, lazy if that was found right; nothing is pending after it."""
-        before = self._open
         self._open = self.right is True and not self._hooked()
         try:
             yield
             for each in self.pending:
                 computed(each())
         finally:
-            self._open, self.pending = before, []
+            self._open, self.pending = False, []
 
     @property
     def untried(self) -> bool:
@@ -229,8 +236,9 @@ class LazyNorms:
         try:
             mine = answers()
         except MISFITS as error:
-            why = (str(error).splitlines() or [type(error).__name__])[0]
-        self.right = None  # so that this pass is not lazy
+            why = (str(error).splitlines() or [type(error).__name__])[0].partition(";")[0]
+        finally:
+            self.right = None  # a pass is not lazy then
         theirs = answers()
         if not all(bool(each.isfinite().all()) for each in theirs):
             return None  # which proves nothing
