@@ -12,7 +12,9 @@ gradient and writes one. `torch` is the layer under autocast, its output in the 
 without a gradient: beside our three kernels the part as it is in `parts/`, and `bn`, the kernels of batch norm over as
 many rows, which is what the copies would cost with statistics of the batch; `bytes` reads the input twice.
 The rows of `relu` are batch norm with the batch's and with given statistics, and group norm, each with an in-place ReLU
-after it: `ours` has it inside the kernel, `apart` is our kernel and then torch's ReLU.
+after it, and with the addition of a residual block and then ReLU: `ours` has them inside the kernel, `apart` is our
+kernel, and then torch adds and clips. With the addition `bytes` also reads what is added; backward also reads the
+output and writes that operand's gradient.
 On a CPU the kernels are interpreted, and sizes are small: that only shows that the script runs.
 """
 
@@ -55,6 +57,7 @@ RESNET50 = {  # channels, side: how many layers
 RELU50 = {  # those of them that a ReLU follows
     (64, 112): 1, (64, 56): 6, (128, 56): 1, (128, 28): 7, (256, 28): 1, (256, 14): 11, (512, 14): 1, (512, 7): 5,
 }  # fmt: skip
+ADD50 = {(256, 56): 3, (512, 28): 4, (1024, 14): 6, (2048, 7): 3}  # and those that an addition and a ReLU follow
 BUFFERS = 4  # inputs in turn, so that the cache does not hold them all
 
 Call = Callable[[int], Any]
@@ -137,7 +140,7 @@ def measured(layer: Layer, *, ours: bool) -> tuple[float, float]:
     def forward(turn: int) -> Tensor:
         x = inputs[turn % BUFFERS]
         if ours:
-            y: Tensor = sample_norms.Normed.apply(x, 1e-5, layer.groups, False, *affine)
+            y: Tensor = sample_norms.Normed.apply(x, None, 1e-5, layer.groups, False, *affine)
             return y
         halves = []
         with torch.autocast(DEVICE, dtype=BF16):
@@ -174,25 +177,33 @@ def table(batch: int) -> None:
         show(name, total)
 
 
-def with_relu(kind: str, shape: tuple[int, ...], halves: int, *, inside: bool) -> tuple[float, float]:
-    """Milliseconds forward, and backward, of a norm layer and the ReLU after it."""
-    made = [torch.randn(shape, device=DEVICE).to(BF16).contiguous(memory_format=LAST) for _ in range(BUFFERS)]
+def with_relu(kind: str, shape: tuple[int, ...], halves: int, *, add: bool, inside: bool) -> tuple[float, float]:
+    """Milliseconds forward, and backward, of a norm layer and the ReLU after it, or the addition and the ReLU."""
+    made = [torch.randn(shape, device=DEVICE).to(BF16).contiguous(memory_format=LAST) for _ in range(2 * BUFFERS)]
     inputs = [each.requires_grad_() for each in made]
     affine = [torch.ones(shape[1], device=DEVICE, requires_grad=True) for _ in range(2 * halves)]
     given, constant = torch.randn_like(inputs[0]), torch.ones(shape[1], device=DEVICE)
 
+    def read(turn: int) -> list[Tensor]:
+        return [inputs[turn % BUFFERS], *([inputs[BUFFERS + turn % BUFFERS]] if add else [])]
+
     def forward(turn: int) -> Tensor:
-        x = inputs[turn % BUFFERS]
+        x, *others = read(turn)
+        other = others[0] if others and inside else None
         if kind == "group norm":
-            y: Tensor = sample_norms.Normed.apply(x, 1e-5, 32, inside, *affine)
+            y: Tensor = sample_norms.Normed.apply(x, other, 1e-5, 32, inside, *affine)
         elif kind == "batch norm":
-            y = batch_norm.Normed.apply(x, 1e-5, inside, *affine)
+            y = batch_norm.Normed.apply(x, other, 1e-5, inside, *affine)
         else:
-            y = batch_norm.NormedBy.apply(x, constant, constant, 1e-5, inside, *affine)
-        return y if inside else nn.functional.relu(y, inplace=True)
+            y = batch_norm.NormedBy.apply(x, other, constant, constant, 1e-5, inside, *affine)
+        if inside:
+            return y
+        for each in others:
+            y += each
+        return nn.functional.relu(y, inplace=True)
 
     def both(turn: int) -> Any:
-        return torch.autograd.grad(forward(turn), [inputs[turn % BUFFERS], *affine], given)
+        return torch.autograd.grad(forward(turn), [*read(turn), *affine], given)
 
     with torch.no_grad():
         there = timed(forward)
@@ -200,20 +211,24 @@ def with_relu(kind: str, shape: tuple[int, ...], halves: int, *, inside: bool) -
 
 
 def relu_table(batch: int) -> None:
-    """A row per layer of ResNet-50 with ReLU inside its kernel and apart, and sums over those that a ReLU follows."""
-    print(f"\n{'milliseconds, with ReLU':34s} {'forward':>34s} {'backward':>34s}")
-    print(f"{'layer, batch':34s}" + f"{'bytes':>9s} {'ours':>8s} {'share':>6s} {'apart':>8s}" * 2)
-    for kind in ("batch norm", "given stats", "group norm"):
-        for halves in (1, 2):
-            total = [0.0] * 6
-            for (channels, side), count in RELU50.items() if CUDA else [((64, 6), 1)]:
-                shape = (batch * halves, channels, side, side)
-                least = Layer(kind, shape, count, halves, BF16).least_ms()
-                mine, apart = (with_relu(kind, shape, halves, inside=inside) for inside in (True, False))
-                row = [number for way in range(2) for number in (least[way], mine[way], apart[way])]
-                show(f"{kind} {channels:4d} x {side:3d}², {shape[0]}", row)
-                total = [one + count * other for one, other in zip(total, row, strict=True)]
-            show(f"{kind}, all 33, {batch * halves}", total)
+    """A row per layer of ResNet-50 with what follows it inside its kernel and apart, and sums over these layers."""
+    for add, kinds in ((False, RELU50), (True, ADD50)):
+        print(
+            f"\n{'milliseconds, with ' + ('addition, ' if add else '') + 'ReLU':34s} {'forward':>34s} {'backward':>34s}"
+        )
+        print(f"{'layer, batch':34s}" + f"{'bytes':>9s} {'ours':>8s} {'share':>6s} {'apart':>8s}" * 2)
+        for kind in ("batch norm", "given stats", "group norm"):
+            for halves in (1, 2):
+                total = [0.0] * 6
+                for (channels, side), count in kinds.items() if CUDA else [((64, 6), 1)]:
+                    shape = (batch * halves, channels, side, side)
+                    least = Layer(kind, shape, count, halves, BF16).least_ms()
+                    more = (3 / 2, 5 / 3) if add else (1, 1)  # tensors that are read and written
+                    mine, apart = (with_relu(kind, shape, halves, add=add, inside=inside) for inside in (True, False))
+                    row = [number for way in range(2) for number in (least[way] * more[way], mine[way], apart[way])]
+                    show(f"{kind} {channels:4d} x {side:3d}², {shape[0]}", row)
+                    total = [one + count * other for one, other in zip(total, row, strict=True)]
+                show(f"{kind}, all {sum(kinds.values())}, {batch * halves}", total)
 
 
 def show(name: str, row: list[float]) -> None:

@@ -579,6 +579,7 @@ class Adapter:
             with self._network.borrowed(images.device.type):
                 if unchecked:
                     self._check_doubling(images, record)
+                self._try_once(images, record)
                 answers, pieces = self._run_eagerly(images, learn)
             answer = torch.cat(answers)
         if not (learn and self.recipe.learns):
@@ -606,6 +607,14 @@ class Adapter:
         if not self._network.doubles:
             record.remarks.append(f"the doubled pass is off by {error:.2g}: the branch runs as a second pass")
             log.warning("%s: %s", type(self._network.model).__name__, record.remarks[-1])
+
+    def _try_once(self, images: Tensor, record: BatchRecord) -> None:
+        """See which faster ways are right for this model, where that is not known yet."""
+        learns, state = self.recipe.learns, self._state
+        note = self._acceleration.try_once(images, self.recipe.statistics, state.memory, learns=learns)
+        if note is not None:
+            record.remarks.append(note)
+            log.warning("%s: %s", type(self._network.model).__name__, note)
 
     @contextmanager
     def _doubling_checked(self, images: Tensor) -> Iterator[None]:

@@ -58,7 +58,7 @@ def test_the_kernels_are_batch_norm_there_and_back(
     given = torch.randn(shape, generator=rng).to(DEVICE, dtype)  # not channels last: a later layer may be so
     exact = x.detach().double().requires_grad_()
     twins = [tensor.detach().double().requires_grad_() for tensor in flat]
-    ours = _fused.Normed.apply(x, 1e-5, False, *flat)
+    ours = _fused.Normed.apply(x, None, 1e-5, False, *flat)
     theirs = plainly(exact, list(zip(twins[::2], twins[1::2], strict=True)))
     mine = torch.autograd.grad(ours, [x, *flat], given)
     wanted = torch.autograd.grad(theirs, [exact, *twins], given.double())
@@ -213,7 +213,7 @@ def test_what_is_not_finite_spoils_its_channel(small: int, fused: Any, monkeypat
 def test_there_is_no_second_way_back(fused: Any) -> None:
     x = torch.rand(2, 8, 4, 4, device=DEVICE).contiguous(memory_format=LAST).requires_grad_()
     one = torch.ones(8, device=DEVICE)
-    y = _fused.Normed.apply(x, 1e-5, False, one, one)
+    y = _fused.Normed.apply(x, None, 1e-5, False, one, one)
     (gradient,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         gradient.square().sum().backward()

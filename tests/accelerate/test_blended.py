@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from interpreted import round_to_nearest
 from nets import make_net
 from torch import Tensor, nn
 from toys import stream
@@ -293,7 +294,8 @@ def adapters(count: int, **settings: Any) -> list[poem.Adapter]:
 def test_an_adapter_on_kernels_is_as_near_to_full_precision(
     size: int, fused: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A GPU rounds to half precision; Triton's interpreter cuts digits off, which costs twice as much."""
+    if DEVICE == "cpu":
+        round_to_nearest(monkeypatch)
     taken: Counter[bool] = Counter()
     own = blended.fused
 
@@ -313,8 +315,8 @@ def test_an_adapter_on_kernels_is_as_near_to_full_precision(
             patch.setattr(blended, "DEVICES", ())
             wanted, theirs = exact(batch), plain(batch)
         far += torch.stack([(answer - wanted).norm().cpu() for answer in (mine, theirs)])
-    assert taken[True] == batches * layers, "each layer of each batch once"
-    assert 0 < far[0] < (1.5 if DEVICE == "cuda" else 3.0) * far[1]
+    assert taken[True] == (batches + 2) * layers, "each layer of each batch once, and of the two passes of a trial"
+    assert 0 < far[0] < 1.5 * far[1]
     saved, wanted = (each.state_dict()["tensors"] for each in (ours, plain))
     for name, tensor in wanted.items():
         torch.testing.assert_close(saved[name], tensor, rtol=0.1, atol=0.1)
@@ -328,7 +330,7 @@ def test_where_the_kernels_do_not_run_the_part_answers(
         raise RuntimeError("no C compiler found")
 
     batch = stream(DEVICE, 1)[0]
-    monkeypatch.setattr(fused, "normed", no_compiler)
+    monkeypatch.setattr(fused, "remembered", no_compiler)
     monkeypatch.setattr(blended.TRITON, "_works", {})
     one, other = adapters(2, precision="bf16")
     answer = one(batch)

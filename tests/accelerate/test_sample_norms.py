@@ -63,7 +63,7 @@ def compared(x: Tensor, groups: int | None, halves: int, given: Tensor, eps: flo
         plain = F.layer_norm(half, (channels,), weight, bias, eps) if groups is None else None
         theirs.append(F.group_norm(half, groups, weight, bias, eps) if plain is None and groups else plain)
     whole = torch.cat([each for each in theirs if each is not None])
-    ours = sample_norms.Normed.apply(x, eps, groups, False, *affine)
+    ours = sample_norms.Normed.apply(x, None, eps, groups, False, *affine)
     mine = torch.autograd.grad(ours, [x, *affine], given, retain_graph=True)
     without_input = torch.autograd.grad(ours, affine, given, retain_graph=True)
     (without_affine,) = torch.autograd.grad(ours, [x], given)
@@ -141,8 +141,8 @@ def test_what_is_not_asked_for_is_not_computed(fused: Any, monkeypatch: pytest.M
     monkeypatch.setattr(fused[0], "backward", backward)
     x = torch.rand(2, 8, 4, 4, device=DEVICE, dtype=BF16).contiguous(memory_format=LAST)
     one = torch.ones(8, device=DEVICE)
-    sample_norms.Normed.apply(x, 1e-5, 2, False, one.clone().requires_grad_(), one).sum().backward()
-    sample_norms.Normed.apply(x.requires_grad_(), 1e-5, 2, False, one, one).sum().backward()
+    sample_norms.Normed.apply(x, None, 1e-5, 2, False, one.clone().requires_grad_(), one).sum().backward()
+    sample_norms.Normed.apply(x.requires_grad_(), None, 1e-5, 2, False, one, one).sum().backward()
     assert asked == [(False, True), (True, False)]
 
 
@@ -159,7 +159,7 @@ def test_a_number_that_is_not_finite_spoils_its_group_alone(fused: Any) -> None:
 def test_there_is_no_second_backward_pass(fused: Any) -> None:
     x = torch.rand(2, 8, 4, 4, device=DEVICE, dtype=BF16).contiguous(memory_format=LAST).requires_grad_()
     one = torch.ones(8, device=DEVICE)
-    y = sample_norms.Normed.apply(x, 1e-5, 2, False, one, one)
+    y = sample_norms.Normed.apply(x, None, 1e-5, 2, False, one, one)
     (gradient,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         gradient.square().sum().backward()

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from poem.accelerate.norm_relu import NormReLU
+from poem.accelerate.lazy_norm import LazyNorms
 from poem.accelerate.triton_kernels import TritonKernels
 from poem.engine.norm_layers import ForwardContext, PatchedNorm
 from poem.parts.base import Memory
@@ -32,7 +32,8 @@ def _trial(side: int, *, masked: bool) -> Callable[[torch.device], object]:
         held = {name: tensor.contiguous() for name, tensor in held.items()} | {"images": zeros[0, 0]}
         mask = torch.ones(1, dtype=torch.bool, device=device) if masked else None
         constants = {"eps": 1e-5, "source_images": 1.0, "forget": FORGET, "largest_jump": LARGEST_JUMP}
-        return kernels().normed(x, mask, held, (one, one), (one, one), **constants)
+        new, _ = kernels().remembered(x, mask, held, (one, one), (one, one), **constants)
+        return [kernels().scaled(x, new, 2, relu=True, other=other) for other in (None, x)]
 
     return call
 
@@ -72,7 +73,7 @@ def fusable(norm: PatchedNorm, x: Tensor, mask: Tensor | None, copies: int) -> b
 
 
 def fused(
-    norm: PatchedNorm, x: Tensor, context: ForwardContext, key: str, relus: NormReLU | None = None
+    norm: PatchedNorm, x: Tensor, context: ForwardContext, key: str, lazy: LazyNorms | None = None
 ) -> tuple[Tensor, Memory] | None:
     """The layer's output with `Blended` statistics by our kernels, and its memory moved by the batch, or None.
 
@@ -88,15 +89,20 @@ def fused(
         return None
     assert norm.source_mean is not None
     assert norm.source_var is not None
-    relu = relus is not None and relus.follows(norm.layer)
-    y, new = kernels().normed(
-        x.detach(), None if mask is None else mask.contiguous(), known,
+    x = x.detach()
+    scales, new = kernels().remembered(
+        x, None if mask is None else mask.contiguous(), known,
         (norm.source_mean.contiguous(), norm.source_var.contiguous()), norm.affine(),
         eps=float(norm.layer.eps), source_images=float(statistics.source_images),  # type: ignore[arg-type]
-        forget=FORGET, largest_jump=LARGEST_JUMP, relu=relu,
+        forget=FORGET, largest_jump=LARGEST_JUMP,
     )  # fmt: skip
-    if relus is not None and relu:
-        y = relus.clipped(y)
+
+    def run(other: Tensor | None, relu: bool) -> Tensor:
+        y: Tensor = kernels().scaled(x, scales, statistics.copies, relu=relu, other=other)
+        return y
+
+    wait = lazy is not None and not torch.is_grad_enabled()  # what is added could want a gradient
+    y = lazy(run, x) if lazy is not None and wait else run(None, False)
     return y, {f"{key}.{name}": tensor for name, tensor in new.items()}
 
 

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from poem.accelerate.kernels import READING, WRITING, _collect, _place
+from poem.accelerate.kernels import READING, WRITING, _collect, _place, _write
 from poem.accelerate.triton_kernels import WORKERS
 
 MOMENTS = ("mean", "var", "last_mean", "last_var", "mean_moves", "var_moves")
@@ -180,9 +180,10 @@ def _remember(
 
 @triton.jit(do_not_specialize=["rows"])
 def _scaled(
-    x_ptr, new_ptr, y_ptr, rows, channels, relu: tl.constexpr, high: tl.constexpr, wide: tl.constexpr
+    x_ptr, new_ptr, other_ptr, y_ptr, rows, channels,
+    add: tl.constexpr, relu: tl.constexpr, high: tl.constexpr, wide: tl.constexpr,
 ):  # fmt: skip
-    """Each copy times its scale, plus its shift; with `relu`, clipped at zero."""
+    """Each copy times its scale, plus its shift."""
     copy, columns = tl.program_id(2), tl.program_id(1) * wide + tl.arange(0, wide)
     row, inside = tl.program_id(0) * high + tl.arange(0, high), columns < channels
     there = (row < rows)[:, None] & inside[None, :]
@@ -191,12 +192,10 @@ def _scaled(
     place = _place(copy, row, columns, rows, channels)
     x = tl.load(x_ptr + place, there, 0.0).to(tl.float32)
     y = x * scale[None, :] + shift[None, :]
-    if relu:
-        y = tl.where(y < 0, 0.0, y)  # not maximum, which would take 0 for not-a-number
-    tl.store(y_ptr + place, y.to(y_ptr.dtype.element_ty), there)
+    _write(y, y_ptr, other_ptr, place, there, add, relu)
 
 
-def normed(
+def remembered(
     x: Tensor,
     mask: Tensor | None,
     held: dict[str, Tensor],
@@ -207,9 +206,8 @@ def normed(
     source_images: float,
     forget: float,
     largest_jump: float,
-    relu: bool = False,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Each copy of the batch normalised with its own mixture of statistics, and the layer's new memory.
+    """What `scaled` reads, each copy's scale and shift by its own mixture of statistics, and the layer's new memory.
 
     Args:
         x: Activations (K B, C, H, W), channels last, K copies of B images.
@@ -229,21 +227,29 @@ def normed(
     part = torch.empty(count * parts * 2 * channels, dtype=torch.float32, device=x.device)
     size = copies * channels
     new = torch.empty(ROWS * size + copies + 1, dtype=torch.float32, device=x.device)
-    y = torch.empty_like(x)
     kept = [held[name] for name in (*MOMENTS, "share", "images", *SETTINGS)]
     chosen = x if mask is None else mask.view(torch.uint8)
     tile = _added(batch, parts)
-    tiles = triton.cdiv(batch * rows, WRITING["high"]), triton.cdiv(channels, WRITING["wide"]), copies
     with torch.cuda.device_of(x):
         _collect[(triton.cdiv(channels, launch["wide"]), parts, count)](x, part, rows, channels, span, **launch)
         _remember[(triton.cdiv(channels, WIDE), copies)](
             part, x, chosen, *kept, *source, *affine, new, batch, rows, channels, parts,
             source_images, forget, largest_jump, eps, masked=mask is not None, **tile,
         )  # fmt: skip
-        _scaled[tiles](x, new, y, batch * rows, channels, relu, **WRITING)
     found = dict(zip(MOMENTS, new[: len(MOMENTS) * size].view(-1, copies, channels).unbind(), strict=True))
     found["share"], found["images"] = new[ROWS * size : -1].view(copies, 1), new[-1]
-    return y, found
+    return new, found
+
+
+def scaled(x: Tensor, new: Tensor, copies: int, *, relu: bool = False, other: Tensor | None = None) -> Tensor:
+    """Each copy of the batch scaled and shifted, plus `other`, and with `relu` clipped at zero."""
+    rows, channels, y = x.numel() // x.shape[1] // copies, x.shape[1], torch.empty_like(x)
+    tiles = triton.cdiv(rows, WRITING["high"]), triton.cdiv(channels, WRITING["wide"]), copies
+    with torch.cuda.device_of(x):
+        _scaled[tiles](
+            x, new, x if other is None else other, y, rows, channels, add=other is not None, relu=relu, **WRITING
+        )
+    return y
 
 
 def _stretches(rows: int, channels: int, images: int) -> tuple[int, int, dict[str, Any]]:

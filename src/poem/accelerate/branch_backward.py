@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from poem.accelerate.lazy_norm import computed
+
 KINDS = (nn.Conv2d, nn.Linear)  # the very types: what a subclass does is not known
 
 
@@ -79,7 +81,7 @@ class _HalfBackwardLayer:
         if not (torch.is_grad_enabled() and x.requires_grad and self._owner.doubled()):
             answer: Tensor = own(self.layer, x)
             return answer
-        return _Half.apply(x, self.layer, self.layer._parameters["weight"], self._owner)  # type: ignore[no-any-return]
+        return _Half.apply(computed(x), self.layer, self.layer._parameters["weight"], self._owner)  # type: ignore[no-any-return]
 
 
 class _Half(torch.autograd.Function):

@@ -235,6 +235,8 @@ class Captures:
             return None, self._refused.get(key)
         acceleration = self._network.acceleration
         untried = isinstance(acceleration, Accelerated) and acceleration.branch_backward.untried
+        if isinstance(acceleration, Accelerated) and acceleration.untried(images.device.type):
+            return None, "not captured yet: whether norm layers may be lazy is tried on a batch that runs eagerly"
         if learn and self._recipe.learns and untried:
             return None, "not captured yet: the branch's backward pass is tried on its first update, and none was made"
         if learn and self._recipe.step.per_sample and self._network.samples_independent is None and len(images) > 1:

@@ -7,7 +7,7 @@ rows are cut into stretches: one kernel sums each of them, and the next adds the
 The samples are those of one half, or of both halves of a doubled batch; each half has scale and shift of its own. Sums
 are per sample and channel. Nothing is added atomically, so results do not depend on the order of programs.
 
-With `relu` what is written is clipped at zero; the backward pass computes the sign again, as for batch norm.
+With `other` that tensor is added to what is written, and with `relu` it is clipped at zero, as for batch norm.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from poem.accelerate.kernels import _clipped, _collect, _own, _passed, _summed
+from poem.accelerate.kernels import _collect, _own, _passed, _summed, _write
 from poem.accelerate.triton_kernels import WORKERS, Affine
 
 PARTS = 64  # stretches of a sample, at most: every program that writes adds them up
@@ -77,9 +77,9 @@ def _totals_backward(
 
 @triton.jit(do_not_specialize=ANY)
 def _normalise(
-    x_ptr, part_ptr, weight_ptr, bias_ptr, weight2_ptr, bias2_ptr, y_ptr, mean_ptr, rstd_ptr,
-    rows, channels, per, used, span, parts, half, eps,
-    relu: tl.constexpr, split: tl.constexpr, single: tl.constexpr, high: tl.constexpr, wide: tl.constexpr,
+    x_ptr, part_ptr, weight_ptr, bias_ptr, weight2_ptr, bias2_ptr, other_ptr, y_ptr, mean_ptr, rstd_ptr,
+    rows, channels, per, used, span, parts, half, eps, add: tl.constexpr, relu: tl.constexpr,
+    split: tl.constexpr, single: tl.constexpr, high: tl.constexpr, wide: tl.constexpr,
 ):  # fmt: skip
     """Moments of each group, from sums of stretches or from the rows themselves; then normalise, scale and shift."""
     block, stretch, sample = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -112,7 +112,7 @@ def _normalise(
         place = first + row[:, None] * channels + columns[None, :]
         x = tl.load(x_ptr + place, there, 0.0).to(tl.float32)
         y = (x - mean[None, :]) * scale[None, :] + bias[None, :]
-        tl.store(y_ptr + place, _clipped(y, relu).to(y_ptr.dtype.element_ty), there)
+        _write(y, y_ptr, other_ptr, place, there, add, relu)
 
 
 @triton.jit(do_not_specialize=ANY)
@@ -178,8 +178,10 @@ def _backward(
         tl.store(dx_ptr + place, dx.to(dx_ptr.dtype.element_ty), there)
 
 
-def normed(x: Tensor, affine: Affine, eps: float, groups: int, *, relu: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-    """Activations normalised per sample and group, scaled and shifted per half, and with `relu` clipped at zero.
+def normed(
+    x: Tensor, affine: Affine, eps: float, groups: int, *, relu: bool = False, other: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Activations normalised per sample and group, scaled and shifted per half, plus `other`, clipped at zero (`relu`).
 
     Besides, mean and rstd (samples, groups).
     """
@@ -198,9 +200,9 @@ def normed(x: Tensor, affine: Affine, eps: float, groups: int, *, relu: bool = F
                 x, part, rows, channels, span, even=even, high=64, wide=WIDE, num_warps=4
             )
         _normalise[blocks, parts, samples](
-            x, part, *affine[0], *affine[-1], y, mean, rstd,
+            x, part, *affine[0], *affine[-1], x if other is None else other, y, mean, rstd,
             rows, channels, per, used, span, parts, samples // len(affine), eps,
-            relu=relu, split=parts > 1, single=used == per, **launch,
+            add=other is not None, relu=relu, split=parts > 1, single=used == per, **launch,
         )  # fmt: skip
     return y, mean, rstd
 

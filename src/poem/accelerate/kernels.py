@@ -3,8 +3,10 @@
 Reading every activation is most of what batch statistics cost. A group of rows has statistics, scale and shift of its
 own, so the two halves of a doubled batch are normalised by one kernel.
 
-With `relu` a kernel clips what it writes at zero. The backward pass then computes the sign of the output again from the
-input, by the same expression, so the output need not be kept for it.
+With `other` a kernel adds that tensor, of the same layout, to what it writes, and with `relu` it clips at zero. Both
+are as if torch did it afterwards: what was normalised is rounded before the addition. The backward pass of ReLU without
+an addition computes the sign of the output again from the input, by the same expression, so the output need not be kept
+for it.
 
 Activations are seen as (groups, rows, channels). A program takes a tile of them, `high` rows by `wide` channels; what
 several programs summed is added up `tall` programs at a time.
@@ -50,6 +52,14 @@ def _clipped(y, relu: tl.constexpr):
     if relu:
         y = tl.where(y < 0, 0.0, y)
     return y
+
+
+@triton.jit
+def _write(y, y_ptr, other_ptr, place, there, add: tl.constexpr, relu: tl.constexpr):
+    """Write what was normalised; with `add`, rounded and then plus the other tensor."""
+    if add:
+        y = y.to(y_ptr.dtype.element_ty).to(tl.float32) + tl.load(other_ptr + place, there, 0.0).to(tl.float32)
+    tl.store(y_ptr + place, _clipped(y, relu).to(y_ptr.dtype.element_ty), there)
 
 
 @triton.jit
@@ -125,8 +135,8 @@ def _sums(part_ptr, total_ptr, along_ptr, channels, parts, tall: tl.constexpr, w
 
 @triton.jit
 def _apply(
-    x_ptr, mean_ptr, rstd_ptr, weight_ptr, bias_ptr, weight2_ptr, bias2_ptr, y_ptr, rows, channels,
-    relu: tl.constexpr, high: tl.constexpr, wide: tl.constexpr,
+    x_ptr, mean_ptr, rstd_ptr, weight_ptr, bias_ptr, weight2_ptr, bias2_ptr, other_ptr, y_ptr, rows, channels,
+    add: tl.constexpr, relu: tl.constexpr, high: tl.constexpr, wide: tl.constexpr,
 ):  # fmt: skip
     """Normalise, scale and shift."""
     group, columns = tl.program_id(2), tl.program_id(1) * wide + tl.arange(0, wide)
@@ -139,7 +149,7 @@ def _apply(
     place = _place(group, row, columns, rows, channels)
     x = tl.load(x_ptr + place, there, 0.0).to(tl.float32)
     y = (x - mean[None, :]) * scale[None, :] + bias[None, :]
-    tl.store(y_ptr + place, _clipped(y, relu).to(y_ptr.dtype.element_ty), there)
+    _write(y, y_ptr, other_ptr, place, there, add, relu)
 
 
 @triton.jit
@@ -198,8 +208,8 @@ def _backward(
 
 @triton.jit
 def _small(
-    x_ptr, weight_ptr, bias_ptr, weight2_ptr, bias2_ptr, y_ptr, mean_ptr, rstd_ptr, rows, channels, eps,
-    relu: tl.constexpr, high: tl.constexpr, wide: tl.constexpr,
+    x_ptr, weight_ptr, bias_ptr, weight2_ptr, bias2_ptr, other_ptr, y_ptr, mean_ptr, rstd_ptr, rows, channels, eps,
+    add: tl.constexpr, relu: tl.constexpr, high: tl.constexpr, wide: tl.constexpr,
 ):  # fmt: skip
     """All of it for one group and some channels, held at once."""
     group, columns, row = tl.program_id(1), tl.program_id(0) * wide + tl.arange(0, wide), tl.arange(0, high)
@@ -213,7 +223,7 @@ def _small(
     scale = rstd * _own(weight_ptr, weight2_ptr, group, columns, inside)
     bias = _own(bias_ptr, bias2_ptr, group, columns, inside)
     y = x * scale[None, :] + bias[None, :]
-    tl.store(y_ptr + place, _clipped(y, relu).to(y_ptr.dtype.element_ty), there)
+    _write(y, y_ptr, other_ptr, place, there, add, relu)
     tl.store(mean_ptr + group * channels + columns, mean, inside)
     tl.store(rstd_ptr + group * channels + columns, rstd, inside)
 
@@ -245,8 +255,8 @@ def _small_backward(
 
 @triton.jit
 def _apply_given(
-    x_ptr, mean_ptr, var_ptr, weight_ptr, bias_ptr, weight2_ptr, bias2_ptr, y_ptr, rows, channels, eps,
-    relu: tl.constexpr, high: tl.constexpr, wide: tl.constexpr,
+    x_ptr, mean_ptr, var_ptr, weight_ptr, bias_ptr, weight2_ptr, bias2_ptr, other_ptr, y_ptr, rows, channels, eps,
+    add: tl.constexpr, relu: tl.constexpr, high: tl.constexpr, wide: tl.constexpr,
 ):  # fmt: skip
     """Normalise with a mean and a variance that are given, the same for all groups; scale and shift."""
     group, columns = tl.program_id(2), tl.program_id(1) * wide + tl.arange(0, wide)
@@ -259,7 +269,7 @@ def _apply_given(
     place = _place(group, row, columns, rows, channels)
     x = tl.load(x_ptr + place, there, 0.0).to(tl.float32)
     y = (x - mean[None, :]) * scale[None, :] + bias[None, :]
-    tl.store(y_ptr + place, _clipped(y, relu).to(y_ptr.dtype.element_ty), there)
+    _write(y, y_ptr, other_ptr, place, there, add, relu)
 
 
 @triton.jit
@@ -310,19 +320,22 @@ def sums(
     return total, along
 
 
-def normed(x: Tensor, affine: Affine, eps: float, *, relu: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-    """Activations normalised, scaled and shifted per group, and with `relu` clipped at zero; and the moments."""
+def normed(
+    x: Tensor, affine: Affine, eps: float, *, relu: bool = False, other: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Activations normalised, scaled and shifted per group, plus `other`, clipped at zero (`relu`); and the moments."""
     groups = len(affine)
     rows, channels = _shape(x, groups)
-    y, given = torch.empty_like(x), (*affine[0], *affine[-1])
+    y, given = torch.empty_like(x), (*affine[0], *affine[-1], x if other is None else other)
+    ends = {"add": other is not None, "relu": relu}
     if rows <= SMALL:
         (mean, rstd), launch = _pair(x, groups), _whole(rows)
         with torch.cuda.device_of(x):
-            _small[_grid(channels, launch, groups)](x, *given, y, mean, rstd, rows, channels, eps, relu=relu, **launch)
+            _small[_grid(channels, launch, groups)](x, *given, y, mean, rstd, rows, channels, eps, **ends, **launch)
         return y, mean, rstd
     mean, rstd = moments(x, eps, groups)
     with torch.cuda.device_of(x):
-        _apply[_tiles(rows, channels, groups)](x, mean, rstd, *given, y, rows, channels, relu=relu, **WRITING)
+        _apply[_tiles(rows, channels, groups)](x, mean, rstd, *given, y, rows, channels, **ends, **WRITING)
     return y, mean, rstd
 
 
@@ -348,13 +361,22 @@ def backward(
     return dx, along, total
 
 
-def normed_by(x: Tensor, mean: Tensor, var: Tensor, affine: Affine, eps: float, *, relu: bool = False) -> Tensor:
-    """Activations normalised with this mean and variance (channels,), scaled and shifted per group."""
+def normed_by(
+    x: Tensor,
+    mean: Tensor,
+    var: Tensor,
+    affine: Affine,
+    eps: float,
+    *,
+    relu: bool = False,
+    other: Tensor | None = None,
+) -> Tensor:
+    """Activations normalised with this mean and variance (channels,), scaled and shifted per group, plus `other`."""
     rows, channels = _shape(x, len(affine))
-    y, given = torch.empty_like(x), (*affine[0], *affine[-1])
+    y, given = torch.empty_like(x), (*affine[0], *affine[-1], x if other is None else other)
     with torch.cuda.device_of(x):
         _apply_given[_tiles(rows, channels, len(affine))](
-            x, mean, var, *given, y, rows, channels, eps, relu=relu, **WRITING
+            x, mean, var, *given, y, rows, channels, eps, add=other is not None, relu=relu, **WRITING
         )
     return y
 

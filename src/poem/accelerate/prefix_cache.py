@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from poem.accelerate.lazy_norm import computed
 from poem.accelerate.sample_norms import FusedForward
 
 PLAIN = (type(None), bool, int, float, str)  # arguments beside tensors that a key may hold
@@ -89,6 +90,7 @@ class PrefixCache:
 
     def ask(self, module: nn.Module, own: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """The layer's output for this input, from the cache where it is still valid."""
+        args, kwargs = tuple(map(computed, args)), {name: computed(each) for name, each in kwargs.items()}
         given = (*args, *kwargs.values())
         tensors = [each for each in given if isinstance(each, Tensor)]
         known_kinds = all(isinstance(each, (Tensor, *PLAIN)) for each in given)
@@ -107,7 +109,7 @@ class PrefixCache:
         output = next((each.output for each in known if each.is_of(tensors, compare=self._compare)), None)
         if output is None:
             before = _versions(tensors)
-            output = own(*args, **kwargs)
+            output = computed(own(*args, **kwargs))
             if isinstance(output, Tensor) and not output.requires_grad and _versions(tensors) == before:
                 known.append(_Entry(output, tensors))
         return output

@@ -3,8 +3,8 @@
 Under autocast torch runs both in single precision, and group norm contiguous: what comes in is cast and transposed, and
 what goes out is again, for the next convolution. Precondition: `fusable`, and the layer's forward is torch's or timm's
 own. Effect: one kernel from half precision to half precision, both halves of a doubled batch at once, each with its own
-scale and shift. Fallback: the layer's forward. Where a ReLU follows a group norm (`norm_relu.py`), its kernel applies
-it.
+scale and shift. Fallback: the layer's forward. In lazy passes (`lazy_norm.py`) the kernel of group norm also adds and
+clips what comes after the layer.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from poem.accelerate.batch_norm import clipping, passed
+from poem.accelerate.lazy_norm import computed
 from poem.accelerate.triton_kernels import TritonKernels
 
 if TYPE_CHECKING:
-    from poem.accelerate.norm_relu import NormReLU
+    from poem.accelerate.lazy_norm import LazyNorms
 
 DEVICES: tuple[str, ...] = ("cuda",)  # that have kernels
 WIDEST_GROUP, WIDEST_ROW = 512, 8192  # channels that a program holds at once, at most
@@ -43,27 +45,27 @@ THEN = {"GroupNormAct": ("drop", "act")}
 class FusedForward:
     """Takes the place of a norm layer's forward: our kernels, or the layer's own where they do not take it."""
 
-    def __init__(self, layer: nn.Module, relus: NormReLU | None = None) -> None:
-        self.layer, self.own, self._relus = layer, layer.forward, relus
+    def __init__(self, layer: nn.Module, lazy: LazyNorms | None = None) -> None:
+        self.layer, self.own, self._lazy = layer, layer.forward, lazy
 
     def __call__(self, *args: Any, **named: Any) -> Tensor:
         """The layer's output for one tensor; further arguments are the layer's own affair."""
         if len(args) == 1 and not named:
-            y = fused(self.layer, self.own, args[0], [affine_of(self.layer)], self._relus)
+            y = fused(self.layer, self.own, computed(args[0]), [affine_of(self.layer)], self._lazy)
             if y is not None:
                 return y
         answer: Tensor = self.own(*args, **named)
         return answer
 
 
-def patch(modules: Iterable[nn.Module], relus: NormReLU | None = None) -> None:
+def patch(modules: Iterable[nn.Module], lazy: LazyNorms | None = None) -> None:
     """Replace the forward of each known norm layer, except where it is replaced already; others are left alone.
 
-    `relus` says which calls of a group norm have a ReLU after them.
+    `lazy` says whether outputs of group norms wait for what comes after them.
     """
     for module in modules:
         if kind_of(module) is not None and "forward" not in module.__dict__:
-            module.__dict__["forward"] = FusedForward(module, relus)
+            module.__dict__["forward"] = FusedForward(module, lazy)
 
 
 def kind_of(layer: nn.Module) -> Kind | None:
@@ -132,7 +134,7 @@ def rows_of(x: Tensor) -> Tensor | None:
 
 
 def fused(
-    layer: Any, own: Any, x: Tensor, affine: list[tuple[Any, Any]], relus: NormReLU | None = None
+    layer: Any, own: Any, x: Tensor, affine: list[tuple[Any, Any]], lazy: LazyNorms | None = None
 ) -> Tensor | None:
     """The layer's output by our kernels, or None where they do not take it.
 
@@ -141,7 +143,7 @@ def fused(
         own: Its forward, bound, before any replacement.
         x: Its input; the first dimension is the batch.
         affine: Scale and shift for all of the batch, or for each half of it.
-        relus: Which calls of a group norm have a ReLU after them; None where nobody knows.
+        lazy: Whether the output of a group norm waits for what comes after it; None: it does not.
     """
     function = getattr(own, "__func__", None)
     expected = type(layer).__module__, f"{type(layer).__qualname__}.forward"
@@ -152,11 +154,14 @@ def fused(
     flat = [tensor.contiguous() for pair in affine for tensor in pair]
     eps, kind, then = float(layer.eps), kind_of(layer), THEN.get(type(layer).__qualname__, ())
     if kind == "layer 2d":
-        y: Tensor = Normed.apply(x.permute(0, 2, 3, 1), eps, None, False, *flat).permute(0, 3, 1, 2)
-    elif kind == "group" and not then and relus is not None and relus.follows(layer):
-        y = relus.clipped(Normed.apply(x, eps, int(layer.num_groups), True, *flat))
-    else:
-        y = Normed.apply(x, eps, int(layer.num_groups) if kind == "group" else None, False, *flat)
+        return Normed.apply(x.permute(0, 2, 3, 1), None, eps, None, False, *flat).permute(0, 3, 1, 2)  # type: ignore[no-any-return]
+    groups = int(layer.num_groups) if kind == "group" else None
+
+    def run(other: Tensor | None, relu: bool) -> Tensor:
+        y: Tensor = Normed.apply(x, other, eps, groups, relu, *flat)
+        return y
+
+    y = run(None, False) if lazy is None or groups is None else lazy(run, x, *flat)
     for name in then:
         y = getattr(layer, name)(y)
     return y
@@ -166,27 +171,29 @@ class Normed(torch.autograd.Function):
     """Normalised per sample, then scaled and shifted by the numbers of the half that the sample is in."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, eps: float, groups: int | None, relu: bool, *affine: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, other: Tensor | None, eps: float, groups: int | None, relu: bool, *affine: Tensor
+    ) -> Tensor:
         """Normalise `groups` of channels, or whole rows (None); weight and bias of each half follow one another.
 
-        With `relu`, which only groups have, what is below zero becomes zero.
+        Only with groups, `other` is added to it, and with `relu` what is below zero becomes zero.
         """
         pairs = list(zip(affine[::2], affine[1::2], strict=True))
         if groups is None:
             y, mean, rstd = kernels()[1].normed(rows_of(x), pairs, eps, x.shape)
         else:
-            y, mean, rstd = kernels()[0].normed(x, pairs, eps, groups, relu=relu)
-        ctx.save_for_backward(x, mean, rstd, *affine)
-        ctx.groups, ctx.relu = groups, relu
+            y, mean, rstd = kernels()[0].normed(x, pairs, eps, groups, relu=relu, other=other)
+        ctx.save_for_backward(x, clipping(y, other, relu=relu), mean, rstd, *affine)
+        ctx.groups, ctx.relu = groups, relu and other is None
         answer: Tensor = y
         return answer
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """The gradients of the input and of each weight and bias, where they are asked for."""
-        x, mean, rstd, *affine = ctx.saved_tensors
-        asked = {"input_grad": ctx.needs_input_grad[0], "affine_grad": any(ctx.needs_input_grad[4:])}
+        """The gradients of the input, of what was added and of each weight and bias, where they are asked for."""
+        x, y, mean, rstd, *affine = ctx.saved_tensors
+        asked = {"input_grad": ctx.needs_input_grad[0], "affine_grad": any(ctx.needs_input_grad[5:])}
         given = gradients[0]
         if ctx.groups is None:
             seen = rows_of(given)
@@ -194,12 +201,15 @@ class Normed(torch.autograd.Function):
             dx, *found = kernels()[1].backward(seen, rows_of(x), affine[::2], mean, rstd, **asked)
             dx = None if dx is None else dx.view(x.shape)
         else:
-            given = given.to(x.dtype).contiguous(memory_format=torch.channels_last)
+            given = passed(given, x, y)
             pairs = list(zip(affine[::2], affine[1::2], strict=True))
             dx, *found = kernels()[0].backward(given, x, pairs, mean, rstd, relu=ctx.relu, **asked)
-        if not asked["affine_grad"]:
-            return dx, *(None for _ in ctx.needs_input_grad[1:])
-        return dx, None, None, None, *(each for pair in zip(*found, strict=True) for each in pair)
+        own = (
+            (each for pair in zip(*found, strict=True) for each in pair)
+            if asked["affine_grad"]
+            else [None] * len(affine)
+        )
+        return dx, given if ctx.needs_input_grad[1] else None, None, None, None, *own
 
 
 def _group_trial(side: int) -> Callable[[torch.device], object]:
@@ -210,6 +220,7 @@ def _group_trial(side: int) -> Callable[[torch.device], object]:
         x = torch.zeros(1, 8, side, side, dtype=torch.bfloat16, device=device)
         x = x.contiguous(memory_format=torch.channels_last)
         y, *moments = kernels()[0].normed(x, [(one, one)], 1e-5, 2, relu=True)
+        kernels()[0].normed(x, [(one, one)], 1e-5, 2, relu=True, other=x)
         return kernels()[0].backward(y, x, [(one, one)], *moments, relu=True)
 
     return call

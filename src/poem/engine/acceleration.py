@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from poem.engine.network import Network
     from poem.engine.norm_layers import ForwardContext, PatchedNorm
     from poem.parts.base import Memory, Outputs
+    from poem.parts.statistics import Statistics
 
 
 class Acceleration:
@@ -51,6 +52,14 @@ class Acceleration:
     def forward_pass(self, images: Tensor, *, cacheable: bool) -> AbstractContextManager[None]:
         """A context around one call of the model; `cacheable` if layers depend on their input and tensors alone."""
         return nullcontext()
+
+    def try_once(self, images: Tensor, statistics: Statistics, memory: Memory, *, learns: bool) -> str | None:
+        """Before a batch that runs eagerly: try what is to be tried on a model's first batch.
+
+        Returns:
+            What to note: a faster way that this model does not allow. None where there is nothing to say.
+        """
+        return None
 
     def layout(self, images: Tensor) -> Tensor:
         """The model's input in the memory layout that it computes fastest in."""
