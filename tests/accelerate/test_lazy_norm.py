@@ -706,10 +706,11 @@ class ScriptedFunction(Block):
     ("body", "method", "why"),
     [
         (WritesInput, "bn", "wrote in place"),
+        (WritesInput, "auto", "wrote in place"),
         (OwnFunction, "tent", "the answers differ"),
         (ScriptedFunction, "bn", "TorchScript"),
     ],
-    ids=["writes", "a function of its own", "a scripted function"],
+    ids=["writes", "writes, in copies", "a function of its own", "a scripted function"],
 )
 def test_a_model_that_fails_the_trial_is_never_lazy(
     body: type[Block], method: str, why: str, ends: list[tuple[bool, bool]]

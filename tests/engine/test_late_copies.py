@@ -83,3 +83,69 @@ def test_a_network_without_batch_norm_has_no_copies() -> None:
     adapter = poem.adapt(net.eval(), RECIPE)
     adapter(toys.images(8, seed=1))
     assert adapter._network._late_copies is None
+
+
+def test_copies_keep_the_layout_and_a_batch_that_is_not_finite_proves_nothing() -> None:
+    torch.manual_seed(0)
+    layouts: list[bool] = []
+
+    class Layout(Stem):
+        def joined(self, y: Tensor) -> Tensor:
+            z: Tensor = self.norm(y)
+            layouts.append(z.is_contiguous(memory_format=torch.channels_last))
+            return F.relu(z)
+
+    adapter = poem.adapt(Layout().eval().to(memory_format=torch.channels_last), RECIPE)
+    batch = toys.images(8, seed=1).contiguous(memory_format=torch.channels_last)
+    with pytest.raises(ValueError, match="finite"):
+        adapter(batch * torch.inf)
+    assert adapter._network._late_copies is None
+    adapter(batch)
+    assert adapter._network._late_copies is True
+    layouts.clear()
+    adapter(batch)
+    assert layouts == [True]
+
+
+class First(nn.Module):
+    def forward(self, z: Tensor, y: Tensor) -> Tensor:
+        return z
+
+
+class Sum(nn.Module):
+    def forward(self, z: Tensor, y: Tensor) -> Tensor:
+        return z + y
+
+
+class Joined(Stem):
+    def __init__(self) -> None:
+        super().__init__()
+        self.join: nn.Module = First()
+
+    def joined(self, y: Tensor) -> Tensor:
+        found: Tensor = self.join(F.relu(self.norm(y)), y)
+        return found
+
+
+def test_a_model_that_was_changed_is_tried_again() -> None:
+    torch.manual_seed(0)
+    net = Joined().eval()
+    adapter = poem.adapt(net, RECIPE)
+    adapter(toys.images(8, seed=1))
+    assert adapter._network._late_copies is True
+    net.join = Sum()
+    assert bool(adapter(toys.images(8, seed=2)).isfinite().all())
+    assert adapter._network._late_copies is False
+
+
+def test_one_image_that_overflows_leaves_the_source_of_a_guard_alone() -> None:
+    """Its copy has a share of 0 of the batch's statistics, and 0 times infinity is not 0."""
+    torch.manual_seed(0)
+    net = Stem().eval()
+    batch = toys.images(8, seed=1)
+    batch[0] *= 1e25  # finite, but not its square
+    adapter = poem.adapt(net, RECIPE)
+    adapter(batch)
+    found, expected = adapter.last.source_logits, adapter.source(batch)
+    assert found is not None
+    torch.testing.assert_close(found[1:], expected[1:], atol=1e-4, rtol=1e-4)

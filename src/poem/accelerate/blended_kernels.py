@@ -172,6 +172,8 @@ def _remember(
     apart = seen - own_mean
     mixed_mean = own_mean + weight * apart
     mixed_var = own_var + weight * (spread - own_var) + weight * (1 - weight) * (apart * apart)
+    mixed_mean = tl.where(weight == 0, own_mean, mixed_mean)  # a share of 0 of what is not finite would not be 0
+    mixed_var = tl.where(weight == 0, own_var, mixed_var)
     scale = tl.load(weight_ptr + columns, inside, 0.0).to(tl.float32) * tl.rsqrt(mixed_var + eps)
     shift = tl.load(bias_ptr + columns, inside, 0.0).to(tl.float32) - mixed_mean * scale
     tl.store(place + 6 * size, scale, inside)

@@ -61,7 +61,10 @@ class DeviceBatches:
             if tensor.is_cuda:
                 tensor.record_stream(current)  # its memory is the copying stream's, and may go back to it only then
         following = self._ahead.peek()
-        self._copied = None if following is None else self._copy(following, self._copying)
+        try:
+            self._copied = None if following is None else self._copy(following, self._copying)
+        except RuntimeError:  # out of memory: it is raised where that batch is asked for
+            self._copied = None
         return batch
 
     def close(self) -> None:

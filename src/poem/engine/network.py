@@ -155,7 +155,7 @@ class Network:
             self._dirty = True  # until it is whole
             self.twin.rebuild()
             if changed:
-                self._reached, self._untracked = False, None
+                self._reached, self._untracked, self._late_copies, self._columns = False, None, None, None
                 self.acceleration.hold(None)
                 self.acceleration.model_changed()
             for group in self.groups:
@@ -335,15 +335,16 @@ class Network:
         whole = run.branch == "none" and self.given is None and (theta is None or theta.dim() == 1)
         if run.copies > 1 and whole and self._late_copies is None and len(images) > 1:
             self._late_copies = self._copies_may_begin_late(images, theta, run)
-        run.begun = not (run.copies > 1 and whole and self._late_copies)
+        run.copied = not (run.copies > 1 and whole and self._late_copies)
         return self._pass(images, theta, run)
 
-    def _copies_may_begin_late(self, images: Tensor, theta: Tensor | None, run: ForwardContext) -> bool:
+    def _copies_may_begin_late(self, images: Tensor, theta: Tensor | None, run: ForwardContext) -> bool | None:
         """Whether copies that the first batch norm makes give what copies of the input give; tried once, on a batch.
 
-        Not so where layers before it also lead past it, or the model counts the rows of its input.
+        Not so where layers before it also lead past it, or the model counts the rows of its input. None where logits
+        are not finite, which proves nothing.
         """
-        early, late = (replace(run, record={}, ran=set(), begun=begun) for begun in (True, False))
+        early, late = (replace(run, record={}, ran=set(), copied=copied) for copied in (True, False))
         try:
             with torch.no_grad():
                 expected, found = (self._pass(images, theta, each) for each in (early, late))
@@ -351,12 +352,14 @@ class Network:
             raise
         except (RuntimeError, ValueError, TypeError, IndexError):
             return False
+        if not bool(expected.isfinite().all()):
+            return None
         near = 2e-2 if self.autocast.coarse(self.model, cuda=images.is_cuda) else 1e-3
-        return late.begun and torch.allclose(found, expected, rtol=near, atol=near, equal_nan=True)
+        return late.copied and torch.allclose(found, expected, rtol=near, atol=near)
 
     def _pass(self, images: Tensor, theta: Tensor | None, run: ForwardContext) -> Tensor:
         """One call of the model."""
-        x = self._input(images, run.copies if run.begun else 1)
+        x = self._input(images, run.copies if run.copied else 1)
         if theta is not None and theta.dim() == 2:
             run.theta_rows = by_module(self.theta.swaps(theta))
             theta = theta[0]  # for layers that do not run as such
@@ -379,7 +382,7 @@ class Network:
                 logits = _logits_of(self._logits(output), type(self.model).__name__)
         finally:
             self._current = None
-        times = (run.copies if run.begun else 1) * (2 if run.doubled else 1)
+        times = (run.copies if run.copied else 1) * (2 if run.doubled else 1)
         if len(logits) != len(images) * times:
             raise ValueError(
                 f"expected logits for {len(images)} images, got {len(logits) // times} rows; "

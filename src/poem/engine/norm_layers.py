@@ -39,8 +39,8 @@ class ForwardContext:
     rows: int = 0  # rows that the model is called with
     columns: int = 0  # logits of each row, before a class mask
     copies: int = 1  # how often each image is among them, each copy with statistics of its own
-    begun: bool = True  # whether the copies are there; else the first batch norm makes them
-    ran: set[str] = field(default_factory=set)  # norm layers that were asked
+    copied: bool = True  # the batch holds all copies already; else the first batch norm makes them
+    ran: set[str] = field(default_factory=set)  # names of norm layers that ran
     training: bool = False  # its outputs are learnt from
 
 
@@ -72,9 +72,9 @@ class PatchedNorm:
         x, *rest = args or (named.pop(next(iter(named))),)
         run = self._current()
         run.ran.add(self.name)
-        if self.batch and not run.begun:
-            run.begun = True
-            x = x.repeat(run.copies, *[1] * (x.dim() - 1))
+        if self.batch and not run.copied:
+            run.copied = True
+            x = torch.cat([x] * run.copies)  # unlike repeat, it keeps channels last
         swaps, rows = run.swaps.get(self.layer, []), run.branch_rows.get(self.layer)
         if run.branch == "alone":
             with swapped(swaps):

@@ -222,7 +222,7 @@ class Guard:
     def _batch(
         self, images: Tensor | ModelInput, held: GuardState, events: list[Event], learn: bool | None
     ) -> tuple[Tensor, GuardState, Signals, tuple[Verdict, Tensor]]:
-        """Both answers, what they show, what follows from it."""
+        """Run source and adapter on a batch, update the signals, choose the answer, snapshot or undo."""
         settings, began, apart = self.settings, time.perf_counter(), seconds_apart()
         shift, worse = held.shift.copied(), copy.copy(held.worse)
         off = held.stopped == STOPPED and not learn
@@ -493,7 +493,8 @@ class Guard:
         if verdict == "source" or held.budget is not None:  # what a budget grants depends on the order of samples
             return self.adapter.in_model_shape(_log_probs(self.adapter.source(images)))
         raw, record = self.adapter.answer_with_record(images)
-        adapted, source = _log_probs(raw), self._source_in(record, images)
+        adapted = _log_probs(raw)
+        source = self._source_in(record, images) if self._shares else _log_probs(self.adapter.source(images))
         if self._views(images):
             adapted = _mean(adapted, _log_probs(self.adapter(_shifted(images))))
         answer, _, _ = self._answer(source, adapted, verdict, copy.copy(held.worse), replace(held, budget=None))

@@ -125,7 +125,9 @@ class Blended(Statistics):
         share, doubts = new[f"{key}.share"], new[f"{key}.doubts"]
         seen = mean + _beyond(new[f"{key}.mean"] - mean, doubts * (new[f"{key}.mean_moves"] * share).sqrt())
         spread = var + _beyond(new[f"{key}.var"] - var, doubts * (new[f"{key}.var_moves"] * share).sqrt())
-        return mixture(mean, var, seen, spread, weight)
+        mixed = mixture(mean, var, seen, spread, weight)
+        # A share of 0 of what is not finite would not be 0, and this copy is the source.
+        return torch.where(weight == 0, mean, mixed[0]), torch.where(weight == 0, var, mixed[1])
 
     def __call__(self, layer: BatchLayer, x: Tensor, mask: Tensor | None, memory: Memory, key: str) -> Tensor:
         """Each copy with its own statistics."""

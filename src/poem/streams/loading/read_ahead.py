@@ -137,24 +137,26 @@ class _Reader(Generic[T]):
 
     def _read(self, modes: _Modes) -> None:
         """Read items until the source ends or the consumer stops: the thread's function."""
-        with modes.entered():
-            while self._waited_for_room():
-                try:
-                    item = self._convert(next(self._source))
-                except StopIteration:
-                    break
-                except BaseException as error:  # it belongs to the consumer
-                    self._error = error
-                    break
-                with self._changed:
-                    if not self._stopped:
-                        self._ready.append(item)
-                    self._changed.notify_all()
-                del item
-            self._close_source()
-        with self._changed:
-            self._ended = True
-            self._changed.notify_all()
+        try:
+            with modes.entered():
+                while self._waited_for_room():
+                    try:
+                        item = self._convert(next(self._source))
+                    except StopIteration:
+                        break
+                    except BaseException as error:  # it belongs to the consumer
+                        self._error = error
+                        break
+                    with self._changed:
+                        if not self._stopped:
+                            self._ready.append(item)
+                        self._changed.notify_all()
+                    del item
+                self._close_source()
+        finally:  # however it ended, nobody waits for it
+            with self._changed:
+                self._ended = True
+                self._changed.notify_all()
 
     def _waited_for_room(self) -> bool:
         with self._changed:
