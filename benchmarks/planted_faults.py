@@ -197,9 +197,9 @@ FAULTS = [
     Fault(
         "labels steer the adapter",
         "bench/run_stream.py",
-        "labels, images = label_indices(labels, _count(images, labels)), moved_input(images, self.device)",
-        "labels, images = label_indices(labels, _count(images, labels)), moved_input(images, self.device)\n"
-        "                images = images * (1 - 1e-3 * float(labels.reshape(-1)[0]))",
+        "labels = label_indices(labels, _count(images, labels))\n",
+        "labels = label_indices(labels, _count(images, labels))\n"
+        "                    images = images * (1 - 1e-3 * float(labels.reshape(-1)[0]))\n",
         LABELS,
     ),
     Fault(
@@ -247,8 +247,8 @@ FAULTS = [
     Fault(
         "totals lost at a reset",
         "bench/run_stream.py",
-        "                self._add_totals()\n                self.adapter.reset()\n",
-        "                self.adapter.reset()\n",
+        "                    self._add_totals()\n                    self.adapter.reset()\n",
+        "                    self.adapter.reset()\n",
         ("bench/test_benchmark.py",),
     ),
     Fault(
@@ -471,8 +471,8 @@ FAULTS = [
     Fault(
         "a stream's own seed not used",
         "streams/stream.py",
-        "            seed = self.order.seed if self.seed is None else self.seed\n            found",
-        "            seed = self.order.seed\n            found",
+        "        seed = self.order.seed if self.seed is None else self.seed\n        loader",
+        "        seed = self.order.seed\n        loader",
         ("streams/test_stream.py",),
     ),
     Fault(
