@@ -147,5 +147,5 @@ def test_a_batch_costs_a_bounded_number_of_operations_for_each_layer() -> None:
     with Operations() as seen:
         one(batches[2])
     layers = sum(isinstance(each, torch.nn.BatchNorm2d) for each in make_net("bn").modules())
-    assert seen.count["where"] < 8 * layers, "of each layer's memory none of its own"
+    assert seen.count["where"] < 10 * layers, "of each layer's memory none of its own"
     assert sum(seen.count.values()) < 150 * layers, seen.count
