@@ -315,7 +315,8 @@ def test_an_adapter_on_kernels_is_as_near_to_full_precision(
             patch.setattr(blended, "DEVICES", ())
             wanted, theirs = exact(batch), plain(batch)
         far += torch.stack([(answer - wanted).norm().cpu() for answer in (mine, theirs)])
-    assert taken[True] == (batches + 2) * layers, "each layer of each batch once, and of the two passes of a trial"
+    tried = 2 if size == 1 else 4  # passes of trials: lazy outputs, and copies that begin late
+    assert taken[True] == (batches + tried) * layers, "each layer of each batch once"
     assert 0 < far[0] < 1.5 * far[1]
     saved, wanted = (each.state_dict()["tensors"] for each in (ours, plain))
     for name, tensor in wanted.items():
