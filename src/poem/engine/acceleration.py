@@ -37,7 +37,7 @@ class Acceleration:
         """The user changed the model: which layers run early may be another question now."""
 
     def release(self) -> None:
-        """Free copies."""
+        """Free the memory of cast weights."""
 
     def refresh(self) -> None:
         """Called before each batch: the model's weights may have been written to."""

@@ -104,7 +104,7 @@ class AuditLines:
         self.lines: list[dict[str, Any]] = []
 
     def write(self, line: dict[str, Any]) -> str | None:
-        """Append a line."""
+        """Keep a line as it would be read back from a file; none is ever lost, so None."""
         self.lines.append(json_values(line))
         return None
 

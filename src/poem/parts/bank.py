@@ -57,7 +57,7 @@ class MemoryBank(Views):
         return {self: (1, 0)}
 
     def start(self, outputs: Outputs) -> Memory:
-        """An empty bank."""
+        """A bank that holds no image yet."""
         images = outputs.batch.images
         return self._memory(images.new_zeros(self.capacity, *images.shape[1:]), [], 0)
 

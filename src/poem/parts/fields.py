@@ -49,7 +49,7 @@ class Range:
 Share = Annotated[float, Range(at_least=0, at_most=1)]
 """A number from 0 to 1: a share, a probability, the momentum of an average."""
 NotNegative = Annotated[float, Range(at_least=0)]
-"""0 or more."""
+"""A number that is at least 0."""
 Positive = Annotated[float, Range(above=0)]
 """More than 0."""
 Count = Annotated[int, Range(at_least=1)]
