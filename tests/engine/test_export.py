@@ -222,7 +222,7 @@ def test_blended_copies_become_the_one_that_counts_most() -> None:
     for favoured in range(part.copies):
         told = {**memory, "statistics.entropy": torch.full((part.copies,), 2.0)}
         told["statistics.entropy"][favoured] = 0.0
-        told["statistics.near"], told["statistics.far"] = torch.tensor(1.0), torch.tensor(1.0)
+        told["statistics.near"], told["statistics.far"] = torch.ones(2), torch.ones(2)
         told["statistics.predicted"] = torch.full_like(memory["statistics.predicted"], 0.1)
         lasting = part.weights[favoured] == 0 or part.rates[favoured] < 1
         assert part.frozen_copy(told) == favoured if lasting else part.frozen_copy(told) in (0, part._slowest)

@@ -195,6 +195,17 @@ def test_a_shifted_stream_keeps_half_of_the_gain() -> None:
     assert guard.verdict != "source"
 
 
+@pytest.mark.parametrize(("method", "least"), [("tent", 30.0), ("auto", 30.0)])
+def test_a_source_that_collapses_after_clear_images_is_not_believed(method: str, least: float) -> None:
+    images, labels = digit_stream("shuffled", None)
+    reddish = torch.tensor([0.3, 0.2, 0.2])[:, None, None] * images[256:] + torch.tensor([0.7, 0, 0])[:, None, None]
+    images = torch.cat([images[:256], reddish])
+    source, alone, guarded, guard = digit_accuracies(method, images, labels)
+    assert alone > source + 40, "the source answers one class, and the batch's statistics mend it"
+    assert guarded > source + least
+    assert guard.verdict == "adapted"
+
+
 @pytest.mark.parametrize("action", ["roll back", "reset", "freeze", "answer"])
 def test_when_worse_each(action: str) -> None:
     x, _ = stream()
@@ -639,3 +650,25 @@ def test_a_lower_balance_is_no_collapse_where_steadier_answers_follow_the_runs(
     seen = replace(Averages.start(4, torch.device("cpu")), classes=classes, seen=torch.tensor(1024.0))
     seen = replace(seen, runs=torch.tensor(runs), steady=torch.tensor(steady))
     assert guarded._verdict(seen, with_view=True)[0] == verdict
+
+
+@pytest.mark.parametrize(
+    ("classes", "steady", "verdict"),
+    [
+        (([0.94, 0.02, 0.02, 0.02], [0.25] * 4), 0.85, "adapted"),
+        (([0.94, 0.02, 0.02, 0.02], [0.25] * 4), 0.70, "mean"),
+        (([0.94, 0.02, 0.02, 0.02], [0.25] * 4), 0.60, "source"),  # many answers, but unsteady: a sorted stream
+        (([0.94, 0.02, 0.02, 0.02], [0.85, 0.05, 0.05, 0.05]), 0.85, "source"),  # nearly the same one answer
+        (([0.70, 0.10, 0.10, 0.10], [0.25] * 4), 0.85, "source"),  # some collapse, but not to one answer
+    ],
+)
+def test_a_source_that_gives_one_answer_lately_is_judged_by_the_other_s_steadiness(
+    classes: tuple[list[float], list[float]], steady: float, verdict: str
+) -> None:
+    guarded = poem.guard(poem.adapt(make_net("gn"), "tent"))
+    seen = replace(Averages.start(4, torch.device("cpu")), classes=torch.full((2, 4), 0.25), seen=torch.tensor(1024.0))
+    seen = replace(seen, runs=torch.tensor([3.0, 2.0]), steady=torch.tensor([0.99, 0.9]))  # clear images came before
+    seen = replace(seen, lately=torch.tensor(classes), lately_steady=torch.tensor([1.0, steady]))
+    assert guarded._verdict(seen, with_view=True)[0] == verdict
+    early = replace(seen, seen=torch.tensor(128.0))
+    assert guarded._verdict(early, with_view=True)[0] == "source", "judged after a quarter of the horizon"

@@ -184,8 +184,8 @@ def test_a_state_that_is_none_is_refused_and_changes_nothing() -> None:
         (None, "without a guard"),
         (case.adapter().state_dict(), "without a guard"),
         (other.state_dict(), "make the guard with budget=0.5"),
-        ({**before, "guard": {"schema": 1}}, "lacks 'batches'"),
-        ({**before, "guard": {**before["guard"], "schema": 2}}, "in format number 1, got number 2; begin the stream"),
+        ({**before, "guard": {"schema": 2}}, "lacks 'batches'"),
+        ({**before, "guard": {**before["guard"], "schema": 1}}, "in format number 2, got number 1; begin the stream"),
         (
             {**before, "guard": {key: value for key, value in before["guard"].items() if key != "schema"}},
             "in format number 1, got none, as of an older version; begin the stream anew",

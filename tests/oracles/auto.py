@@ -170,7 +170,7 @@ class Blend:
     """The copies' probabilities averaged, those that tell the images apart with most weight, few quick ones in runs."""
 
     def __init__(self, copies: int, trust: float, horizon: int, caution: float = 5.0) -> None:
-        self.trust, self.caution, self.runs = trust, caution, Runs()
+        self.trust, self.caution, self.slow_runs, self.half_runs = trust, caution, Runs(), Runs()
         self.predictions, self.entropies = ([Recent(horizon) for _ in range(copies)] for _ in range(2))
 
     def __call__(self, each: list[Tensor]) -> Tensor:
@@ -181,7 +181,11 @@ class Blend:
             informed.append(gained / math.log(logits.shape[1]))
         scores = [self.trust * each for each in informed]  # source, a quarter and half of the batch, the batch, slow
         scores[3] = min(scores[3] + 1.0, max(scores))
-        runs, _, _ = self.runs.now(each[4].softmax(1).detach())
+        slow, half = (
+            self.slow_runs.now(each[4].softmax(1).detach())[0],
+            self.half_runs.now(each[2].softmax(1).detach())[0],
+        )
+        runs = min(slow, 1 + 4 * (half - 1))
         for quick in (1, 2, 3):
             scores[quick] = scores[quick] - self.caution * max(0.0, runs - 1.3)
         weights = torch.stack(scores).softmax(0)
@@ -193,7 +197,8 @@ class Blend:
         for logits, predictions, entropies in zip(each, self.predictions, self.entropies, strict=True):
             predictions.keep(logits.softmax(1).detach())
             entropies.keep(entropy(logits).detach())
-        self.runs.keep(each[4].softmax(1).detach())
+        self.slow_runs.keep(each[4].softmax(1).detach())
+        self.half_runs.keep(each[2].softmax(1).detach())
 
 
 class LastImages:

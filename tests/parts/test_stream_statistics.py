@@ -18,6 +18,7 @@ from toys import images
 
 import poem
 from poem.parts import Blended, Components, Everyone, FromBatch, Memory, Nothing, Significant, Source, Statistics
+from poem.parts.runs import shared_runs
 from poem.parts.statistics import moments
 from poem.parts.stream_statistics import mixture
 
@@ -628,3 +629,28 @@ def test_source_and_batch_are_the_limits() -> None:
     adapter = adapted(Blended((0.0, 1.0), (1.0, 1.0), (0.0, 0.0), trust=0.0))
     limits = [adapted(each)(batch()).softmax(1) for each in (Source(), FromBatch())]
     torch.testing.assert_close(adapter(batch()).softmax(1), (limits[0] + limits[1]) / 2, rtol=1e-5, atol=1e-6)
+
+
+def test_a_sudden_collapse_of_the_slowest_copy_is_no_run_of_a_class() -> None:
+    """Five copies; from the third batch on the source's and the slowest answer one class, the others every class."""
+    rng = torch.Generator().manual_seed(0)
+    statistics, memory, weights = Blended(), dict[str, Tensor](), {}
+    for order in ("mixed", "sorted"):
+        memory = {}
+        for number in range(8):
+            truth = torch.randint(10, (64,), generator=rng) if order == "mixed" else torch.full((64,), number)
+            right, one = 8.0 * nn.functional.one_hot(truth, 10).double(), torch.zeros(64, 10).double()
+            one[:, 3] = 8.0
+            copies = [one, one, right, right, one] if order == "mixed" and number > 1 else [right] * 5
+            answer, memory = statistics.combine(torch.stack(copies), memory)
+        weights[order] = float(answer.exp()[torch.arange(64), truth].mean())
+        runs = memory["statistics.near"] / memory["statistics.far"]
+        assert float(runs[0]) > 1.5, "the slowest copy takes both for runs"
+        assert (float(runs[1]) > 1.5) == (order == "sorted"), "the middle one only classes that come so"
+    assert weights["mixed"] > 0.9, "copies that cope with the shift answer"
+
+
+def test_runs_are_those_that_a_second_network_sees_too() -> None:
+    pairs = torch.tensor([[4.0, 1.0], [4.0, 1.1], [4.0, 3.0], [1.0, 4.0], [0.9, 1.0]])
+    expected = [1.0, 1.4, 4.0, 1.0, 0.9]
+    assert [float(shared_runs(pair)) for pair in pairs] == pytest.approx(expected)

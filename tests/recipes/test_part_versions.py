@@ -89,7 +89,7 @@ def test_only_recipes_with_the_part_get_another_key(monkeypatch: pytest.MonkeyPa
 
 
 def test_versions_are_read_from_text_and_only_of_parts_of_this_package() -> None:
-    assert text.part_versions({"statistics": "Blended((0.0, 1.0))", "lr": "0.1"}) == {"Blended": 2}
-    assert text.part_versions({"on_batch_norm": "Recipe(statistics=Blended((0.0, 1.0)))"}) == {"Blended": 2}
+    assert text.part_versions({"statistics": "Blended((0.0, 1.0))", "lr": "0.1"}) == {"Blended": 3}
+    assert text.part_versions({"on_batch_norm": "Recipe(statistics=Blended((0.0, 1.0)))"}) == {"Blended": 3}
     for other in ("mine:Blended(0.5)", "mine.Blended(0.5)", "NotBlended(0.5)", "'Blended'", "FromBatch()"):
         assert text.part_versions({"statistics": other}) == {}, other

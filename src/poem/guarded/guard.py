@@ -36,7 +36,7 @@ from poem.guarded.guard_state import from_plain, to_plain
 from poem.guarded.signals import Averages, Signals, as_sure_as, shifted
 from poem.parts.fields import Checked, Count, NotNegative, Positive, Range
 from poem.parts.readout import Uncorrected
-from poem.parts.runs import RUNS
+from poem.parts.runs import RUNS, shared_runs
 from poem.parts.statistics import Source
 from poem.recipes.recipe import Recipe
 from poem.recipes.text import written
@@ -49,6 +49,8 @@ STOPPED = "stopped by hand"
 TOO_SLOW = "predicting alone takes longer than max_ms={:g}, which cannot be kept; every 100th batch is learnt from"
 ONE_ANSWER, POOR = 0.95, 0.7
 """A class's share of the source's answers from which on it gives one answer, and a poor network's steadiness."""
+ONE_LATELY, MANY_LATELY = 0.9, 0.4
+"""That share in the last images; and the balance gained there, as a share of the most there is, by many answers."""
 NO_IMAGES = (
     "the input is no batch of images (batch, channels, height, width), so it is not looked at shifted (view='none'): "
     "the verdict rests on the balance of the answers alone"
@@ -380,25 +382,35 @@ class Guard:
         because the source's are collapsing, and a source that gives one answer all along is steady without knowing
         anything. Where they do, wrong answers are the more balanced ones. A lower balance than the source's is a
         collapse; not so where classes come in runs that the adapted answers follow at least as well, and as steadily.
+        A source that gives one answer lately, while the adapted answers are many and steadier than a poor network's,
+        has collapsed, whatever came before.
         """
         settings = self.settings
-        rest = torch.stack([averages.classes[0].max(), averages.seen])
-        values = torch.cat([averages.steady, averages.balances, averages.runs, rest]).tolist()
-        own, other, source_balance, adapted_balance, runs, adapted_runs, most, seen = values
+        rest = torch.stack([shared_runs(averages.runs), averages.classes[0].max(), averages.seen])
+        lately = torch.stack([averages.lately[0].max(), averages.lately_steady[1]])
+        values = [averages.steady, averages.balances, averages.runs, rest, averages.lately_balances, lately]
+        numbers: list[float] = torch.cat(values).tolist()
+        own, other, source_balance, adapted_balance, runs, adapted_runs, shared, most, seen, *last = numbers
+        source_lately, adapted_lately, most_lately, steady_lately = last
         early = math.sqrt(64 / max(1.0, min(seen, settings.horizon)))
-        shuffled = runs < RUNS and seen >= settings.horizon / 4
+        judged = seen >= settings.horizon / 4
+        shuffled = shared < RUNS and judged
         constant = most > ONE_ANSWER and shuffled
         evidence = other - (min(own, POOR) if constant else own) if with_view else 0.0
         gained = adapted_balance - source_balance
         if gained > 0 and shuffled:
             evidence += settings.balance * min(gained, MOST_GAINED)
+        many = adapted_lately - source_lately > MANY_LATELY * math.log(averages.classes.shape[1])
+        fallen = with_view and judged and most_lately > ONE_LATELY and many
+        if fallen:
+            evidence = max(evidence, steady_lately - POOR)
         measured = replace(
             _no_signals(), source_steadiness=own, adapted_steadiness=other, source_balance=source_balance,
             adapted_balance=adapted_balance, runs=runs, adapted_runs=adapted_runs, evidence=evidence,
         )  # fmt: skip
         margin = settings.margin + settings.early * early
         follows = with_view and runs >= RUNS and adapted_runs >= runs and other > own
-        collapsed = gained < -settings.collapse - 0.05 * early and not follows
+        collapsed = gained < -settings.collapse - 0.05 * early and not follows and not fallen
         if not math.isfinite(evidence) or collapsed or evidence < -margin:
             return "source", measured
         return "adapted" if evidence > margin else "mean", measured

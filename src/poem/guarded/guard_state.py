@@ -17,7 +17,7 @@ from poem.guarded.signals import Averages
 if TYPE_CHECKING:
     from poem.guarded.guard import GuardState
 
-GUARD_SCHEMA = 1
+GUARD_SCHEMA = 2
 """Version of the guard's part of a saved state; it is stored in every one."""
 GROUPS = ("moving", "teacher", "memory")
 PLAIN = (

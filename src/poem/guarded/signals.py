@@ -14,7 +14,9 @@ from poem.parts.runs import moved_runs, start_runs
 HALVINGS, MANY = 20, 2**20
 """Of the interval in which a temperature is looked for; and numbers of which several multiples are not held at once."""
 RUNS_OF = ("recent", "before", "near", "far")
-OF_BOTH = ("classes", "steady", "runs", *RUNS_OF)
+OF_BOTH = ("classes", "steady", "lately", "lately_steady", "runs", *RUNS_OF)
+LATELY = 128
+"""Images over which the source's latest answers are averaged, to see it collapse soon after a shift."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,8 @@ class Averages:
 
     classes: Tensor  # (2, C) shares of the classes answered, by source and adapted
     steady: Tensor  # (2,) shares of images answered as their shifted copies, by source and adapted
+    lately: Tensor  # (2, C) and (2,): both, over the last `LATELY` images
+    lately_steady: Tensor
     seen: Tensor  # () images
     runs: Tensor  # (2,) of classes, in the answers of source and adapted
     recent: Tensor  # (2, C) and what they are made of
@@ -70,7 +74,7 @@ class Averages:
         """Before the first batch."""
         zeros = torch.zeros(2, classes, device=device)
         start = {name: torch.stack([value, value]) for name, value in start_runs(zeros).items()}
-        return cls(zeros, zeros[:, 0], zeros[0, 0], zeros[:, 0], **start)
+        return cls(zeros, zeros[:, 0], zeros, zeros[:, 0], zeros[0, 0], zeros[:, 0], **start)
 
     def moved(self, source: Tensor, adapted: Tensor, steady: Tensor | None, horizon: float) -> Averages:
         """With the log-probabilities (B, C) of one more batch in it; rows that are not finite are left out."""
@@ -79,9 +83,15 @@ class Averages:
         share = torch.maximum(count / (self.seen + count).clamp(min=1), (count / horizon).clamp(max=1))
         answers = F.one_hot(torch.stack([source, adapted]).argmax(2), source.shape[1]) * sound  # (2, B, C)
         classes = answers.sum(1) / count.clamp(min=1)
-        moved = self.steady if steady is None else self.steady + share * (steady - self.steady)
+        soon = torch.maximum(share, (count / LATELY).clamp(max=1))
+        moved, moved_lately = self.steady, self.lately_steady
+        if steady is not None:
+            moved, moved_lately = moved + share * (steady - moved), moved_lately + soon * (steady - moved_lately)
         runs, held = moved_runs({name: getattr(self, name) for name in RUNS_OF}, answers.float(), self.seen)
-        return Averages(self.classes + share * (classes - self.classes), moved, self.seen + count, runs, **held)
+        return Averages(
+            self.classes + share * (classes - self.classes), moved, self.lately + soon * (classes - self.lately),
+            moved_lately, self.seen + count, runs, **held,
+        )  # fmt: skip
 
     def as_source(self) -> Averages:
         """With the source's answers in the place of the adapted ones, as at the start of a stream."""
@@ -92,6 +102,11 @@ class Averages:
     def balances(self) -> Tensor:
         """(2,) entropy of the classes answered, by source and adapted, in nats."""
         return entropy(self.classes.clamp(min=1e-12).log())
+
+    @property
+    def lately_balances(self) -> Tensor:
+        """(2,) the same of the last images."""
+        return entropy(self.lately.clamp(min=1e-12).log())
 
 
 def shifted(images: Tensor) -> Tensor:

@@ -16,14 +16,25 @@ NEAR, FAR, SMOOTH = 64, 512, 256
 """Images that are a sample's neighbours, that are further apart, and over which their agreement is averaged."""
 RUNS, UNKNOWN_RUNS = 1.3, 1.5
 """From here on classes are taken to come in runs; and what is assumed before there is anything to compare with."""
+SECOND = 4.0
+"""How many times the excess over 1 that a second network finds counts, in `shared_runs`."""
 HELD_RUNS = ("recent", "before", "near", "far")
 """What `moved_runs` holds: mean predictions of the last images and of more, and how far each agrees with the batch."""
 
 
+def shared_runs(runs: Tensor) -> Tensor:
+    """How far classes come in runs by two networks (2,): what the first finds, as far as the second finds some of it.
+
+    A shift that makes the first answer one class from now on looks to it like a run of that class, until its answers
+    are as far apart as `FAR`. A second network, that copes with the shift, sees the order as mixed as it was.
+    """
+    return torch.minimum(runs[0], 1 + SECOND * (runs[1] - 1))
+
+
 def start_runs(probs: Tensor) -> Memory:
-    """Before the first batch: no predictions, no agreement."""
-    zeros = torch.zeros_like(probs[0])
-    return dict(zip(HELD_RUNS, (zeros, zeros, zeros[0], zeros[0]), strict=True))
+    """Before the first batch of predictions (..., B, C): none before it, no agreement."""
+    zeros = torch.zeros_like(probs[..., 0, :])
+    return dict(zip(HELD_RUNS, (zeros, zeros, zeros[..., 0], zeros[..., 0]), strict=True))
 
 
 def moved_runs(held: Memory, probs: Tensor, seen: Tensor) -> tuple[Tensor, Memory]:

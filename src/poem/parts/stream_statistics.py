@@ -17,7 +17,7 @@ from torch import Tensor
 
 from poem.parts.base import Memory, Outputs, entropy, masked_mean
 from poem.parts.fields import Count, NotNegative, Positive, Range, Share
-from poem.parts.runs import HELD_RUNS, RUNS, UNKNOWN_RUNS, moved_runs, start_runs
+from poem.parts.runs import HELD_RUNS, RUNS, UNKNOWN_RUNS, moved_runs, shared_runs, start_runs
 from poem.parts.statistics import BatchLayer, FromBatch, Statistics
 
 FORGET = 0.1
@@ -46,8 +46,10 @@ class Blended(Statistics):
     `bonus` is added to its exponent, as far as that does not exceed the best copy's.
 
     Where classes come in runs, the statistics of a batch are those of a few classes. `runs` is how much likelier two
-    neighbours in the stream agree than samples further apart, by the predictions of the slowest copy; every copy but
-    that one and the source's is divided by `exp(caution * (runs - 1.3))` where `runs` is above 1.3.
+    neighbours in the stream agree than samples further apart, by the predictions of the slowest copy and of the middle
+    one, whose mixture is nearest to half and half (`shared_runs`): a sudden shift can make the slowest answer one class
+    for a while, and classes in runs confuse the copies that follow the batch; the middle copy copes with both. Every
+    copy but the slowest and the source's is divided by `exp(caution * (runs - 1.3))` where `runs` is above 1.3.
 
     Paper: none. The test of significance is that of instance-aware batch norm (Gong et al., NeurIPS 2022) for a batch;
     the mixture's variance is that of two sets together.
@@ -112,7 +114,7 @@ class Blended(Statistics):
         predicted, unsure = memory["statistics.predicted"], memory["statistics.entropy"]
         information = _share_of_most(entropy(predicted.clamp(min=1e-12).log()) - unsure, predicted.shape[-1])
         near, far = memory["statistics.near"], memory["statistics.far"]
-        runs = torch.where(far > 0, near / far.clamp(min=1e-9), UNKNOWN_RUNS)
+        runs = shared_runs(torch.where(far > 0, near / far.clamp(min=1e-9), UNKNOWN_RUNS))
         scores = self._preferred(self.trust * information, runs).tolist()
         every = range(self.copies)
         lasting = [place for place in every if self.weights[place] == 0 or self.rates[place] < 1]
@@ -187,7 +189,7 @@ class Blended(Statistics):
         """No predictions seen."""
         zeros = outputs.probs.new_zeros(self.copies, outputs.classes)
         sums = {"predicted": zeros, "entropy": zeros[:, 0], "seen": zeros[0, 0]}
-        return sums | start_runs(zeros)
+        return sums | start_runs(outputs.probs.new_zeros(2, 1, outputs.classes))
 
     def combine(self, logits: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
         """The copies' probabilities (copies, B, C) averaged by their information, as logarithms (B, C)."""
@@ -201,11 +203,11 @@ class Blended(Statistics):
         predicted = torch.lerp(memory.get("statistics.predicted", mean), mean, share)
         unsure = torch.lerp(memory.get("statistics.entropy", sure), sure, share)
         information = _share_of_most(entropy(predicted.clamp(min=1e-12).log()) - unsure, known.shape[-1])
-        slowest = probs[self._slowest]
+        watched = torch.stack([probs[self._slowest], probs[self._middle]])
         begun = "statistics.recent" in memory
-        held = {name: memory[f"statistics.{name}"] for name in HELD_RUNS} if begun else start_runs(slowest)
-        runs, record = moved_runs(held, slowest, seen)
-        weights = self._preferred(self.trust * information, runs).log_softmax(0)
+        held = {name: memory[f"statistics.{name}"] for name in HELD_RUNS} if begun else start_runs(watched)
+        runs, record = moved_runs(held, watched, seen)
+        weights = self._preferred(self.trust * information, shared_runs(runs)).log_softmax(0)
         record |= {"predicted": predicted, "entropy": unsure, "seen": seen + count}
         answer = (each + weights[:, None, None]).logsumexp(0)
         return answer, {f"statistics.{name}": value for name, value in record.items()}
@@ -215,6 +217,14 @@ class Blended(Statistics):
         """The copy whose average over the stream is the longest."""
         moving = [place for place, weight in enumerate(self.weights) if weight > 0] or [0]
         return min(moving, key=lambda place: self.rates[place])
+
+    @property
+    def _middle(self) -> int:
+        """The copy that follows the batch about half; the slowest where none follows it."""
+        slowest = self._slowest
+        moving = [place for place, weight in enumerate(self.weights) if weight > 0]
+        quick = [place for place in moving if self.rates[place] > self.rates[slowest]] or [slowest]
+        return min(quick, key=lambda place: abs(self.weights[place] - 0.5))
 
     @property
     def _closest(self) -> int:

@@ -29,7 +29,7 @@ PARTS: dict[str, Any] = {
     for name, part in _EXPORTED.items()
     if isinstance(part, type) and issubclass(part, Checked) and not inspect.isabstract(part)
 }
-PART_VERSIONS = {"Blended": 2}
+PART_VERSIONS = {"Blended": 3}
 """Version of each part whose defaults have changed; the others are at 1. Text leaves settings at their default out, so
 the key of every cell with the part contains its version: results with the earlier defaults are not taken for new."""
 _OPERATORS: dict[type[ast.operator], Any] = {
