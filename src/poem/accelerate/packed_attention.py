@@ -8,6 +8,8 @@ views that cover one contiguous tensor, a third each. Effect: one copy, in order
 Why this is right. A view has the numbers of its base, and its gradient is its base's, whatever views led to it. So
 `scaled_dot_product_attention` is handed other views of the same base, whose backward knows how they lie. What runs
 between base and views is not asked for gradients then: models with hooks run without, and so does compiled code.
+`nn.MultiheadAttention` does as well: it calls attention from within a function of torch, into which a
+`TorchFunctionMode` does not see.
 """
 
 from __future__ import annotations
