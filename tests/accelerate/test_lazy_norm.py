@@ -40,7 +40,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(blended.kernels(), "WIDE", 128)
     for module in (batch_norm, sample_norms, blended):
         monkeypatch.setattr(module, "DEVICES", ("cuda", "cpu"))
-        module.TRITON.work(torch.device(DEVICE))  # tried before we count
+        module.TRITON.work(torch.empty(0, device=DEVICE).device)  # tried before we count, and known as tensors know it
     return batch_norm.kernels(), sample_norms.kernels()[0], blended.kernels()
 
 
@@ -618,8 +618,11 @@ def test_networks_as_libraries_have_them(
     ours = adapted(model)
     mine = [ours(batch), *moving(ours).values()]
     theirs = plainly(adapted(model))
+    # On a GPU torch promises no order in which convolutions and max pooling add up gradients. Of the thousands of
+    # numbers that move, each about one, single ones then differ in their last bit, which is 1e-7.
+    close = 0 if DEVICE == "cpu" else 1e-6
     for one, other in zip(mine, [theirs(batch), *moving(theirs).values()], strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=0)
+        torch.testing.assert_close(one, other, rtol=0, atol=close)
     assert lazy_of(ours).right
     assert RELU in ends
     assert (BOTH in ends) == residual

@@ -12,6 +12,7 @@ from torch import Tensor
 from poem.accelerate import batch_norm, blended, sample_norms, selected_rows
 from poem.accelerate.branch_backward import BranchBackward
 from poem.accelerate.lazy_norm import LazyNorms, computed
+from poem.accelerate.packed_attention import PackedAttention
 from poem.accelerate.prefix_cache import PrefixCache
 from poem.accelerate.weight_casts import WeightCasts, channels_last
 from poem.engine.acceleration import Acceleration
@@ -42,6 +43,7 @@ class Accelerated(Acceleration):
         self.prefix_cache = PrefixCache(network.modules, holders, network.twin.hooked)
         self.branch_backward = BranchBackward(network.frozen_beyond_split(), network.is_doubled)
         self.lazy = LazyNorms(network.model) if self._half else None
+        self.attention = PackedAttention(network.model) if self._half else None
         self.independent: bool | None = None  # whether samples get the same logits alone; None before it was tried
 
     def patch(self) -> None:
@@ -57,10 +59,12 @@ class Accelerated(Acceleration):
         self.model_changed()
 
     def model_changed(self) -> None:
-        """Find the early layers again, and try lazy norm layers again."""
+        """Find the early layers again, try lazy norm layers again, and see again whether there is attention."""
         self.prefix_cache.forget()
         if self.lazy is not None:
             self.lazy.right = None
+        if self.attention is not None:
+            self.attention.used = None
 
     def release(self) -> None:
         """Free the cast weights."""
@@ -83,10 +87,11 @@ class Accelerated(Acceleration):
 
     @contextmanager
     def forward_pass(self, images: Tensor, *, cacheable: bool) -> Iterator[None]:
-        """Inside, early layers answer from the cache, and norm layers wait for what comes after them."""
+        """Inside, early layers answer from the cache, norm layers wait, and attention is handed views of ours."""
         with (
             self.prefix_cache.passing(images, plain=cacheable),
             nullcontext() if self.lazy is None else self.lazy.passing(),
+            nullcontext() if self.attention is None else self.attention.passing(),
         ):
             yield
 

@@ -178,6 +178,12 @@ def _all_computed(values: Any) -> Any:
     return computed(values)
 
 
+def hooked(model: nn.Module) -> bool:
+    """Whether hooks of the user may see outputs, or put functions of their own behind them."""
+    everywhere = any(getattr(torch_module, f"_global{kind}") for kind in HOOKS)
+    return everywhere or any(getattr(module, kind) for module in model.modules() for kind in HOOKS)
+
+
 class LazyNorms:
     """Decides, pass by pass, whether outputs of norm layers are lazy, after one trial.
 
@@ -217,9 +223,7 @@ class LazyNorms:
         return self.right is None and not self._hooked()
 
     def _hooked(self) -> bool:
-        """Whether hooks of the user may see outputs, or put functions of their own behind them."""
-        everywhere = any(getattr(torch_module, f"_global{kind}") for kind in HOOKS)
-        return everywhere or any(getattr(module, kind) for module in self._model.modules() for kind in HOOKS)
+        return hooked(self._model)
 
     def try_once(self, answers: Callable[[], list[Tensor]]) -> str | None:
         """See whether passes may be lazy, unless that is known: `answers` runs one, for logits and gradients.
