@@ -77,7 +77,8 @@ class Averages:
         sound = (source.amax(1).isfinite() & adapted.amax(1).isfinite())[:, None]
         count = sound.sum()
         share = torch.maximum(count / (self.seen + count).clamp(min=1), (count / horizon).clamp(max=1))
-        answers = F.one_hot(torch.stack([source, adapted]).argmax(2), source.shape[1]) * sound  # (2, B, C)
+        every = torch.arange(source.shape[1], device=source.device)
+        answers = (torch.stack([source, adapted]).argmax(2)[:, :, None] == every) & sound  # (2, B, C)
         classes = answers.sum(1) / count.clamp(min=1)
         moved = self.steady if steady is None else self.steady + share * (steady - self.steady)
         runs, held = moved_runs({name: getattr(self, name) for name in RUNS_OF}, answers.float(), self.seen)
@@ -87,6 +88,11 @@ class Averages:
         """With the source's answers in the place of the adapted ones, as at the start of a stream."""
         twice = {name: getattr(self, name)[:1].repeat(2, *[1] * (getattr(self, name).dim() - 1)) for name in OF_BOTH}
         return replace(self, **twice)
+
+    def numbers(self) -> Tensor:
+        """What a verdict is made of: steadiness, balance and runs of both; the most answered class's share; images."""
+        rest = torch.stack([self.classes[0].max(), self.seen])
+        return torch.cat([self.steady, self.balances, self.runs, rest])
 
     @property
     def balances(self) -> Tensor:
@@ -109,7 +115,7 @@ def as_sure_as(log_probs: Tensor, other: Tensor) -> Tensor:
     """
     halvings = 4 if log_probs.is_cuda and log_probs.numel() <= MANY else 1
     parts, target = 2**halvings, _mean_entropy(other)
-    low, width = log_probs.new_tensor(-3.0), 7.0  # of the logarithm of the factor
+    low, width = log_probs.new_full((), -3.0), 7.0  # of the logarithm of the factor
     inner = torch.arange(1, parts, device=log_probs.device) / parts
     for _ in range(HALVINGS // halvings):
         factors = (low + width * inner).exp()
