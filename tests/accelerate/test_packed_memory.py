@@ -60,3 +60,10 @@ def test_after_a_rollback_a_captured_adapter_goes_on_from_the_older_memory() -> 
     assert sum(each.replays for each in pool.tapes) > 8
     for one, two in zip(plain, fast, strict=True):
         torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-4)
+
+
+def test_a_memory_with_another_shape_does_not_fit() -> None:
+    layout = MemoryLayout.of(MEMORY)
+    assert layout.fits({**MEMORY, "more": torch.ones(1)})
+    assert not layout.fits({**MEMORY, "layer0.mean": torch.ones(4, 3)})
+    assert not layout.fits({name: tensor for name, tensor in MEMORY.items() if name != "layer0.mean"})

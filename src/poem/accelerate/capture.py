@@ -20,6 +20,7 @@ from torch import Tensor
 
 from poem.accelerate import graph_pool
 from poem.accelerate.accelerated import Accelerated
+from poem.accelerate.foreach import copy_each
 from poem.accelerate.graph_pool import Graph, GraphPool
 from poem.accelerate.packed_memory import MemoryLayout, PackedMemory
 from poem.engine.accounting import BatchRecord, Costs, FirstLast
@@ -65,20 +66,16 @@ class CapturedFinish:
     graph: Graph | None = None  # None: part of the stage's own
 
     def __post_init__(self) -> None:
-        """All tensors to copy out, by type."""
+        """All tensors to copy out."""
         found: dict[int, Tensor] = {}
         _mapped((self.answer, self.record, self.state), lambda tensor: found.setdefault(id(tensor), tensor))
-        self._kinds: dict[torch.dtype, list[Tensor]] = {}
-        for tensor in found.values():
-            self._kinds.setdefault(tensor.dtype, []).append(tensor)
+        self._tensors = list(found.values())
 
     def copied(self) -> tuple[Tensor, BatchRecord, Memory, PackedMemory | None]:
         """Answer, record and state in memory of their own."""
-        new: dict[int, Tensor] = {}
-        for tensors in self._kinds.values():
-            fresh = [torch.empty_like(tensor) for tensor in tensors]
-            torch._foreach_copy_(fresh, tensors)
-            new.update(zip(map(id, tensors), fresh, strict=True))
+        fresh = [torch.empty_like(tensor) for tensor in self._tensors]
+        copy_each(fresh, self._tensors)
+        new = dict(zip(map(id, self._tensors), fresh, strict=True))
         mine: tuple[Tensor, BatchRecord, Memory] = _mapped(
             (self.answer, self.record, self.state), lambda tensor: new[id(tensor)]
         )
@@ -167,15 +164,9 @@ class CapturedLoop:
             self._packed.copy_from(packed)
             self._came = {place: tensor for place, tensor in self._came.items() if place in self._beside}
         self._packed_came = packed
-        kinds: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
-        for place, tensor in now.items():
-            if tensor is not self._came.get(place):
-                held, came = kinds.setdefault(tensor.dtype, ([], []))
-                held.append(self._held[place])
-                came.append(tensor)
-                self._came[place] = tensor
-        for held, came in kinds.values():
-            torch._foreach_copy_(held, came, non_blocking=True)
+        changed = {place: tensor for place, tensor in now.items() if tensor is not self._came.get(place)}
+        copy_each([self._held[place] for place in changed], changed.values())
+        self._came |= changed
 
     def _stages(self, capture: Callable[[], Any], *, drawn: bool = False) -> list[CapturedStage]:
         """Every stage, whatever the flags say, each with the finish that would follow it.
@@ -208,8 +199,12 @@ class CapturedLoop:
         random, costs = self._random_state(), replace(loop.costs)
         with self._state.rolled_back():
             answer, record = loop.finish(progress)
-            now, memory = self._state.tensors(beside=self._packed.rows), self._state.memory
-            packed = None if self._packed.is_in(memory) else self._packed.layout.packed(memory)
+            memory, layout = self._state.memory, self._packed.layout
+            same = layout.fits(
+                memory
+            )  # else a part replaced a tensor by one of another shape: each is copied by itself
+            now = self._state.tensors(beside=self._packed.rows if same else ())
+            packed = layout.packed(memory) if same and not self._packed.is_in(memory) else None
             self._refuse_draws(random)
         loop.costs = costs
         changed = {place: tensor for place, tensor in now.items() if tensor is not self._held[place]}

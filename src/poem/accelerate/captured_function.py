@@ -12,6 +12,7 @@ from torch import Tensor
 
 from poem.accelerate import capture, graph_pool
 from poem.accelerate.capture import EAGER_FIRST, SHAPES, Fast
+from poem.accelerate.foreach import copy_each
 from poem.accelerate.graph_pool import Graph, GraphPool
 
 log = logging.getLogger("poem")
@@ -80,18 +81,7 @@ class Replay:
         """The results for other tensors of the same shapes."""
         fresh = [torch.empty_like(each) for each in self._found]
         with self._pool.replaying():
-            _copy(self._held, tensors)
+            copy_each(self._held, tensors)
             self._graph.replay()
-            _copy(fresh, self._found)
+            copy_each(fresh, self._found)
         return fresh
-
-
-def _copy(to: Sequence[Tensor], source: Sequence[Tensor]) -> None:
-    """Copy tensors into others, all of one type at once."""
-    kinds: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
-    for mine, other in zip(to, source, strict=True):
-        pair = kinds.setdefault(mine.dtype, ([], []))
-        pair[0].append(mine)
-        pair[1].append(other)
-    for pair in kinds.values():
-        torch._foreach_copy_(*pair, non_blocking=True)

@@ -14,6 +14,7 @@ from itertools import chain
 import torch
 from torch import Tensor
 
+from poem.accelerate.foreach import copy_each
 from poem.engine.state import MANY, SMALL
 from poem.parts.base import Memory
 
@@ -39,12 +40,20 @@ class MemoryLayout:
         """Every tensor's, block by block."""
         return chain.from_iterable(names for *_, names in self.blocks)
 
+    def fits(self, memory: Memory) -> bool:
+        """Whether a memory has all these tensors, with these types and shapes."""
+        return all(
+            name in memory and memory[name].dtype == kind and memory[name].shape == shape
+            for kind, _, shape, names in self.blocks
+            for name in names
+        )
+
     def packed(self, memory: Memory) -> PackedMemory:
         """These tensors of a memory, copied into blocks."""
         found = self._filled(
             [torch.empty(len(names), *shape, dtype=kind, device=device) for kind, device, shape, names in self.blocks]
         )
-        _copy(found.rows.values(), [memory[name] for name in found.rows])
+        copy_each(found.rows.values(), [memory[name] for name in found.rows])
         return found
 
     def _filled(self, blocks: list[Tensor]) -> PackedMemory:
@@ -73,15 +82,4 @@ class PackedMemory:
 
     def copy_from(self, other: PackedMemory) -> None:
         """Write the numbers of a memory with this layout here, as before a replay, which reads them here."""
-        _copy(self.blocks, other.blocks)
-
-
-def _copy(to: Iterable[Tensor], source: list[Tensor]) -> None:
-    """Tensors of any types copied into others of the same types, each type at once."""
-    kinds: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
-    for mine, other in zip(to, source, strict=True):
-        pair = kinds.setdefault(mine.dtype, ([], []))
-        pair[0].append(mine)
-        pair[1].append(other)
-    for pair in kinds.values():
-        torch._foreach_copy_(*pair, non_blocking=True)
+        copy_each(self.blocks, other.blocks)

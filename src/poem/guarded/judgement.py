@@ -43,12 +43,12 @@ def answers(source: Tensor, adapted: Tensor) -> Answers:
     """What each verdict would answer; the mean is of equally sure answers."""
     sound = adapted.amax(1).isfinite()
     both = mean_of(source, as_sure_as(adapted, source))
-    kept = [torch.where(sound[:, None], each, source) for each in (source, both, adapted)]
+    mean, kept = (torch.where(sound[:, None], each, source) for each in (both, adapted))
     rows, own = torch.arange(len(source), device=source.device), source.argmax(1)
-    chances = kept[1].exp()
+    chances = mean.exp()
     judged = chances[rows, torch.where(sound, adapted.argmax(1), own)] - chances[rows, own]
-    differ = torch.stack([(own != each.argmax(1)).float().mean() for each in kept])
-    return Answers(*kept, sound, (1 - judged) / 2, differ)
+    differ = torch.stack([(own != each.argmax(1)).float().mean() for each in (source, mean, kept)])
+    return Answers(source, mean, kept, sound, (1 - judged) / 2, differ)
 
 
 @dataclass(frozen=True)
