@@ -567,6 +567,7 @@ class Adapter:
             checks.unit_range(images, self.name)
         elif state.calls == 0 and min(self._settings["std"] or (1.0,)) < 1:
             checks.not_bytes(images)
+        finite = None if learn and self.recipe.learns else checks.FiniteCheck(images)  # else the flags tell
         began = perf_counter()
         captured, why = self._captures.find(images, self.lr, state.size or len(images), learn)
         _APART.seconds += perf_counter() - began  # a capture takes as long as many batches
@@ -582,8 +583,8 @@ class Adapter:
                 self._try_once(images, record)
                 answers, pieces = self._run_eagerly(images, learn)
             answer = torch.cat(answers)
-        if not (learn and self.recipe.learns):
-            checks.finite(images)
+        if finite is not None:
+            finite.read()
         record.merge(pieces)
         return self._network.in_model_shape(answer)
 

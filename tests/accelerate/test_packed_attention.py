@@ -195,7 +195,8 @@ class AttentionBlock(nn.Module):
         rows, tokens, _ = x.shape
         parts = self.qkv(self.norm(x)).reshape(rows, tokens, 3, 2, 4).permute(2, 0, 3, 1, 4).unbind(0)
         mixed = F.scaled_dot_product_attention(*parts).transpose(1, 2).reshape(rows, tokens, 8)
-        return x + self.proj(mixed)
+        added: Tensor = x + self.proj(mixed)
+        return added
 
 
 @pytest.mark.parametrize("method", ["tent", "poem"])

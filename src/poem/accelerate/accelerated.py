@@ -77,6 +77,11 @@ class Accelerated(Acceleration):
         if self.weight_casts is not None:
             self.weight_casts.refresh()
 
+    def copy_weights(self) -> None:
+        """Cast the frozen weights again, where they were at the last refresh."""
+        if self.weight_casts is not None:
+            self.weight_casts.copy()
+
     def hold(self, images: Tensor | None) -> None:
         """Cache outputs of early layers for these images."""
         self.prefix_cache.hold(images)

@@ -20,11 +20,13 @@ from torch import Tensor
 
 from poem.accelerate import graph_pool
 from poem.accelerate.accelerated import Accelerated
+from poem.accelerate.foreach import copy_each
 from poem.accelerate.graph_pool import Graph, GraphPool
+from poem.accelerate.packed_memory import MemoryLayout, PackedMemory
 from poem.engine.accounting import BatchRecord, Costs, FirstLast
 from poem.engine.loop import BatchLoop, BatchProgress, read_flags
 from poem.engine.network import Network
-from poem.engine.state import SMALL, State
+from poem.engine.state import State
 from poem.parts.base import Batch, Memory, Need
 from poem.recipes.recipe import Recipe
 
@@ -59,30 +61,32 @@ class CapturedFinish:
 
     answer: Tensor
     record: BatchRecord
-    state: Memory
+    state: Memory  # but for what is in `packed`
+    packed: PackedMemory | None  # small tensors of the memory, where one of them changed
     graph: Graph | None = None  # None: part of the stage's own
 
     def __post_init__(self) -> None:
-        """All tensors to copy out, by type; the state's small ones apart, whose copies share one allocation."""
+        """All tensors to copy out."""
         found: dict[int, Tensor] = {}
         _mapped((self.answer, self.record, self.state), lambda tensor: found.setdefault(id(tensor), tensor))
-        seen = {id(tensor) for tensor in (self.answer, *_tensors(self.record))}  # a caller may keep these
-        self._kinds: dict[tuple[torch.dtype, bool], list[Tensor]] = {}
-        for key, tensor in found.items():
-            joined = key not in seen and tensor.numel() <= SMALL and tensor.is_contiguous()
-            self._kinds.setdefault((tensor.dtype, joined), []).append(tensor)
+        self._tensors = list(found.values())
 
-    def copied(self) -> tuple[Tensor, BatchRecord, Memory]:
+    def copied(self) -> tuple[Tensor, BatchRecord, Memory, PackedMemory | None]:
         """Answer, record and state in memory of their own."""
-        new: dict[int, Tensor] = {}
-        for (_, joined), tensors in self._kinds.items():
-            fresh = _room(tensors) if joined else [torch.empty_like(tensor) for tensor in tensors]
-            torch._foreach_copy_(fresh, tensors)
-            new.update(zip(map(id, tensors), fresh, strict=True))
+        fresh = [torch.empty_like(tensor) for tensor in self._tensors]
+        copy_each(fresh, self._tensors)
+        new = dict(zip(map(id, self._tensors), fresh, strict=True))
         mine: tuple[Tensor, BatchRecord, Memory] = _mapped(
             (self.answer, self.record, self.state), lambda tensor: new[id(tensor)]
         )
-        return mine
+        return *mine, None if self.packed is None else self.packed.copied()
+
+
+@dataclass
+class LatestMemory:
+    """The packed memory that the last replay of any of an adapter's loops left behind; the state may have another."""
+
+    packed: PackedMemory | None = None
 
 
 @dataclass
@@ -99,12 +103,16 @@ class CapturedLoop:
     """The loop for one shape of batch, captured."""
 
     def __init__(
-        self, make: Callable[[Batch], BatchLoop], state: State, images: Tensor, size: int, pool: GraphPool
-    ) -> None:
-        self._make, self._state, self._pool = make, state, pool
+        self, make: Callable[[Batch], BatchLoop], state: State, images: Tensor, size: int, pool: GraphPool,
+        latest: LatestMemory,
+    ) -> None:  # fmt: skip
+        self._make, self._state, self._pool, self._latest = make, state, pool, latest
         self._batch = CapturedBatch(images.clone(), state.rng, size)
-        self._came: Memory = state.tensors()
-        self._held = {place: tensor.clone() for place, tensor in self._came.items()}
+        self._packed = MemoryLayout.of(state.memory).packed(state.memory)
+        self._packed_came: PackedMemory | None = None  # what was copied to `_packed` last
+        self._came: Memory = {}  # and to each other place, or to a row where the state's memory was not packed
+        self._beside = {place: each.clone() for place, each in state.tensors(beside=self._packed.rows).items()}
+        self._held = self._beside | {f"memory/{name}": row for name, row in self._packed.rows.items()}
         with pool.session():
             draws = [stage.draws for stage in self._stages(_run_eagerly)]  # what is made on first use is made now
             self._stages(_run_eagerly, drawn=True)
@@ -113,9 +121,10 @@ class CapturedLoop:
 
     def fits(self) -> bool:
         """Whether the state has the same tensors and shapes as when this was captured."""
-        now = self._state.tensors()
-        return now.keys() == self._held.keys() and all(
-            now[place].shape == held.shape and now[place].dtype == held.dtype for place, held in self._held.items()
+        packed, now = self._now()
+        expected = self._held if packed is None else self._beside
+        return now.keys() == expected.keys() and all(
+            now[place].shape == held.shape and now[place].dtype == held.dtype for place, held in expected.items()
         )
 
     def __call__(self, images: Tensor) -> tuple[Tensor, BatchRecord]:
@@ -130,8 +139,11 @@ class CapturedLoop:
                     break
             if stage.finish.graph is not None:
                 stage.finish.graph.replay()
-            answer, record, state = stage.finish.copied()
+            answer, record, state, packed = stage.finish.copied()
         self._state.replace(state)
+        if packed is not None:
+            self._state.memory = {**self._state.memory, **packed.rows}
+            self._latest.packed = packed
         return answer, record
 
     def release(self) -> None:
@@ -139,17 +151,22 @@ class CapturedLoop:
         with self._pool.exclusive():
             self._captured = []
 
+    def _now(self) -> tuple[PackedMemory | None, Memory]:
+        """The state's packed memory, if it has one with the layout that the graphs read, and all else by place."""
+        packed = self._latest.packed
+        known = packed is not None and packed.layout == self._packed.layout and packed.is_in(self._state.memory)
+        return (packed, self._state.tensors(beside=self._packed.rows)) if known else (None, self._state.tensors())
+
     def _copy_state(self) -> None:
         """Copy the state to where the graphs read it; what did not change since last time is there already."""
-        kinds: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
-        for place, tensor in self._state.tensors().items():
-            if tensor is not self._came[place]:
-                held, came = kinds.setdefault(tensor.dtype, ([], []))
-                held.append(self._held[place])
-                came.append(tensor)
-                self._came[place] = tensor
-        for held, came in kinds.values():
-            torch._foreach_copy_(held, came, non_blocking=True)
+        packed, now = self._now()
+        if packed is not None and packed is not self._packed_came:
+            self._packed.copy_from(packed)
+            self._came = {place: tensor for place, tensor in self._came.items() if place in self._beside}
+        self._packed_came = packed
+        changed = {place: tensor for place, tensor in now.items() if tensor is not self._came.get(place)}
+        copy_each([self._held[place] for place in changed], changed.values())
+        self._came |= changed
 
     def _stages(self, capture: Callable[[], Any], *, drawn: bool = False) -> list[CapturedStage]:
         """Every stage, whatever the flags say, each with the finish that would follow it.
@@ -164,6 +181,8 @@ class CapturedLoop:
             while progress is None or progress.flags is not None:
                 asked = len(self._batch.asked)
                 with capture() as graph:
+                    if progress is None:
+                        loop.network.acceleration.copy_weights()
                     progress = loop.first() if progress is None else loop.update(progress)
                     finish = self._finish(loop, progress) if progress.flags is None else None
                 if finish is None:
@@ -180,11 +199,16 @@ class CapturedLoop:
         random, costs = self._random_state(), replace(loop.costs)
         with self._state.rolled_back():
             answer, record = loop.finish(progress)
-            now = self._state.tensors()
+            memory, layout = self._state.memory, self._packed.layout
+            same = layout.fits(
+                memory
+            )  # else a part replaced a tensor by one of another shape: each is copied by itself
+            now = self._state.tensors(beside=self._packed.rows if same else ())
+            packed = layout.packed(memory) if same and not self._packed.is_in(memory) else None
             self._refuse_draws(random)
         loop.costs = costs
         changed = {place: tensor for place, tensor in now.items() if tensor is not self._held[place]}
-        return CapturedFinish(answer, record, changed)
+        return CapturedFinish(answer, record, changed, packed)
 
     def _random_state(self) -> bytes:
         """The random generator's state, read without a device."""
@@ -214,6 +238,7 @@ class Captures:
         self._loops: OrderedDict[tuple[Any, ...], CapturedLoop] = OrderedDict()
         self._seen: Counter[tuple[Any, ...]] = Counter()
         self._refused: dict[tuple[Any, ...], str] = {}
+        self._latest = LatestMemory()
 
     def find(self, images: Tensor, lr: float, size: int, learn: bool) -> tuple[CapturedLoop | None, str | None]:
         """The captured loop for such a batch, made where it is worth it; or None and why the batch runs eagerly."""
@@ -247,6 +272,7 @@ class Captures:
         """Free the memory of all captured loops."""
         while self._loops:
             self._loops.popitem()[1].release()
+        self._latest.packed = None
         self._seen.clear()
         self._refused.clear()
 
@@ -260,7 +286,7 @@ class Captures:
 
         try:
             with self._network.borrowed(images.device.type), self._by_address():
-                loop = CapturedLoop(make, self._state, images, size, graph_pool.graph_pool(images.device))
+                loop = CapturedLoop(make, self._state, images, size, graph_pool.graph_pool(images.device), self._latest)
         except Exception as error:
             reason = f"not captured: {(str(error).splitlines() or [type(error).__name__])[0]}"
             log.warning("%s runs eagerly, %s", type(self._network.model).__name__, reason)
@@ -305,25 +331,6 @@ class Captures:
 def _run_eagerly() -> Iterator[Any]:
     """Instead of a capture: what is inside is run."""
     yield None
-
-
-def _room(tensors: list[Tensor]) -> list[Tensor]:
-    """Memory for copies of tensors of one type, in one allocation: four hundred of them would take a millisecond."""
-    sizes = [tensor.numel() for tensor in tensors]
-    whole = torch.empty(sum(sizes), dtype=tensors[0].dtype, device=tensors[0].device)
-    return [piece.view(tensor.shape) for piece, tensor in zip(whole.split(sizes), tensors, strict=True)]
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    """Every tensor in a structure of ours."""
-    found: list[Tensor] = []
-
-    def note(tensor: Tensor) -> Tensor:
-        found.append(tensor)
-        return tensor
-
-    _mapped(value, note)
-    return found
 
 
 def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:

@@ -41,6 +41,10 @@ class WeightCasts:
         if where != self._where:
             self._find(weights)
             self._where = where
+        self.copy()
+
+    def copy(self) -> None:
+        """Copy the weights that were there when `refresh` was called last; a CUDA graph can hold it."""
         if self._own:
             with torch.no_grad():
                 torch._foreach_copy_([copy for _, _, copy in self.swaps], self._own)

@@ -40,7 +40,10 @@ class Acceleration:
         """Free the memory of cast weights."""
 
     def refresh(self) -> None:
-        """Called before each batch: the model's weights may have been written to."""
+        """Called before each batch that runs eagerly or is captured: the model's weights may have been written to."""
+
+    def copy_weights(self) -> None:
+        """The first operations of a captured batch, so that every replay sees the model's weights as they are then."""
 
     def hold(self, images: Tensor | None) -> None:
         """Results that depend on these images alone may be cached from now on; None drops them."""

@@ -273,6 +273,29 @@ def finite(batch: Tensor) -> None:
         raise ValueError(f"expected finite images, got NaN or Inf in sample {bad[0]}{more}; nothing was learnt")
 
 
+class FiniteCheck:
+    """`finite`, begun before the passes over a batch and read after them.
+
+    On a GPU the answer is copied to the host while the passes run: reading it waits for the check alone.
+    """
+
+    def __init__(self, batch: Tensor) -> None:
+        self._batch = batch
+        self._found: Tensor | None = None
+        if batch.is_cuda:
+            self._found = batch.isfinite().all().to("cpu", non_blocking=True)
+            self._copied = torch.cuda.Event()
+            self._copied.record(torch.cuda.current_stream(batch.device))
+
+    def read(self) -> None:
+        """An error if the batch was not finite."""
+        if self._found is not None:
+            self._copied.synchronize()
+            if bool(self._found):
+                return
+        finite(self._batch)
+
+
 def unit_range(batch: Tensor, name: str) -> None:
     """Images in [0, 1], for methods that augment them."""
     low, high = float(batch.min()), float(batch.max())

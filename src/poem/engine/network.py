@@ -197,10 +197,9 @@ class Network:
         leave_tf32(self)
 
     def prepare_replay(self) -> None:
-        """Before a captured batch is replayed: the twin and what accelerations copied are up to date."""
+        """Before a captured batch is replayed: the twin is up to date. What accelerations copy is in the capture."""
         if self._dirty:
             self.refresh()
-        self.acceleration.refresh()
 
     def capture_key(self) -> tuple[Any, ...]:
         """All that a captured pass depends on, beside the tensors that are handed in.

@@ -7,7 +7,7 @@ dictionaries is a snapshot.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -109,12 +109,14 @@ class State:
         """What the part at a place remembers, and what it measured on source data."""
         return {**inside(self.prepared, place), **inside(self.memory, place)}
 
-    def tensors(self) -> Memory:
-        """Every tensor that the loop reads or replaces, by its place."""
+    def tensors(self, *, beside: Container[str] = ()) -> Memory:
+        """Every tensor that the loop reads or replaces, by its place; `beside` those of the memory with these names."""
         groups: dict[str, Memory] = {
             "moving": self.moving,
             "teacher": self.teacher,
-            "memory": self.memory,
+            "memory": {name: each for name, each in self.memory.items() if name not in beside}
+            if beside
+            else self.memory,
             "source": self.source,
         }
         groups["prepared"] = self.prepared

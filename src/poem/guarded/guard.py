@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
 
@@ -23,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from poem._util import state_file
+from poem.accelerate.captured_function import CapturedFunction
 from poem.adapter import Adapter, AsModule, seconds_apart
 from poem.engine.accounting import BatchRecord, Totals
 from poem.engine.export import ExportStatistics
@@ -33,16 +35,16 @@ from poem.guarded.alarms import MeanBound, ShiftAlarm
 from poem.guarded.audit import MACHINE, Audit, AuditLines, Event, tensor_hash
 from poem.guarded.budget import AnswerBudget
 from poem.guarded.guard_state import from_plain, to_plain
-from poem.guarded.signals import Averages, Signals, as_sure_as, shifted
+from poem.guarded.judgement import Verdict, answers, entropies, judged_tensors, judgement, mean_of
+from poem.guarded.signals import Averages, Signals, shifted
 from poem.parts.fields import Checked, Count, NotNegative, Positive, Range
 from poem.parts.readout import Uncorrected
-from poem.parts.runs import RUNS, shared_runs
+from poem.parts.runs import RUNS
 from poem.parts.statistics import Source
 from poem.recipes.recipe import Recipe
 from poem.recipes.text import written
 
 log = logging.getLogger("poem")
-Verdict = Literal["source", "mean", "adapted"]
 ANSWERING: dict[Verdict, str] = {"source": "the source", "mean": "the mean of both", "adapted": "the adapted model"}
 """Who answers, by verdict, in words."""
 STOPPED = "stopped by hand"
@@ -166,6 +168,7 @@ class Guard:
         if source_data is not None:
             shift.compare_with(self._source_entropies(source_data))
         budget = None if settings.budget is None else AnswerBudget(settings.budget)
+        self._judged = CapturedFunction(partial(judged_tensors, settings.horizon), adapter.settings["fast"])
         self._first = GuardState(shift=shift, worse=MeanBound(alpha=settings.alpha), budget=budget)
         self._held = copy.deepcopy(self._first)
         self._about = dict(about or {})
@@ -233,7 +236,7 @@ class Guard:
         shares, source, source_moved = self._shares and not off, None, None
         if with_source and not shares:
             source, source_moved = self._source(images, moved)
-            events += self._alarm(source, shift, held)
+            events += self._alarm(entropies(source).tolist(), shift, held)
         if held.batches == 0 and settings.view == "shift" and _tensor(images).dim() != 4:
             events.append(Event(0, "view", NO_IMAGES))
         allowed, why = self._may_learn(held, shift)
@@ -247,34 +250,37 @@ class Guard:
         adapted = _log_probs(raw)
         if with_source and shares:
             source = self._source_in(record, images)
-            events += self._alarm(source, shift, held)
         if source is None:
             measured, differs = self.signals or _no_signals(), math.nan
             answer, verdict, sound = raw, held.verdict, adapted.amax(1).isfinite()
             given: tuple[Verdict, Tensor] = ("adapted", torch.zeros(len(raw), dtype=torch.bool))
-            judged = verdict
-            if not bool(sound.all()):
+            judged, finite = verdict, bool(sound.all())
+            if not finite:
                 source = _log_probs(self.adapter.source(images))
                 answer = self.adapter.in_model_shape(torch.where(sound[:, None], adapted, source))
         else:
-            answered, steady = adapted, None
+            views: list[Tensor] = []
             if moved is not None:
                 again, moved_record = self._adapted(moved, learning=False)
-                adapted_moved = _log_probs(again)
-                if source_moved is None:
-                    source_moved = self._source_in(moved_record, moved)
-                pairs = ((source, source_moved), (adapted, adapted_moved))
-                steady = torch.stack([(one.argmax(1) == two.argmax(1)).float().mean() for one, two in pairs])
-                both = _mean(adapted, adapted_moved)
-                answered = torch.where(both.amax(1, keepdim=True).isfinite(), both, adapted)
+                views = [self._source_in(moved_record, moved) if source_moved is None else source_moved]
+                views.append(_log_probs(again))
             averages = held.averages or Averages.start(source.shape[1], source.device)
-            averages = averages.moved(source, adapted, steady, settings.horizon)
-            judged, measured = self._verdict(averages, with_view=moved is not None)
+            seen = judgement(self._judged, averages, source, adapted, *views)
+            numbers = seen.read()
+            finite = numbers.finite
+            if shares:
+                events += self._alarm(numbers.entropies, shift, held)
+            judged, measured = self._verdict(seen.averages, with_view=moved is not None, known=numbers.averages)
             verdict = "source" if held.trial > 0 else judged
-            held = replace(held, averages=averages, trial=max(0, held.trial - len(images)))
-            answer, held, by_source = self._answer(source, answered, verdict, worse, held)
+            held = replace(held, averages=seen.averages, trial=max(0, held.trial - len(images)))
+            worse.update(numbers.worse)
+            answer, by_source, differs = seen.answers.by(verdict), ~seen.answers.sound, numbers.differ[verdict]
+            if verdict == "source":
+                by_source = torch.ones_like(by_source)
+            if held.budget is not None:
+                answer, by_source, held = self._within_budget(source, answer, by_source, seen.answers.mean, held)
+                differs = float((source.argmax(1) != answer.argmax(1)).float().mean())
             given = (verdict, by_source)
-            differs = float((source.argmax(1) != answer.argmax(1)).float().mean())
             answer = self.adapter.in_model_shape(answer)
         some = learning and self.recipe.learns and len(record.selected) > 0
         selected = float(record.selected.float().mean()) if some else 0.0
@@ -294,7 +300,7 @@ class Guard:
             held = _timed(held, learning, 1000 * took) if warm else held
             self._called, self._learnt = True, self._learnt or learning
         if learning:
-            held = self._act(held, judged, signals, record, adapted, events)
+            held = self._act(held, judged, signals, record, finite, events)
         self._write_batch(images, answer, held, learning, signals, events)
         return answer, replace(held, batches=held.batches + 1), signals, given
 
@@ -331,9 +337,9 @@ class Guard:
         found = record.source_logits
         return _log_probs(self.adapter.source(images) if found is None else found)
 
-    def _alarm(self, source: Tensor, shift: ShiftAlarm, held: GuardState) -> list[Event]:
-        """The shift alarm with the source's answers for one more batch: an event where it rings."""
-        if not shift.update(_entropies(source)):
+    def _alarm(self, values: list[float], shift: ShiftAlarm, held: GuardState) -> list[Event]:
+        """The shift alarm with the entropies of the source's answers for one more batch: an event where it rings."""
+        if not shift.update(values):
             return []
         return [Event(held.batches, "alarm", _shift_text(shift))]
 
@@ -352,30 +358,24 @@ class Guard:
         both = _log_probs(self.adapter.source(torch.cat([images, moved])))
         return both[: len(images)], both[len(images) :]
 
-    def _answer(
-        self, source: Tensor, adapted: Tensor, verdict: Verdict, worse: MeanBound, held: GuardState
-    ) -> tuple[Tensor, GuardState, Tensor]:
-        """The verdict's answer, the source's where the adapted one is not finite or the budget is spent.
+    def _within_budget(
+        self, source: Tensor, answer: Tensor, by_source: Tensor, both: Tensor, held: GuardState
+    ) -> tuple[Tensor, Tensor, GuardState]:
+        """The answer, the source's where the budget is spent; which rows (B,) the source answers; what is remembered.
 
-        Also returned: what is remembered, and which rows (B,) the source answered.
+        The budget goes to the answers that are likeliest right against the source's, to the mean of both.
         """
-        sound = adapted.amax(1).isfinite()
-        both = _mean(source, as_sure_as(adapted, source))
-        answer = {"source": source, "adapted": adapted, "mean": both}[verdict]
-        answer = torch.where(sound[:, None], answer, source)
+        assert held.budget is not None
         rows, own, other = torch.arange(len(source), device=source.device), source.argmax(1), answer.argmax(1)
-        chances = torch.where(sound[:, None], both, source).exp()
-        judged = chances[rows, torch.where(sound, adapted.argmax(1), own)] - chances[rows, own]
-        worse.update(((1 - judged) / 2).tolist())
-        by_source = ~sound | (verdict == "source")
-        if held.budget is not None:
-            kept, budget = held.budget.grant(own != other, chances[rows, other] - chances[rows, own])
-            answer = torch.where((kept | (own == other))[:, None], answer, source)
-            held, by_source = replace(held, budget=budget), by_source | ~(kept | (own == other))
-        return answer, held, by_source
+        chances = both.exp()
+        kept, budget = held.budget.grant(own != other, chances[rows, other] - chances[rows, own])
+        kept = kept | (own == other)
+        return torch.where(kept[:, None], answer, source), by_source | ~kept, replace(held, budget=budget)
 
-    def _verdict(self, averages: Averages, *, with_view: bool) -> tuple[Verdict, Signals]:
-        """Which answer is given, and the steadiness, balance and evidence that it is made of.
+    def _verdict(
+        self, averages: Averages, *, with_view: bool, known: list[float] | None = None
+    ) -> tuple[Verdict, Signals]:
+        """Which answer is given, and the steadiness, balance and evidence that it is made of; `known`: its numbers.
 
         Evidence is the adapted answers' steadiness less the source's; its margin is wider early. Where classes do not
         come in runs, which shows after a quarter of the horizon, a higher balance counts for the adapted answers too,
@@ -386,11 +386,8 @@ class Guard:
         has collapsed, whatever came before.
         """
         settings = self.settings
-        rest = torch.stack([shared_runs(averages.runs), averages.classes[0].max(), averages.seen])
-        lately = torch.stack([averages.lately[0].max(), averages.lately_steady[1]])
-        values = [averages.steady, averages.balances, averages.runs, rest, averages.lately_balances, lately]
-        numbers: list[float] = torch.cat(values).tolist()
-        own, other, source_balance, adapted_balance, runs, adapted_runs, shared, most, seen, *last = numbers
+        known = averages.numbers().tolist() if known is None else known
+        own, other, source_balance, adapted_balance, runs, adapted_runs, shared, most, seen, *last = known
         source_lately, adapted_lately, most_lately, steady_lately = last
         early = math.sqrt(64 / max(1.0, min(seen, settings.horizon)))
         judged = seen >= settings.horizon / 4
@@ -446,12 +443,13 @@ class Guard:
             return self.adapter.answer_with_record(images)
 
     def _act(
-        self, held: GuardState, verdict: Verdict, signals: Signals, record: BatchRecord, adapted: Tensor,
+        self, held: GuardState, verdict: Verdict, signals: Signals, record: BatchRecord, finite: bool,
         events: list[Event],
     ) -> GuardState:  # fmt: skip
         """What follows after a batch that was learnt from: a snapshot, a rollback, a reset, or nothing.
 
-        `verdict` is what the signals say, also where the source answers for another reason.
+        `verdict` is what the signals say, also where the source answers for another reason; `finite` is whether all
+        adapted answers are.
         """
         settings, batch, known = self.settings, held.batches, signals.as_dict()
         gradients = [each for each in held.gradients if math.isfinite(each) and each > 0]
@@ -462,15 +460,14 @@ class Guard:
             held, updates=held.updates + record.updates, gradients=(*held.gradients, signals.gradient)[-64:],
             wait=max(0, held.wait - 1),
         )  # fmt: skip
-        broken = not bool(adapted.amax(1).isfinite().all())
-        if broken:
+        if not finite:
             events.append(Event(batch, "not finite", "adapted answers are NaN or Inf; the source answers", known))
         elif verdict != "source":
             if (batch + 1) % settings.snapshot_every == 0:
                 good = (batch, self.adapter.checkpoint().state)
                 held = replace(held, ring=(*held.ring, good)[-settings.ring :])
             return held
-        if not broken and held.wait > 0:
+        if finite and held.wait > 0:
             return held
         return self._undo(held, known, events)
 
@@ -508,9 +505,8 @@ class Guard:
         adapted = _log_probs(raw)
         source = self._source_in(record, images) if self._shares else _log_probs(self.adapter.source(images))
         if self._views(images):
-            adapted = _mean(adapted, _log_probs(self.adapter(_shifted(images))))
-        answer, _, _ = self._answer(source, adapted, verdict, copy.copy(held.worse), replace(held, budget=None))
-        return self.adapter.in_model_shape(answer)
+            adapted = mean_of(adapted, _log_probs(self.adapter(_shifted(images))))
+        return self.adapter.in_model_shape(answers(source, adapted).by(verdict))
 
     # The same as an adapter's -----------------------------------------------------------------------------------------
 
@@ -588,6 +584,7 @@ class Guard:
         """Return the very model that came in, and close the audit."""
         if self._audit is not None:
             self._audit.close()
+        self._judged.release()
         return self.adapter.unload()
 
     def export(
@@ -731,7 +728,7 @@ class Guard:
         for item in batches:
             images = item[0] if isinstance(item, tuple | list) else item
             images = moved_input(images, next(self.model.parameters()).device)
-            found += _entropies(_log_probs(self.adapter.source(images)))
+            found += entropies(_log_probs(self.adapter.source(images))).tolist()
         if not found:
             raise ValueError("expected source_data with at least one batch of images, got none")
         return found
@@ -817,17 +814,6 @@ def _log_probs(logits: Tensor) -> Tensor:
     """Log-probabilities (B, C) without a gradient, in single precision at least; one logit is two classes."""
     kind = torch.promote_types(logits.dtype, torch.float32)
     return two_columns(logits.detach().to(kind)).log_softmax(1)
-
-
-def _mean(one: Tensor, two: Tensor) -> Tensor:
-    """The logarithm of the mean of two probabilities."""
-    return torch.logaddexp(one, two) - math.log(2)
-
-
-def _entropies(log_probs: Tensor) -> list[float]:
-    """Entropies in nats."""
-    finite = log_probs.clamp(min=torch.finfo(log_probs.dtype).min)
-    return (-(log_probs.exp() * finite).sum(1)).tolist()
 
 
 def _timed(held: GuardState, learning: bool, milliseconds: float) -> GuardState:

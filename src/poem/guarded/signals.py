@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from poem.parts.base import entropy
-from poem.parts.runs import moved_runs, start_runs
+from poem.parts.runs import moved_runs, shared_runs, start_runs
 
 HALVINGS, MANY = 20, 2**20
 """Of the interval in which a temperature is looked for; and numbers of which several multiples are not held at once."""
@@ -81,7 +81,8 @@ class Averages:
         sound = (source.amax(1).isfinite() & adapted.amax(1).isfinite())[:, None]
         count = sound.sum()
         share = torch.maximum(count / (self.seen + count).clamp(min=1), (count / horizon).clamp(max=1))
-        answers = F.one_hot(torch.stack([source, adapted]).argmax(2), source.shape[1]) * sound  # (2, B, C)
+        every = torch.arange(source.shape[1], device=source.device)
+        answers = (torch.stack([source, adapted]).argmax(2)[:, :, None] == every) & sound  # (2, B, C)
         classes = answers.sum(1) / count.clamp(min=1)
         soon = torch.maximum(share, (count / LATELY).clamp(max=1))
         moved, moved_lately = self.steady, self.lately_steady
@@ -97,6 +98,16 @@ class Averages:
         """With the source's answers in the place of the adapted ones, as at the start of a stream."""
         twice = {name: getattr(self, name)[:1].repeat(2, *[1] * (getattr(self, name).dim() - 1)) for name in OF_BOTH}
         return replace(self, **twice)
+
+    def numbers(self) -> Tensor:
+        """What a verdict is made of.
+
+        Steadiness, balance and runs of both; the runs that both see, the share of the class that the source answers
+        most, images; and of the last ones the balance of both, that share, and how steady the adapted answers are.
+        """
+        rest = torch.stack([shared_runs(self.runs), self.classes[0].max(), self.seen])
+        lately = torch.stack([self.lately[0].max(), self.lately_steady[1]])
+        return torch.cat([self.steady, self.balances, self.runs, rest, self.lately_balances, lately])
 
     @property
     def balances(self) -> Tensor:
@@ -124,7 +135,7 @@ def as_sure_as(log_probs: Tensor, other: Tensor) -> Tensor:
     """
     halvings = 4 if log_probs.is_cuda and log_probs.numel() <= MANY else 1
     parts, target = 2**halvings, _mean_entropy(other)
-    low, width = log_probs.new_tensor(-3.0), 7.0  # of the logarithm of the factor
+    low, width = log_probs.new_full((), -3.0), 7.0  # of the logarithm of the factor
     inner = torch.arange(1, parts, device=log_probs.device) / parts
     for _ in range(HALVINGS // halvings):
         factors = (low + width * inner).exp()
