@@ -1,6 +1,10 @@
 """Captured and eager answers side by side on a GPU: ResNet-50 and ViT-B/16 at 224, fp32, deterministic algorithms.
 
     python benchmarks/capture_check.py --out results/speed/agreement.json
+    python benchmarks/capture_check.py --nets digits-bn,digits-gn,digits-ln --methods every --size 32 --out FILE
+
+The networks for digits run every method, `--shard 0/8` an eighth of them, on smooth random pictures; the others those
+below, with thresholds at the median of their entropies.
 
 For each method and network: the largest difference of probabilities over the batches, the samples that only one path
 selected and how far their entropy is from the threshold, and how often the host waited for the device per batch.
@@ -23,9 +27,11 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "benchmarks")]
 import torch  # noqa: E402
 import torchvision  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
+from torch.nn import functional  # noqa: E402
 from tree_hash import tree_hash  # noqa: E402
 
 import poem  # noqa: E402
+from poem import zoo  # noqa: E402
 from poem._util.files import write_atomic  # noqa: E402
 from poem.bench.provenance import provenance  # noqa: E402
 from poem.parts import EntropyBelow, NotRedundant, PLPDAbove  # noqa: E402
@@ -50,6 +56,8 @@ def network(name: str) -> nn.Module:
     """A network with random weights, its head scaled so that entropies lie on both sides of the threshold."""
     torch.manual_seed(0)
     made: nn.Module
+    if name.startswith("digits-"):
+        return zoo.load(name)[0].eval().cuda()
     if name == "vit-b16":
         made = torchvision.models.vit_b_16(weights=None)
         nn.init.normal_(made.heads.head.weight, std=0.12)
@@ -63,6 +71,9 @@ def network(name: str) -> nn.Module:
 
 def settings(method: str, net: nn.Module, batches: list[Tensor]) -> dict[str, Any]:
     """Settings of a method, with the threshold at the median of this network's entropies."""
+    if batches[0].shape[2] == 32:
+        needs = poem.recipe(method, preset="cifar").uses_source_data
+        return {**UNIT, "preset": "cifar", **({"source_data": [batches[0]]} if needs else {})}
     with torch.no_grad():
         log_p = torch.cat([poem.adapt(net, "bn", fast=False, **UNIT)(batch) for batch in batches[:2]]).log_softmax(1)
     fraction = float(-(log_p.exp() * log_p).sum(1).median()) / math.log(1000)
@@ -99,7 +110,7 @@ def compared(method: str, name: str, batches: list[Tensor]) -> dict[str, Any]:
         if margin is not None:
             other = plain.last.selected != fast.last.selected
             flips += int(other.sum())
-            edge = (plain.last.first_entropy - margin * math.log(1000)).abs()
+            edge = (plain.last.first_entropy - margin * math.log(answer.shape[1])).abs()
             nearest = max(nearest, float(edge[other].max()) if bool(other.any()) else 0.0)
     return {
         "network": name, "method": method, "batches": len(batches), "batch": len(batches[0]),
@@ -118,11 +129,16 @@ def main() -> None:
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--batches", type=int, default=50)
     parser.add_argument("--size", type=int, default=16)
+    parser.add_argument("--shard", default="0/1", help="which part of the rows, as 0/8")
     args = parser.parse_args()
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.backends.cudnn.benchmark = False
     rng = torch.Generator().manual_seed(0)
     batches = [torch.rand(args.size, 3, 224, 224, generator=rng).cuda() for _ in range(args.batches)]
+    if "digits" in args.nets:
+        coarse = [torch.rand(args.size, 3, 6, 6, generator=rng) for _ in range(args.batches)]
+        batches = [functional.interpolate(each, 32, mode="bicubic").clamp(0, 1).cuda() for each in coarse]
+    chosen = poem.methods() if args.methods == "every" else args.methods.split(",")
     command = ["python", "benchmarks/capture_check.py", *(Path(argument).name for argument in sys.argv[1:])]
     facts: dict[str, Any] = {
         "tree": tree_hash(),
@@ -130,7 +146,8 @@ def main() -> None:
         "device": torch.cuda.get_device_name(),
         **provenance(),
     }
-    jobs = [(name, method) for name in args.nets.split(",") for method in args.methods.split(",")]
+    place, parts = map(int, args.shard.split("/"))
+    jobs = [(name, method) for name in args.nets.split(",") for method in chosen][place::parts]
     rows: list[dict[str, Any]] = []
     for done, (name, method) in enumerate(jobs, 1):
         try:

@@ -34,9 +34,14 @@ contract() {  # every method captured, on three networks, shared between process
     verdict contract $(seq -f "contract-%g.log" 0 $((PROCESSES - 1)))
 }
 
-agreement() {  # captured against eager
+agreement() {  # captured against eager: every method on three small networks, some on three large ones
     rm -f "$OUT"/agreement*.json
     local files=()
+    for shard in $(seq 0 7); do
+        timeout 400 "$PYTHON" benchmarks/capture_check.py --nets digits-bn,digits-gn,digits-ln --methods every --size 32 \
+            --shard "$shard/8" --out "$OUT/agreement-$shard.json" >"$OUT/agreement-$shard.log" 2>&1 &
+        files+=("agreement-$shard.json")
+    done
     for net in $NETS; do
         for part in "source,tent,eata,sar,deyo" "roid,poem,poem-official" "deyo+poem,sar+poem,eata+poem"; do
             timeout 400 "$PYTHON" benchmarks/capture_check.py --nets "$net" --methods "$part" --batches 20 \

@@ -62,9 +62,11 @@ def agreement(folder: Path, names: list[str]) -> Verdict:
 
 
 def _agrees(row: dict[str, Any]) -> bool:
-    if "error" in row or not row["captured"]:
+    """Within rounding. What decides on the host is not captured, which a note says; large networks round more."""
+    if "error" in row or not (row["captured"] or row["notes"]):
         return False
-    return bool(row["largest_difference_of_probabilities"] <= 1e-4 and row["same_totals"])
+    most = 1e-5 if row["network"].startswith("digits") else 1e-4
+    return bool(row["largest_difference_of_probabilities"] <= most and row["same_totals"])
 
 
 def speed(folder: Path, names: list[str]) -> Verdict:
