@@ -19,7 +19,9 @@ import poem
 from poem.accelerate import capture
 from poem.parts import EntropyBelow, Everything, RunningMean
 
-EDITING = ("deyo", "roid", "memo", "cotta", "rotta", "poem-official", "poem-official-v2", "deyo+poem", "roid+poem")
+EDITING = (
+    "deyo", "roid", "memo", "cotta", "rotta", "cmf", "poem-official", "poem-official-v2", "deyo+poem", "roid+poem"
+)  # fmt: skip
 """Methods that destroy or augment images."""
 PLAIN = tuple(name for name in poem.methods() if not name.startswith(EDITING))
 SETTINGS: dict[str, Any] = {"preset": "cifar", "lr": 0.01}

@@ -274,6 +274,7 @@ SETTINGS: dict[str, Row] = {
     "deyo": replace(FILTERED, settings={"select": SHAPED}, reliable=EntropyBelow(0.5) & PLPDAbove(-2.0)),
     # Its readout is a forward pass and a correction: at rest it answers the source's logits, corrected.
     "roid": replace(EVERYONE, settings=UNIT, rate=0.1, rest=corrected_logits, toy=UNIT),
+    "cmf": replace(EVERYONE, settings=UNIT, rate=0.1, rest=corrected_logits, toy=UNIT),
     # One image at a time, back to the source after each.
     "memo": replace(
         EVERYONE, settings={**UNIT, "views": VIEWS}, rate=0.05, batch=2, singles=2, forgets=True, rest=mixed_logits,
@@ -318,14 +319,17 @@ BRANCHED = ("+poem", "+poem-ii")
 # What a suffix changes beyond the base's row.
 DIFFERENT: dict[str, dict[str, Any]] = {
     # Everyone has nothing to explore: Tent is filtered first.
-    **{f"tent{suffix}": {"nobody": THRESHOLD, "reliable": EntropyBelow(0.4)} for suffix in SUFFIXES[:3]},
+    **{
+        f"{host}{suffix}": {"nobody": THRESHOLD, "reliable": EntropyBelow(0.4)}
+        for host in ("tent", "rpl") for suffix in SUFFIXES[:3]
+    },
     **{
         f"come{suffix}": {
             "settings": {"select": OPINIONS}, "nobody": THRESHOLD, "reliable": OPINIONS.gn, "spread": OPINION_SPREAD
         }
         for suffix in SUFFIXES[:3]
     },
-    **{f"roid{suffix}": {"rest": corrected_pair} for suffix in BRANCHED},
+    **{f"{host}{suffix}": {"rest": corrected_pair} for host in ("roid", "cmf") for suffix in BRANCHED},
 }  # fmt: skip
 
 

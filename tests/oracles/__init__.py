@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from oracles.auto import auto
+from oracles.cmf import CMFHost, cmf
 from oracles.come import COMEHost, PlainCOMEHost, come
 from oracles.common import (
     Augment,
@@ -42,6 +43,7 @@ from oracles.plus_poem import Explore, once, repeat, reselect, run
 from oracles.poem import poem, poem_official, poem_official_v2
 from oracles.roid import ROIDHost, roid
 from oracles.rotta import rotta
+from oracles.rpl import PlainRPLHost, RPLHost, rpl
 from oracles.sar import SARHost, sar, sar_coasting
 from oracles.tent import FilteredTentHost, TentHost, tent, tent_filtered
 from oracles.zerosiam import zerosiam
@@ -63,6 +65,8 @@ HOSTS: dict[str, type[Host]] = {
     "roid": ROIDHost,
     "rdumb": RDumbHost,
     "come": COMEHost,
+    "rpl": RPLHost,
+    "cmf": CMFHost,
 }
 
 
@@ -93,6 +97,8 @@ REFERENCES: dict[str, Reference] = {
     "rotta": rotta,
     "come": come,
     "zerosiam": zerosiam,
+    "rpl": rpl,
+    "cmf": cmf,
     "neo": neo,
     "poem": poem,
     "poem-official": poem_official,
@@ -103,6 +109,7 @@ REFERENCES: dict[str, Reference] = {
     **{f"{name}*": extended(host, repeat, branch=False) for name, host in HOSTS.items()},
     "tent*": extended(TentHost, repeat, branch=False),
     "come*": extended(PlainCOMEHost, repeat, branch=False),
+    "rpl*": extended(PlainRPLHost, repeat, branch=False),
     "memo+poem": memo_with_branch,
     "memo+poem-i": memo,
     "memo+poem-ii": memo_with_branch,
@@ -123,6 +130,7 @@ INPUTS: dict[str, tuple[str, ...]] = {
     "eata": ("lr", "source"),
     "deyo": ("lr", "rng"),
     "roid": ("lr", "rng", "augment"),
+    "cmf": ("lr", "rng", "augment"),
     "memo": ("lr", "rng", "views"),
     "cotta": ("lr", "rng", "augment"),
     "poem-official": ("lr", "rng"),

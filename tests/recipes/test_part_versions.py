@@ -33,6 +33,7 @@ DEFAULTS: dict[str, tuple[str, ...]] = {
     "LossAverageBelow": ("momentum=0.9, of='last'",),
     "MeanTeacher": (f"copies=32, unsure=0.1, augment={COTTA}",),
     "MemoryBank": (f"every=64, timeliness=1.0, certainty=1.0, augment={COTTA}",),
+    "MomentumFilter": ("keep_hidden=0.99, noise=0.005, least=0.89",),
     "NotRedundant": ("momentum=0.9",),
     "PLPDAbove": ("destroy=Patches(grid=4)",),
     "Readout": ("correct=Uncorrected()",),

@@ -108,7 +108,7 @@ def settings(method: str, kind: str) -> tuple[dict[str, Any], dict[str, Any]]:
         theirs |= {"p_th": 0.9, "copies": 4, "restore": 0.05, "teacher_memory": 0.9}
         ours["teacher"] = MeanTeacher(momentum=0.9, copies=4, unsure=0.9, augment=augment)
         ours["recover"] = StochasticRestore(0.05)
-    if base == "roid":
+    if base in ("roid", "cmf"):
         ours["minimise"] = SoftLikelihoodRatio() + Consistency(augment)
     if base == "memo":
         ours["views"] = views
@@ -125,7 +125,7 @@ def test_every_batch_agrees_with_the_reference(method: str, kind: str) -> None:
     net = make_net(kind, sharpness=SHARPNESS[kind]).double()
     net = calibrated(net) if method == "auto" else net
     batches, source = list(images(72, seed=1).split(12)), list(images(24, seed=2).split(12))
-    lr = LR[kind] / 10 if method.startswith("roid") else LR[kind]
+    lr = LR[kind] / 10 if method.startswith(("roid", "cmf")) else LR[kind]
     theirs, ours = settings(method, kind)
     expected = outcomes(method, net, batches, lr=lr, source=source, augment=augment, views=views, **theirs)
     data = source if method.startswith("eata") else None

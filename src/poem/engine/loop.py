@@ -358,8 +358,10 @@ class BatchLoop:
             if recipe.teacher is not None and progress.view.images is not None:
                 followed = recipe.teacher.follow(state.teacher[key], state.moving[key])
                 update_where(state.teacher, {key: followed}, sound)
-            pulled = recipe.recover.pull(state.moving[key], state.source[key], state.rng)
+            own = f"recover.{key}"
+            pulled, kept = recipe.recover.pulled(state.moving[key], state.source[key], state.memory_of(own), state.rng)
             update_where(state.moving, {key: pulled}, sound)
+            update_where(state.memory, {f"{own}.{name}": value for name, value in kept.items()}, sound)
         resets = recipe.recover.resets(state.memory_of("recover"))
         if resets is not None:
             state.restart(resets)

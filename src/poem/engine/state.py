@@ -76,7 +76,7 @@ class State:
         steps = {key: recipe.step.for_group(key).init(tensor) for key, tensor in source.items()}
         network_own: Memory = {key: tensor for key, tensor in source.items() if key in ("theta", "branch")}
         teacher = network_own if recipe.teacher is not None else {}
-        memory = {**self._statistics(), **(self.start or {})}
+        memory = {**self._first_memory(), **(self.start or {})}
         if allowed is None:
             self.moving, self.teacher, self.steps, self.memory = dict(source), teacher, steps, memory
         else:
@@ -226,7 +226,7 @@ class State:
         brought = {f"moved/{key}" for key in self.trained}  # which a state from before the first batch has not
         later = ("memory/", *(f"step/{key}/" for key in self.trained))
         kept = {key: tensor for key, tensor in mine.items() if key not in brought and not key.startswith(later)}
-        memory = self._statistics()
+        memory = self._first_memory()
         if state["classes"] is not None:
             outputs = self._blank(state["classes"], state["image"] or [])
             memory |= self._start(outputs)
@@ -273,6 +273,13 @@ class State:
         if self._print is None or self._print[0] != seen:
             self._print = seen, fingerprint(*tensors)
         return self._print[1]
+
+    def _first_memory(self) -> Memory:
+        """What is remembered before the first batch, whose outputs need not be known for it."""
+        groups = {key: tensor for key, tensor in self.source.items() if key in ("theta", "branch")}
+        pulls = ((key, self._recipe.recover.init(tensor)) for key, tensor in groups.items())
+        held = {f"recover.{key}.{name}": tensor for key, memory in pulls for name, tensor in memory.items()}
+        return {**self._statistics(), **held}
 
     def _statistics(self) -> Memory:
         """What batch-norm layers remember at first, each head its own."""

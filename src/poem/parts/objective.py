@@ -177,6 +177,29 @@ class CrossEntropy(Objective):
 
 
 @dataclass(frozen=True, repr=False)
+class RobustCrossEntropy(Objective):
+    """Generalised cross-entropy to the prediction's own hard label: `(1 - p_y^power) / power`.
+
+    Between the cross-entropy (`power` near 0) and the mean absolute error (1), which a wrong label moves least.
+
+    Paper: RPL (Rusak et al., TMLR 2022); the loss: Zhang and Sabuncu, NeurIPS 2018.
+    """
+
+    power: Annotated[float, Range(above=0, at_most=1)] = 0.8
+
+    @property
+    def per_sample(self) -> bool:
+        """A mean over samples."""
+        return True
+
+    def __call__(self, selected: Selected) -> Tensor:
+        """Mean over the selection; with a branch, of the combined prediction."""
+        log_probs = selected.outputs.log_probs
+        chosen = log_probs.gather(1, log_probs.detach().argmax(1, keepdim=True))[:, 0]
+        return selected.mean((1 - (self.power * chosen).exp()) / self.power)
+
+
+@dataclass(frozen=True, repr=False)
 class FisherAnchor(Objective):
     """Pulls each number back to its source value, in proportion to its importance there: `weight * sum F (t - t0)^2`.
 

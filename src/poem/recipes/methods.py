@@ -29,12 +29,20 @@ from poem.parts.objective import (
     FisherAnchor,
     FollowTeacher,
     MarginalEntropy,
+    RobustCrossEntropy,
     SiameseEntropy,
     SoftLikelihoodRatio,
 )
 from poem.parts.parameters import Everything, NormAffine, Nothing
 from poem.parts.readout import Laplacian, LocalPrior, Prior, Readout, Recentre
-from poem.parts.recovery import AverageWithSource, EachImage, EveryCalls, LossAverageBelow, StochasticRestore
+from poem.parts.recovery import (
+    AverageWithSource,
+    EachImage,
+    EveryCalls,
+    LossAverageBelow,
+    MomentumFilter,
+    StochasticRestore,
+)
 from poem.parts.score import OpinionEntropy
 from poem.parts.selection import Diverse, EntropyBelow, Everyone, NotRedundant, PLPDAbove, Select
 from poem.parts.statistics import Mixed, Robust, Source
@@ -265,6 +273,26 @@ def zerosiam() -> Recipe:
     return replace(tent(), minimise=SiameseEntropy(), lr=rate)
 
 
+def rpl() -> Recipe:
+    """Hard pseudo-labels for every sample, with a loss that wrong ones move less than the cross-entropy does.
+
+    Paper: Rusak et al., "If your data distribution shifts, use self-learning", TMLR 2022.
+    Reference code: oripress/CCC (MIT).
+    Differs: group and layer norms move too; a loss that is not finite is skipped.
+    """
+    return replace(tent(), minimise=RobustCrossEntropy(), lr=0.0005)
+
+
+def cmf() -> Recipe:
+    """ROID whose weights are pulled to a hidden copy, itself a Kalman filter between the source and the weights.
+
+    Paper: Lee et al., "Continual Momentum Filtering on Parameter Space for Online Test-time Adaptation", ICLR 2024.
+    Reference code: mariodoebler/test-time-adaptation (MIT).
+    Differs: as `roid`; a reset forgets the filter's variance too; with a branch each group has a filter of its own.
+    """
+    return replace(roid(), recover=MomentumFilter())
+
+
 def neo() -> Recipe:
     """No update: features are centred by the stream's mean before the last layer.
 
@@ -370,12 +398,16 @@ METHODS: dict[str, Callable[[], Recipe]] = {
     "rotta": rotta,
     "come": come,
     "zerosiam": zerosiam,
+    "rpl": rpl,
+    "cmf": cmf,
     "neo": neo,
     "poem": poem,
     "poem-official": poem_official,
     "poem-official-v2": poem_official_v2,
 }
-HOSTS = ("tent", "tent-filtered", "eta", "eata", "sar", "deyo", "roid", "memo", "cotta", "rdumb", "come")
+HOSTS = (
+    "tent", "tent-filtered", "eta", "eata", "sar", "deyo", "roid", "memo", "cotta", "rdumb", "come", "rpl", "cmf"
+)  # fmt: skip
 """Methods that take POEM's parts; `rotta` learns from a bank and `zerosiam` through one head, and take none."""
 
 
@@ -504,7 +536,7 @@ def preset_values(method: Recipe, name: str, preset: Preset) -> Recipe:
 
     `"cifar10"` is another name of `"cifar"`.
 
-    `come` and `zerosiam` have no published constants there and take Tent's.
+    `come`, `zerosiam` and `rpl` have no published constants there and take Tent's.
 
     Paper: the configurations of tent, cotta and the online-TTA benchmark of Marsden et al. for CIFAR-10-C and -100-C.
     """

@@ -1,0 +1,94 @@
+"""Numbers worked out by hand from the equations of the newer methods, and mistakes that published code makes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from by_hand import adapted, net, stream, tensors
+from torch import Tensor
+
+import poem
+from poem.parts import MomentumFilter, Outputs, RobustCrossEntropy, Selected
+
+
+def selected(logits: Tensor, **more: Any) -> Selected:
+    """Every row of some logits selected, each with weight 1."""
+    count = len(logits)
+    everyone, ones = torch.ones(count, dtype=torch.bool), torch.ones(count, dtype=logits.dtype)
+    return Selected(Outputs(logits, (logits,)), everyone, ones, torch.zeros(0), torch.zeros(0), **more)
+
+
+# RPL -----------------------------------------------------------------------------------------------------------------
+
+
+def test_the_robust_cross_entropy_lies_between_the_cross_entropy_and_the_absolute_error() -> None:
+    logits = torch.tensor([[2.0, 0.0, -1.0], [0.3, 0.2, 0.1]], dtype=torch.float64)
+    top = logits.softmax(1).amax(1)
+    assert RobustCrossEntropy(0.8)(selected(logits)).item() == pytest.approx(((1 - top**0.8) / 0.8).mean().item())
+    assert RobustCrossEntropy(1.0)(selected(logits)).item() == pytest.approx((1 - top).mean().item())
+    assert RobustCrossEntropy(1e-6)(selected(logits)).item() == pytest.approx(-top.log().mean().item(), rel=1e-5)
+
+
+def test_rpl_answers_from_before_its_update_and_learns_from_everyone() -> None:
+    first, second, _ = stream()
+    adapter = adapted("gn", "rpl")
+    torch.testing.assert_close(adapter(first), net("gn")(first).detach())
+    assert bool(adapter.last.selected.all())
+    assert not torch.allclose(adapter(second), net("gn")(second).detach())
+    assert poem.recipe("rpl").lr == 0.0005
+
+
+# CMF -----------------------------------------------------------------------------------------------------------------
+
+
+def filtered(steps: int, theta: Tensor, source: Tensor) -> list[tuple[Tensor, dict[str, Tensor]]]:
+    """What the filter makes of tensors that stay where they are, step by step."""
+    part, rng, found = MomentumFilter(), torch.Generator(), []
+    memory = part.init(source)
+    for _ in range(steps):
+        pulled, memory = part.pulled(theta, source, memory, rng)
+        found.append((pulled, memory))
+    return found
+
+
+def test_the_filter_of_a_vit_s_norm_layers_trusts_its_hidden_weights_less_and_less() -> None:
+    """q = 0.005: beta .995, .990172, .985554, .981178, .977065, and .939991 in the end; s .004975, .009779, ..."""
+    source, theta = torch.zeros(38400, dtype=torch.float64), torch.ones(38400, dtype=torch.float64)
+    variance, hidden = 0.0, 0.0
+    for step, (_, memory) in enumerate(filtered(200, theta, source)):
+        before, hidden = 0.99 * hidden, memory["hidden"][0].item()
+        beta = (1 - hidden) / (1 - before)
+        variance = memory["variance"].item()
+        if step < 5:
+            assert beta == pytest.approx([0.995, 0.990172, 0.985554, 0.981178, 0.977065][step], abs=1e-6)
+        if step < 3:
+            assert variance == pytest.approx([0.004975, 0.009779, 0.014374][step], abs=1e-6)
+    assert beta == pytest.approx(0.939991, abs=1e-5)
+    assert variance == pytest.approx(0.059709, abs=1e-5)
+
+
+def test_the_filter_leaves_the_source_where_it_is_and_bounds_its_trust() -> None:
+    source = torch.rand(100, dtype=torch.float64)
+    assert all(torch.equal(pulled, source) for pulled, _ in filtered(5, source, source))
+    ((pulled, memory),) = filtered(1, source + 1, source)  # q = 1.3e-5: beta is 1 from 0.9999 on
+    assert torch.equal(memory["hidden"], source)
+    torch.testing.assert_close(pulled, source + 0.99)
+    many = torch.zeros(10_000_000)
+    ((_, memory),) = filtered(1, many + 1, many)  # q is above 1, and r below 0
+    assert memory["hidden"][0].item() == pytest.approx(0.11)
+
+
+def test_a_reset_forgets_the_filter() -> None:
+    first, second, _ = stream()
+    adapter = adapted("gn", "cmf", lr=0.002)
+    source = {k: v for k, v in tensors(adapter).items() if "recover" in k}
+    assert set(source) == {"memory/recover.theta.hidden", "memory/recover.theta.variance"}
+    adapter(first)
+    adapter(second)
+    assert tensors(adapter)["memory/recover.theta.variance"].item() > 0
+    adapter.reset()
+    assert all(torch.equal(tensors(adapter)[key], value) for key, value in source.items())
+    assert math.isclose(tensors(adapter)["memory/recover.theta.variance"].item(), 0.0)
