@@ -73,6 +73,8 @@ def complete(recipe: Recipe) -> Recipe:
 def assert_costs(recipe: Recipe, kind: str) -> None:
     """The adapter's counts for one batch are the estimate's."""
     inside: dict[str, Any] = {"mean": (0.0,) * 3, "std": (1.0,) * 3} if recipe.unit_range else {}
+    if recipe.uses_source_data:
+        inside["source_data"] = [images(SIZE, seed=2)]
     fitted, net = recipe.fitted(batch_norm=kind == "bn"), sharp(kind)
     adapter = poem.adapt(calibrated(net) if fitted.statistics.copies > 1 else net, recipe, **inside)
     adapter(images(SIZE, seed=1))

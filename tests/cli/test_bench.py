@@ -316,6 +316,8 @@ def test_work_is_estimated_from_the_order_and_from_cells_alike() -> None:
 def test_the_passes_of_a_method_are_those_that_the_ledger_counts(method: str) -> None:
     recipe = recipe_of(method)
     inside: dict[str, Any] = {"mean": (0.0,) * 3, "std": (1.0,) * 3} if recipe.unit_range else {}
+    if recipe.uses_source_data:
+        inside["source_data"] = [toys.images(8, seed=2)]
     if isinstance(recipe.views, MemoryBank):  # which waits for more images than come here
         inside["views"] = MemoryBank(8, every=8)
     adapter = adapt(make_net("gn", sharpness=6.0), method, **inside)

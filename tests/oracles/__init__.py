@@ -41,6 +41,7 @@ from oracles.neo import neo
 from oracles.plain import bn, source
 from oracles.plus_poem import Explore, once, repeat, reselect, run
 from oracles.poem import poem, poem_official, poem_official_v2
+from oracles.recap import ReCAPHost, recap
 from oracles.roid import ROIDHost, roid
 from oracles.rotta import rotta
 from oracles.rpl import PlainRPLHost, RPLHost, rpl
@@ -67,6 +68,7 @@ HOSTS: dict[str, type[Host]] = {
     "come": COMEHost,
     "rpl": RPLHost,
     "cmf": CMFHost,
+    "recap": ReCAPHost,
 }
 
 
@@ -99,6 +101,7 @@ REFERENCES: dict[str, Reference] = {
     "zerosiam": zerosiam,
     "rpl": rpl,
     "cmf": cmf,
+    "recap": recap,
     "neo": neo,
     "poem": poem,
     "poem-official": poem_official,
@@ -128,6 +131,7 @@ INPUTS: dict[str, tuple[str, ...]] = {
     "neo": (),
     "rotta": ("lr", "rng", "augment"),
     "eata": ("lr", "source"),
+    "recap": ("lr", "source"),
     "deyo": ("lr", "rng"),
     "roid": ("lr", "rng", "augment"),
     "cmf": ("lr", "rng", "augment"),

@@ -11,7 +11,7 @@ from by_hand import adapted, net, stream, tensors
 from torch import Tensor
 
 import poem
-from poem.parts import MomentumFilter, Outputs, RobustCrossEntropy, Selected
+from poem.parts import MomentumFilter, Outputs, RegionalEntropy, RegionConfidence, RobustCrossEntropy, Selected
 
 
 def selected(logits: Tensor, **more: Any) -> Selected:
@@ -92,3 +92,70 @@ def test_a_reset_forgets_the_filter() -> None:
     adapter.reset()
     assert all(torch.equal(tensors(adapter)[key], value) for key, value in source.items())
     assert math.isclose(tensors(adapter)["memory/recover.theta.variance"].item(), 0.0)
+
+
+# ReCAP ---------------------------------------------------------------------------------------------------------------
+
+WEIGHT = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, -1.0]], dtype=torch.float64)
+
+
+def head(features: Tensor) -> Tensor:
+    return features.to(WEIGHT) @ WEIGHT.T
+
+
+def region(score: RegionalEntropy, variance: tuple[float, float]) -> dict[str, Tensor]:
+    """What the score measures on four features with these variances, before a last layer of three classes."""
+    corners = torch.tensor([[1.0, 1.0], [-1.0, 1.0], [1.0, -1.0], [-1.0, -1.0]], dtype=torch.float64)
+    features = corners * torch.tensor(variance, dtype=torch.float64).sqrt()
+    return score.prepare([Outputs(head(features), (head(features),), features=features, classify=head)])
+
+
+@pytest.mark.parametrize(("tilt", "entropy"), [(None, 1.009726), (5e-4, 0.973287)])
+def test_regional_entropy_and_instability_are_the_numbers_worked_out(tilt: float | None, entropy: float) -> None:
+    score, logits = RegionalEntropy(1.0, tilt), head(torch.tensor([[1.0, 0.2]], dtype=torch.float64))
+    memory = region(score, (0.1, 0.3))
+    found, instability = score.both(Outputs(logits, (logits,)), memory)
+    assert found.item() == pytest.approx(entropy, abs=1e-6)
+    assert instability.item() == pytest.approx(0.141788, abs=1e-6)
+    nu = logits.softmax(1) @ memory["moments"]
+    torch.testing.assert_close(nu[0], torch.tensor([1.093528, 1.206936, 1.532292]).double(), atol=1e-6, rtol=0)
+    loss = RegionConfidence(0.5, score)(selected(logits, memory={f"score.{k}": v for k, v in memory.items()}))
+    assert loss.item() == pytest.approx(entropy + 0.5 * 0.141788, abs=1e-6)
+
+
+def test_instability_bounds_how_far_predictions_in_the_region_are_from_the_sample_s() -> None:
+    score, feature = RegionalEntropy(1.0), torch.tensor([[1.0, 0.2]], dtype=torch.float64)
+    memory, rng = region(score, (0.1, 0.3)), torch.Generator().manual_seed(0)
+    spread = torch.tensor([0.1, 0.3], dtype=torch.float64).sqrt()
+    there = head(feature + spread * torch.randn(100_000, 2, generator=rng, dtype=torch.float64)).log_softmax(1)
+    here = head(feature).log_softmax(1)
+    divergence = (here.exp() * (here - there)).sum(1).mean().item()
+    assert divergence == pytest.approx(0.0671, abs=2e-3)
+    assert divergence < score.both(Outputs(head(feature), (head(feature),)), memory)[1].item()
+
+
+def test_a_region_without_extent_has_the_plain_entropy_and_no_instability() -> None:
+    logits = torch.randn(5, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    outputs = Outputs(logits, (logits,))
+    entropy, instability = RegionalEntropy(0.0, 0.0).both(outputs, region(RegionalEntropy(0.0, 0.0), (0.1, 0.3)))
+    torch.testing.assert_close(entropy, outputs.entropy)
+    torch.testing.assert_close(instability, torch.zeros(5, dtype=torch.float64))
+
+
+def test_a_region_that_is_too_wide_overflows_nowhere() -> None:
+    score = RegionalEntropy(1e6)
+    memory = {name: tensor.float() for name, tensor in region(score, (0.1, 0.3)).items()}
+    logits = torch.tensor([[300.0, 0.0, -300.0]], requires_grad=True)
+    entropy, instability = score.both(Outputs(logits, (logits,)), memory)
+    (gradient,) = torch.autograd.grad(entropy.sum() + instability.sum(), logits)
+    assert all(bool(each.isfinite().all()) for each in (entropy, instability, gradient))
+
+
+def test_recap_reads_its_source_images_once_and_needs_them() -> None:
+    source = stream()[2]
+    from_iterator = adapted("gn", "recap", source_data=iter([source[:6], source[6:]]))
+    assert from_iterator.preparation["forwards"] == len(source)
+    with pytest.raises(ValueError, match=r"RegionalEntropy\(1.2\) of recap needs source images; pass source_data="):
+        adapted("gn", "recap")
+    with pytest.raises(ValueError, match=r"needs source images; pass source_data="):
+        poem.Adapter(net("gn"), poem.recipe("recap"))(source)

@@ -20,6 +20,7 @@ from poem.parts import (
     Adam,
     AdaptBranch,
     Blended,
+    ByEntropy,
     Consistency,
     Entropy,
     EntropyBelow,
@@ -32,6 +33,8 @@ from poem.parts import (
     NotRedundant,
     PLPDAbove,
     Readout,
+    RegionalEntropy,
+    RegionConfidence,
     Robust,
     SlowTeacher,
     SoftLikelihoodRatio,
@@ -110,6 +113,11 @@ def settings(method: str, kind: str) -> tuple[dict[str, Any], dict[str, Any]]:
         ours["recover"] = StochasticRestore(0.05)
     if base in ("roid", "cmf"):
         ours["minimise"] = SoftLikelihoodRatio() + Consistency(augment)
+    if base == "recap":
+        theirs |= {"region": 0.05, "margin": 0.4}
+        score = RegionalEntropy(0.05)
+        ours |= {"select": EntropyBelow(0.4, score=score), "weigh": ByEntropy(0.4, score=score, most=3.0)}
+        ours["minimise"] = RegionConfidence(score=score)
     if base == "memo":
         ours["views"] = views
     if base == "rotta":
@@ -128,7 +136,7 @@ def test_every_batch_agrees_with_the_reference(method: str, kind: str) -> None:
     lr = LR[kind] / 10 if method.startswith(("roid", "cmf")) else LR[kind]
     theirs, ours = settings(method, kind)
     expected = outcomes(method, net, batches, lr=lr, source=source, augment=augment, views=views, **theirs)
-    data = source if method.startswith("eata") else None
+    data = source if poem.recipe(method).uses_source_data else None
     adapter = adapt(on_device(net), method, lr=lr, mean=(0, 0, 0), std=(1, 1, 1), source_data=data, **ours)
     learns = adapter.recipe.learns  # of `auto` it depends on the network
     for index, (batch, outcome) in enumerate(zip(batches, expected, strict=True)):

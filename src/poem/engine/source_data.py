@@ -101,7 +101,10 @@ class SourceBatches:
         theta = self._network.theta.source().requires_grad_()
         for images in self.images():
             (logits,), context = self._network.heads(images, theta, None, self._statistics, {})
-            yield Outputs(logits, (logits,), images=images, features=context.features, theta=theta)
+            yield Outputs(
+                logits, (logits,), images=images, features=context.features, theta=theta,
+                classify=self._network.classify,
+            )  # fmt: skip
 
     def images(self) -> Iterator[Tensor]:
         """The images alone."""

@@ -38,6 +38,7 @@ from poem.parts.recovery import (
     Recovery,
     StochasticRestore,
 )
+from poem.parts.region import RegionalEntropy, RegionConfidence
 from poem.parts.score import OpinionEntropy, Score, SoftmaxEntropy
 from poem.parts.selection import Diverse, EntropyBelow, Everyone, NotRedundant, PLPDAbove, Select
 from poem.parts.statistics import FromBatch, Mixed, Robust, RunningMean, Source, Statistics
@@ -111,6 +112,8 @@ __all__ = [
     "Readout",
     "Recentre",
     "Recovery",
+    "RegionConfidence",
+    "RegionalEntropy",
     "Repeat",
     "Robust",
     "RobustCrossEntropy",

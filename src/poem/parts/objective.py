@@ -108,7 +108,7 @@ class ConservativeEntropy(Objective):
 
     def __call__(self, selected: Selected) -> Tensor:
         """Weighted mean over the selection."""
-        return selected.mean(OpinionEntropy()(selected.outputs))
+        return selected.mean(OpinionEntropy()(selected.outputs, {}))
 
 
 @dataclass(frozen=True, repr=False)

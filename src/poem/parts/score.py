@@ -9,15 +9,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from poem.parts.base import Outputs, Part, entropy
+from poem.parts.base import Memory, Outputs, Part, entropy
 
 
 @dataclass(frozen=True, repr=False)
 class Score(Part):
-    """One number per sample, in nats, with a gradient."""
+    """One number per sample, in nats, with a gradient; `memory` is its own."""
 
     @abstractmethod
-    def __call__(self, outputs: Outputs) -> Tensor:
+    def __call__(self, outputs: Outputs, memory: Memory) -> Tensor:
         """Scores (B,)."""
 
 
@@ -25,7 +25,7 @@ class Score(Part):
 class SoftmaxEntropy(Score):
     """The entropy of the prediction; with a branch, of the combined one."""
 
-    def __call__(self, outputs: Outputs) -> Tensor:
+    def __call__(self, outputs: Outputs, memory: Memory) -> Tensor:
         """Entropy in nats."""
         return outputs.entropy
 
@@ -44,7 +44,7 @@ class OpinionEntropy(Score):
     adds; with a branch, of the mean of both heads' logits, whatever its `alpha`.
     """
 
-    def __call__(self, outputs: Outputs) -> Tensor:
+    def __call__(self, outputs: Outputs, memory: Memory) -> Tensor:
         """Entropy in nats over C + 1 entries."""
         logits = torch.stack(outputs.heads).mean(0) if outputs.combined else outputs.logits
         norm = logits.norm(dim=1, keepdim=True)

@@ -116,7 +116,7 @@ class EntropyBelow(Select):
     def __call__(self, outputs: Outputs, among: Tensor, memory: Memory) -> Tensor:
         """Low entropy, strictly."""
         fraction = self.fraction if self.first is None or outputs.round > 0 else self.first
-        return among & (self.score(outputs).detach() < fraction * math.log(outputs.classes))
+        return among & (self.score(outputs, inside(memory, "score")).detach() < fraction * math.log(outputs.classes))
 
 
 @dataclass(frozen=True, repr=False)
