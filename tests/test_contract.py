@@ -29,6 +29,7 @@ import poem
 from poem.engine.accounting import Totals
 from poem.parts import (
     SAM,
+    AfterImages,
     AugMix,
     ByEntropy,
     Entropy,
@@ -327,6 +328,10 @@ SETTINGS: dict[str, Row] = {
             "minimise": RegionConfidence(score=REGION),
         },
         toy={"source_data": toys.Clean()},
+    ),
+    "protected": replace(
+        FILTERED, singles=8, settings={**SOURCE, "select": AfterImages(2) & EntropyBelow(0.4)},
+        reliable=AfterImages(1) & EntropyBelow(0.4), toy={"source_data": toys.Clean()},
     ),
     # At rest, where a batch's own mean stands for the stream's.
     "neo": replace(

@@ -41,6 +41,7 @@ from oracles.neo import neo
 from oracles.plain import bn, source
 from oracles.plus_poem import Explore, once, repeat, reselect, run
 from oracles.poem import poem, poem_official, poem_official_v2
+from oracles.protected import ProtectedHost, protected
 from oracles.recap import ReCAPHost, recap
 from oracles.roid import ROIDHost, roid
 from oracles.rotta import rotta
@@ -69,6 +70,7 @@ HOSTS: dict[str, type[Host]] = {
     "rpl": RPLHost,
     "cmf": CMFHost,
     "recap": ReCAPHost,
+    "protected": ProtectedHost,
 }
 
 
@@ -102,6 +104,7 @@ REFERENCES: dict[str, Reference] = {
     "rpl": rpl,
     "cmf": cmf,
     "recap": recap,
+    "protected": protected,
     "neo": neo,
     "poem": poem,
     "poem-official": poem_official,
@@ -132,6 +135,7 @@ INPUTS: dict[str, tuple[str, ...]] = {
     "rotta": ("lr", "rng", "augment"),
     "eata": ("lr", "source"),
     "recap": ("lr", "source"),
+    "protected": ("lr", "source"),
     "deyo": ("lr", "rng"),
     "roid": ("lr", "rng", "augment"),
     "cmf": ("lr", "rng", "augment"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -11,7 +12,16 @@ from by_hand import adapted, net, stream, tensors
 from torch import Tensor
 
 import poem
-from poem.parts import MomentumFilter, Outputs, RegionalEntropy, RegionConfidence, RobustCrossEntropy, Selected
+from poem.parts import (
+    MatchEntropy,
+    MomentumFilter,
+    Outputs,
+    RegionalEntropy,
+    RegionConfidence,
+    RobustCrossEntropy,
+    Score,
+    Selected,
+)
 
 
 def selected(logits: Tensor, **more: Any) -> Selected:
@@ -159,3 +169,123 @@ def test_recap_reads_its_source_images_once_and_needs_them() -> None:
         adapted("gn", "recap")
     with pytest.raises(ValueError, match=r"needs source images; pass source_data="):
         poem.Adapter(net("gn"), poem.recipe("recap"))(source)
+
+
+# Protected entropy matching -------------------------------------------------------------------------------------------
+
+
+def bettor(part: MatchEntropy, entropies: list[float]) -> dict[str, Tensor]:
+    """The bettor's memory before the first sample, with these source entropies."""
+    values, counts = torch.tensor(entropies, dtype=torch.float64).unique(return_counts=True)
+    logits = torch.zeros(1, 2, dtype=torch.float64)
+    return {
+        "values": values,
+        "shares": (counts.cumsum(0) / counts.sum()).double(),
+        **part.start(Outputs(logits, (logits,))),
+    }
+
+
+@dataclass(frozen=True, repr=False)
+class FirstLogit(Score):
+    """A score that a test sets: the first logit."""
+
+    def __call__(self, outputs: Outputs, memory: dict[str, Tensor]) -> Tensor:
+        return outputs.logits[:, 0]
+
+
+def bets(part: MatchEntropy, scores: list[float], memory: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+    logits = torch.tensor([[score, 0.0] for score in scores], dtype=torch.float64)
+    target, new = part._bets(Outputs(logits, (logits,)), memory)
+    return target, {**memory, **new}
+
+
+def test_bets_targets_and_wealth_are_the_numbers_worked_out() -> None:
+    """u is the score itself, where source entropies are evenly spread from 0 to 1."""
+    part = MatchEntropy(score=FirstLogit())
+    even = {"values": torch.tensor([0.0, 1.0]).double(), "shares": torch.tensor([0.0, 1.0]).double()}
+    memory = {**bettor(part, [0.0]), **even}
+    rows = [
+        (0.9, 0.0, 0.9, 1.0),
+        (0.8, 0.0, 0.8, 1.0),
+        (0.7, 0.072169, 0.692422, 1.014434),
+        (0.2, 0.111804, 0.191056, 0.980408),
+        (0.95, 0.064600, 0.948466, 1.008909),
+    ]
+    at_once, _ = bets(part, [row[0] for row in rows], memory)
+    for index, (u, bet, protected, wealth) in enumerate(rows):
+        assert memory["bet"].item() == pytest.approx(bet, abs=1e-6)
+        target, memory = bets(part, [u], memory)
+        assert target.item() == pytest.approx(protected, abs=1e-6)
+        assert at_once[index].item() == pytest.approx(protected, abs=1e-6), "samples of a batch come one by one"
+        assert memory["log_wealth"].exp().item() == pytest.approx(wealth, abs=1e-6)
+    assert memory["bet"].item() == pytest.approx(0.113503, abs=1e-6)
+
+
+def test_a_shift_makes_the_bettor_rich_and_its_bets_stay_below_two() -> None:
+    part = MatchEntropy(score=FirstLogit())
+    memory = {**bettor(part, [0.0]), "values": torch.tensor([0.0, 1.0]).double()}
+    memory["shares"] = memory["values"]
+    wealth, largest = [], 0.0
+    for _ in range(3000):
+        _, memory = bets(part, [1.0], memory)
+        wealth.append(memory["log_wealth"].item())
+        largest = max(largest, abs(memory["bet"].item()))
+    first = next(index for index, each in enumerate(wealth) if each >= math.log(20)) + 1
+    assert first == 22
+    assert math.exp(wealth[21]) == pytest.approx(22.5326, abs=1e-3)
+    assert largest == pytest.approx(1.801592, abs=1e-5)
+
+
+def test_source_entropies_are_interpolated_and_what_lies_outside_is_clamped() -> None:
+    part = MatchEntropy(score=FirstLogit())
+    logits = torch.tensor([[0.5, 0.0], [1.0, 0.0], [2.0, 0.0], [1.0, 0.0]], dtype=torch.float64)
+    held = part.prepare([Outputs(logits[:3], (logits[:3],)), Outputs(logits[3:], (logits[3:],))])
+    assert held["values"].tolist() == [0.5, 1.0, 2.0]
+    assert held["shares"].tolist() == [0.25, 0.75, 1.0]
+    memory = {**bettor(part, [0.5, 1.0, 1.0, 2.0]), "bet": torch.tensor(1.0).double()}
+    target, _ = bets(part, [0.0], memory)  # u = .25 is .15625 under the bet, and the source has nothing below .25
+    assert target.item() == 0.5
+    plain, _ = bets(part, [0.0, 0.75, 3.0], bettor(part, [0.5, 1.0, 1.0, 2.0]))
+    assert plain[0].item() == 0.5
+    assert bets(part, [0.75], bettor(part, [0.5, 1.0, 1.0, 2.0]))[0].item() == pytest.approx(0.75)
+    assert bets(part, [3.0], bettor(part, [0.5, 1.0, 1.0, 2.0]))[0].item() == 2.0
+
+
+def test_a_sample_that_is_not_finite_moves_no_bet() -> None:
+    part = MatchEntropy(score=FirstLogit())
+    memory = bettor(part, [0.2, 0.4, 0.6, 0.8])
+    target, there = bets(part, [0.7, math.nan, 0.6], memory)
+    _, without = bets(part, [0.7, 0.6], memory)
+    assert all(torch.equal(there[name], without[name]) for name in without)
+    assert target[[0, 2]].isfinite().all()
+
+
+def test_weights_multiply_entropy_and_target_and_so_enter_squared() -> None:
+    """H = (1, 2), targets (.8, 1.5), w = exp(E0 - H): .627489, gradient (3.399468, 1.150170); plain .0725."""
+    h = torch.tensor([[1.0, 0.0], [2.0, 0.0]], dtype=torch.float64, requires_grad=True)
+    part, target = MatchEntropy(score=FirstLogit()), torch.tensor([0.8, 1.5], dtype=torch.float64)
+    for weigh, loss, gradient in ((True, 0.627489, [3.399468, 1.150170]), (False, 0.0725, [0.1, 0.25])):
+        given = selected(h)
+        given.outputs.batch.once((part, "target"), lambda _: target)
+        if weigh:
+            given.weights = (0.4 * math.log(1000) - h[:, 0].detach()).exp()
+        found = part(given)
+        assert found.item() == pytest.approx(loss, abs=1e-6)
+        assert torch.autograd.grad(found, h)[0][:, 0].tolist() == pytest.approx(gradient, abs=1e-6)
+
+
+def test_protected_waits_for_a_hundred_images_and_forgets_its_bets_at_a_reset() -> None:
+    source, batches = stream()[2], stream(120, 12)
+    adapter = adapted("gn", "protected", source_data=[source])
+    for index, batch in enumerate(batches):
+        adapter(batch)
+        assert (adapter.totals.updates > 0) == (index >= 8), "108 images have come with the ninth batch"
+    assert tensors(adapter)["memory/minimise.bet"].item() != 0
+    adapter.reset()
+    first = adapter(batches[0])
+    assert not adapter.last.updates
+    fresh = adapted("gn", "protected", source_data=[source])
+    assert torch.equal(first, fresh(batches[0]))
+    assert all(torch.equal(value, tensors(fresh)[key]) for key, value in tensors(adapter).items())
+    with pytest.raises(ValueError, match=r"of protected needs source images; pass source_data="):
+        adapted("gn", "protected")

@@ -31,6 +31,7 @@ DEFAULTS: dict[str, tuple[str, ...]] = {
     "Laplacian": ("affinity='rbf', steps=100",),
     "LocalPrior": ("horizon=1024",),
     "LossAverageBelow": ("momentum=0.9, of='last'",),
+    "MatchEntropy": ("widest=1.8, score=SoftmaxEntropy()",),
     "MeanTeacher": (f"copies=32, unsure=0.1, augment={COTTA}",),
     "MemoryBank": (f"every=64, timeliness=1.0, certainty=1.0, augment={COTTA}",),
     "MomentumFilter": ("keep_hidden=0.99, noise=0.005, least=0.89",),

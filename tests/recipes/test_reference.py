@@ -19,6 +19,7 @@ from poem.parts import (
     SGD,
     Adam,
     AdaptBranch,
+    AfterImages,
     Blended,
     ByEntropy,
     Consistency,
@@ -118,6 +119,9 @@ def settings(method: str, kind: str) -> tuple[dict[str, Any], dict[str, Any]]:
         score = RegionalEntropy(0.05)
         ours |= {"select": EntropyBelow(0.4, score=score), "weigh": ByEntropy(0.4, score=score, most=3.0)}
         ours["minimise"] = RegionConfidence(score=score)
+    if base == "protected":
+        theirs["begin"] = 24
+        ours["select"] = AfterImages(24) & EntropyBelow(0.4)
     if base == "memo":
         ours["views"] = views
     if base == "rotta":

@@ -13,6 +13,7 @@ from poem.parts.base import Batch, Forward, Memory, Need, Outcome, Outputs, Part
 from poem.parts.branch import AdaptBranch
 from poem.parts.destruction import Occlusion, Patches, Pixels
 from poem.parts.exploration import Exploration, Explore, Once, Repeat
+from poem.parts.matching import MatchEntropy
 from poem.parts.objective import (
     ConservativeEntropy,
     Consistency,
@@ -39,8 +40,8 @@ from poem.parts.recovery import (
     StochasticRestore,
 )
 from poem.parts.region import RegionalEntropy, RegionConfidence
-from poem.parts.score import OpinionEntropy, Score, SoftmaxEntropy
-from poem.parts.selection import Diverse, EntropyBelow, Everyone, NotRedundant, PLPDAbove, Select
+from poem.parts.score import OpinionEntropy, Score, SoftmaxEntropy, TemperedEntropy
+from poem.parts.selection import AfterImages, Diverse, EntropyBelow, Everyone, NotRedundant, PLPDAbove, Select
 from poem.parts.statistics import FromBatch, Mixed, Robust, RunningMean, Source, Statistics
 from poem.parts.step import SAM, SGD, Adam, Clipped, Step
 from poem.parts.stream_statistics import Blended, Components, Significant
@@ -53,6 +54,7 @@ __all__ = [
     "SGD",
     "Adam",
     "AdaptBranch",
+    "AfterImages",
     "AugMix",
     "Augment",
     "AverageWithSource",
@@ -87,6 +89,7 @@ __all__ = [
     "LocalPrior",
     "LossAverageBelow",
     "MarginalEntropy",
+    "MatchEntropy",
     "MeanTeacher",
     "Memory",
     "MemoryBank",
@@ -131,6 +134,7 @@ __all__ = [
     "Step",
     "StochasticRestore",
     "Teacher",
+    "TemperedEntropy",
     "Uncorrected",
     "Update",
     "View",

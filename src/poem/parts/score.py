@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from poem.parts.base import Memory, Outputs, Part, entropy
+from poem.parts.fields import Positive
 
 
 @dataclass(frozen=True, repr=False)
@@ -28,6 +29,17 @@ class SoftmaxEntropy(Score):
     def __call__(self, outputs: Outputs, memory: Memory) -> Tensor:
         """Entropy in nats."""
         return outputs.entropy
+
+
+@dataclass(frozen=True, repr=False)
+class TemperedEntropy(Score):
+    """The entropy of the prediction whose logits are divided by `temperature`; with a branch, of the combined one."""
+
+    temperature: Positive = 1.0
+
+    def __call__(self, outputs: Outputs, memory: Memory) -> Tensor:
+        """Entropy in nats."""
+        return entropy((outputs.logits / self.temperature).log_softmax(1))
 
 
 @dataclass(frozen=True, repr=False)
