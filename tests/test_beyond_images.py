@@ -20,7 +20,8 @@ from poem.accelerate import capture
 from poem.parts import EntropyBelow, Everything, RunningMean
 
 EDITING = (
-    "deyo", "roid", "memo", "cotta", "rotta", "cmf", "poem-official", "poem-official-v2", "deyo+poem", "roid+poem"
+    "deyo", "roid", "memo", "cotta", "rotta", "cmf", "spa", "poem-official", "poem-official-v2", "deyo+poem",
+    "roid+poem",
 )  # fmt: skip
 """Methods that destroy or augment images."""
 PLAIN = tuple(name for name in poem.methods() if not name.startswith(EDITING))

@@ -40,6 +40,7 @@ from poem.parts import (
     MemoryBank,
     NotRedundant,
     OpinionEntropy,
+    PatchNoise,
     PLPDAbove,
     Readout,
     Recentre,
@@ -47,6 +48,7 @@ from poem.parts import (
     RegionConfidence,
     Robust,
     Select,
+    SelfBootstrap,
     SlowTeacher,
 )
 from poem.parts.base import Memory, Outputs
@@ -320,6 +322,11 @@ SETTINGS: dict[str, Row] = {
     ),
     "come": replace(EVERYONE, entropy=opinion_entropy),
     "zerosiam": replace(EVERYONE, brings=("minimise.predictor",)),
+    # Amounts of noise are kept at one scale: they move only where there are several.
+    "spa": replace(
+        EVERYONE, settings={"minimise": SelfBootstrap(noise=PatchNoise(4))}, rate=0.1, batch=16,
+        brings=("minimise.predictor", "minimise.noise.amount"), toy={"minimise": SelfBootstrap(noise=PatchNoise(4))},
+    ),
     # The sharp layers of random nets make a region of the recipe's size too wide to be certain in.
     "recap": replace(
         FILTERED, entropy=regional_entropy, spread=SPREAD, reliable=EntropyBelow(0.4, score=REGION),

@@ -36,7 +36,7 @@ from poem.recipes.recipe import Recipe
 
 CUDA = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))
 METHODS = ("source", "tent", "eata", "sar", "deyo", "roid", "rdumb", "poem", "poem-official", "sar+poem", "deyo+poem-i",
-           "come+poem", "zerosiam", "neo")  # fmt: skip
+           "come+poem", "zerosiam", "neo", "spa", "cmf+poem", "recap", "rpl")  # fmt: skip
 
 
 @pytest.fixture(params=["cpu", CUDA])

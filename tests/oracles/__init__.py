@@ -47,6 +47,7 @@ from oracles.roid import ROIDHost, roid
 from oracles.rotta import rotta
 from oracles.rpl import PlainRPLHost, RPLHost, rpl
 from oracles.sar import SARHost, sar, sar_coasting
+from oracles.spa import spa
 from oracles.tent import FilteredTentHost, TentHost, tent, tent_filtered
 from oracles.zerosiam import zerosiam
 
@@ -101,6 +102,7 @@ REFERENCES: dict[str, Reference] = {
     "rotta": rotta,
     "come": come,
     "zerosiam": zerosiam,
+    "spa": spa,
     "rpl": rpl,
     "cmf": cmf,
     "recap": recap,
@@ -137,6 +139,7 @@ INPUTS: dict[str, tuple[str, ...]] = {
     "recap": ("lr", "source"),
     "protected": ("lr", "source"),
     "deyo": ("lr", "rng"),
+    "spa": ("lr", "rng"),
     "roid": ("lr", "rng", "augment"),
     "cmf": ("lr", "rng", "augment"),
     "memo": ("lr", "rng", "views"),

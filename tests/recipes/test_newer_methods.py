@@ -13,14 +13,18 @@ from torch import Tensor
 
 import poem
 from poem.parts import (
+    Batch,
+    LowFrequencies,
     MatchEntropy,
     MomentumFilter,
     Outputs,
+    PatchNoise,
     RegionalEntropy,
     RegionConfidence,
     RobustCrossEntropy,
     Score,
     Selected,
+    SelfBootstrap,
 )
 
 
@@ -289,3 +293,95 @@ def test_protected_waits_for_a_hundred_images_and_forgets_its_bets_at_a_reset() 
     assert all(torch.equal(value, tensors(fresh)[key]) for key, value in tensors(adapter).items())
     with pytest.raises(ValueError, match=r"of protected needs source images; pass source_data="):
         adapted("gn", "protected")
+
+
+# SPA -----------------------------------------------------------------------------------------------------------------
+
+
+def with_images(images: Tensor, family: str = "convolutional", seed: int = 0) -> Outputs:
+    """Outputs of a batch of images, for parts that make views of them."""
+    logits = torch.zeros(len(images), 3, dtype=images.dtype)
+    batch = Batch(images, torch.Generator().manual_seed(seed), len(images))
+    return Outputs(logits, (logits,), batch, images=images, family=family)
+
+
+@pytest.mark.parametrize("side", [15, 16, 224])
+def test_frequencies_that_are_all_kept_leave_the_image_and_a_mask_is_symmetric(side: int) -> None:
+    x = torch.randn(2, 3, side, side, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    torch.testing.assert_close(LowFrequencies(0.0)(with_images(x)), x, rtol=0, atol=1e-13)
+    mask = LowFrequencies()._mask(x.shape, 0.5, torch.Generator().manual_seed(0)).double()
+    spectrum = torch.fft.fft2(x) * torch.fft.ifftshift(mask, dim=(2, 3))
+    assert torch.fft.ifft2(spectrum).imag.abs().max().item() < 1e-13
+    rows = (mask == 0).any(3).any(1).any(0).nonzero()[:, 0]
+    wide = int(0.2 * side)
+    assert rows[0].item() >= side // 2 - wide // 2
+    assert rows[-1].item() <= side // 2 + wide // 2
+    assert bool((mask[:, :, side // 2, side // 2] == 0).any()), "the constant frequency may be dropped too"
+
+
+def test_at_224_pixels_rows_90_to_134_may_lose_frequencies() -> None:
+    mask = LowFrequencies()._mask(torch.Size([1, 1, 224, 224]), 1.0, torch.Generator())
+    gone = (mask[0, 0] == 0).nonzero()
+    assert (gone.min().item(), gone.max().item()) == (90, 134)
+
+
+def test_amounts_of_noise_are_scaled_and_then_cut() -> None:
+    noise = PatchNoise(transformer=0.4)
+    amount = torch.tensor([0.9, 0.3, 0.6, 0.1], dtype=torch.float64)
+    found = noise.constrain("amount", amount, "transformer")
+    assert found.tolist() == pytest.approx([1.0, 0.336728, 0.673456, 0.112243], abs=1e-6)
+    assert found.square().mean().item() == pytest.approx(0.394882, abs=1e-6)
+    assert torch.equal(noise.constrain("amount", torch.zeros(4), "transformer"), torch.zeros(4))
+
+
+def test_noise_climbs_the_loss_and_is_cut_as_the_network_sees_it() -> None:
+    x = torch.rand(2, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+    outputs = with_images(x)
+    outputs.scale = torch.full((1, 3, 1, 1), 0.5), torch.full((1, 3, 1, 1), 0.5)
+    amount = torch.full((2, 2), 0.9, requires_grad=True)
+    view = PatchNoise(4)(outputs, amount)
+    assert (view.min().item(), view.max().item()) == (0.0, 1.0), "[-1, 1] for a network that normalises by 0.5 and 0.5"
+    plain = torch.full((2, 2), 0.9, requires_grad=True)
+    v = torch.randn(3, 4, 4, generator=torch.Generator().manual_seed(0)).repeat(1, 2, 2)
+    share = plain.square().repeat_interleave(4, 0).repeat_interleave(4, 1)
+    by_hand = (((1 - share) * (2 * x - 1) + share * v).clamp(-1, 1) + 1) / 2
+    torch.testing.assert_close(view, by_hand)
+    (up,), (down,) = torch.autograd.grad(view.sum(), amount), torch.autograd.grad(by_hand.sum(), plain)
+    torch.testing.assert_close(up, -down)
+    with pytest.raises(ValueError, match="needs images whose sides are multiples of 16"):
+        PatchNoise().trainable(outputs)
+
+
+@dataclass(frozen=True, repr=False)
+class Untouched(LowFrequencies):
+    """Leaves every frequency, to the bit."""
+
+    def __call__(self, outputs: Outputs) -> Tensor:
+        return outputs.batch.images
+
+
+def test_views_that_are_as_sure_as_the_image_teach_nothing() -> None:
+    """With the predictor at the identity and undamaged views nobody's confidence falls, and the momentum rests too."""
+    whole = SelfBootstrap(frequencies=Untouched(), noise=PatchNoise(4, convolutional=0.0))
+    adapter = adapted("gn", "spa", minimise=SelfBootstrap(noise=PatchNoise(4)))
+    first, second, _ = stream()
+    adapter(first)
+    assert adapter.totals.updates == 1
+    still = adapted("gn", "spa", minimise=whole)
+    before = tensors(still)
+    still(second)
+    assert still.totals.updates == still.last.taught == 0
+    assert still.last.skipped == "nothing passed the second filter"
+    assert all(torch.equal(tensors(still)[key], value) for key, value in before.items() if key.startswith("moved/"))
+
+
+def test_spa_s_rates_are_by_family_and_not_by_batch_size() -> None:
+    rates = [poem.adapt(net(kind), "spa", batch_size=size).lr for kind in ("gn", "ln") for size in (64, 1)]
+    assert rates == [0.0025, 0.0025, 0.01, 0.01]
+    noise = poem.recipe("spa").minimise.noise  # type: ignore[attr-defined]
+    assert [rate * noise.lr_factor(family) for rate, family in ((0.0025, "convolutional"), (0.01, "transformer"))] == [
+        1.0,
+        1.0,
+    ]
+    with pytest.raises(ValueError, match=r"spa has nothing for '\+poem' to build on"):
+        poem.recipe("spa+poem")

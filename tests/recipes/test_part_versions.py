@@ -31,17 +31,23 @@ DEFAULTS: dict[str, tuple[str, ...]] = {
     "Laplacian": ("affinity='rbf', steps=100",),
     "LocalPrior": ("horizon=1024",),
     "LossAverageBelow": ("momentum=0.9, of='last'",),
+    "LowFrequencies": ("transformer=0.2, square=0.2",),
     "MatchEntropy": ("widest=1.8, score=SoftmaxEntropy()",),
     "MeanTeacher": (f"copies=32, unsure=0.1, augment={COTTA}",),
     "MemoryBank": (f"every=64, timeliness=1.0, certainty=1.0, augment={COTTA}",),
     "MomentumFilter": ("keep_hidden=0.99, noise=0.005, least=0.89",),
     "NotRedundant": ("momentum=0.9",),
     "PLPDAbove": ("destroy=Patches(grid=4)",),
+    "PatchNoise": ("convolutional=0.1, transformer=0.4, clip=1.0",),
     "Readout": ("correct=Uncorrected()",),
     "RegionConfidence": ("score=RegionalEntropy(region=1.2, tilt=0.0005)",),
     "RegionalEntropy": ("tilt=0.0005",),
     "SAM": ("base=SGD(momentum=0.9, nesterov=False), momentum_coast=False",),
     "SGD": ("nesterov=False",),
+    "SelfBootstrap": (
+        "transformer=5.0, frequencies=LowFrequencies(convolutional=0.1, transformer=0.2, square=0.2), "
+        "noise=PatchNoise(patch=16, convolutional=0.1, transformer=0.4, clip=1.0)",
+    ),
     "SiameseEntropy": ("convolutional=10.0, transformer=1.0",),
     "SoftLikelihoodRatio": ("eps=1e-05",),
 }

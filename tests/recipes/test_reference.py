@@ -32,11 +32,13 @@ from poem.parts import (
     MeanTeacher,
     MemoryBank,
     NotRedundant,
+    PatchNoise,
     PLPDAbove,
     Readout,
     RegionalEntropy,
     RegionConfidence,
     Robust,
+    SelfBootstrap,
     SlowTeacher,
     SoftLikelihoodRatio,
     StochasticRestore,
@@ -119,6 +121,9 @@ def settings(method: str, kind: str) -> tuple[dict[str, Any], dict[str, Any]]:
         score = RegionalEntropy(0.05)
         ours |= {"select": EntropyBelow(0.4, score=score), "weigh": ByEntropy(0.4, score=score, most=3.0)}
         ours["minimise"] = RegionConfidence(score=score)
+    if base == "spa":
+        theirs["patch"] = 4
+        ours["minimise"] = SelfBootstrap(noise=PatchNoise(4))
     if base == "protected":
         theirs["begin"] = 24
         ours["select"] = AfterImages(24) & EntropyBelow(0.4)

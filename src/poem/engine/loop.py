@@ -150,13 +150,18 @@ class BatchLoop:
         weights = (moving["theta"] if theta is None else theta).detach().requires_grad_(grad)
         branch = moving["branch"].detach().requires_grad_(grad) if "branch" in moving else None
 
-        def again(images: Tensor, *, among: Tensor | None = None, grad: bool = False) -> Tensor:
+        def again(images: Tensor, *, among: Tensor | None = None, grad: bool = False, features: bool = False) -> Tensor:
             rows = None if among is None else among.sum()
             self._count_forward(images, rows)
             if grad:
                 self._count_backward(len(images) if rows is None else rows, len(images))
             with torch.set_grad_enabled(grad):
-                return self._predict(images, weights, branch, self.state.memory, among)[0]
+                logits, _, run = self._predict(images, weights, branch, self.state.memory, among)
+            if not features:
+                return logits
+            if run.features is None:
+                raise RuntimeError("this pass has no features; does the part say that it needs features?")
+            return run.features
 
         self._count_forward(shown, needed)
         with torch.set_grad_enabled(grad):
@@ -167,7 +172,7 @@ class BatchLoop:
             logits, heads, run = self._predict(shown, *given, self.state.memory, None, training=grad)
         outputs = Outputs(
             logits, heads, self.batch, again, round, shown, run.features, weights, branch, rows, run.record,
-            self.network.classify, run.source,
+            self.network.classify, run.source, self.network.normalisation(shown), self.state.family,
         )  # fmt: skip
         self.state.begin(outputs)
         return outputs
@@ -281,7 +286,8 @@ class BatchLoop:
         for key, gradient in update.gradients.items():
             rate = self.lr * state.lr_factors.get(key, 1.0)
             change, memory = step.for_group(key)(gradient, rate, state.steps[key])
-            update_where(state.moving, {key: state.moving[key] + change}, update.applied)
+            moved = state.constrained(key, state.moving[key] + change)
+            update_where(state.moving, {key: moved}, update.applied)
             update_where(state.steps[key], {**memory, **update.step_memory.get(key, {})}, update.applied)
         self.costs.rounds += 1
         self.costs.updates = self.costs.updates + update.applied.long()
@@ -304,7 +310,8 @@ class BatchLoop:
             near, chosen, weights, theta, source, progress.target,
             state.memory_of("minimise"), inside(trained, "minimise"),
         )  # fmt: skip
-        loss = recipe.minimise(selected)
+        loss, taught = recipe.minimise(selected), recipe.minimise.taught(selected)
+        mask = mask if taught is chosen else taught
         gradients: dict[str, Tensor] = {}
         if recipe.branch is not None and near.branch is not None and final:
             # First, and as far as the split: the longer backward may then free what each layer saved.

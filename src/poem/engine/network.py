@@ -437,15 +437,21 @@ class Network:
             raise ValueError(f"expected classes below {logits.shape[1]}, the number of logits, got {self._largest}")
         return logits[:, self._near(self._classes, logits.device, torch.long)]
 
+    def normalisation(self, images: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Mean and std by which images like these are normalised, shaped to fit them; None where they are not."""
+        if self._mean is None or self._std is None:
+            return None
+        shape = (1, -1, *[1] * (images.dim() - 2))
+        mean, std = (self._near(each, images.device, images.dtype).view(shape) for each in (self._mean, self._std))
+        return mean, std
+
     def _input(self, images: Tensor, copies: int) -> Tensor:
         """What the model is called with: a tensor of our own, which it may write into, once for the images in hand."""
 
         def prepared() -> Tensor:
-            x = images
-            if self._mean is not None and self._std is not None:
-                shape = (1, -1, *[1] * (images.dim() - 2))
-                mean, std = (self._near(each, x.device, x.dtype).view(shape) for each in (self._mean, self._std))
-                x = (x - mean) / std
+            x, scale = images, self.normalisation(images)
+            if scale is not None:
+                x = (x - scale[0]) / scale[1]
             x = self.acceleration.layout(x)
             x = x.to(next(self.twin.root.parameters(), x).dtype)
             if copies > 1:

@@ -49,7 +49,7 @@ class State:
         self, recipe: Recipe, network: Network, seed: int, batch_size: int | None, family: str = "convolutional"
     ) -> None:
         self._recipe, self._network, self._seed, self._batch_size = recipe, network, seed, batch_size
-        self._family = family
+        self.family = family
         self.prepared: Memory = {}
         self.rng = torch.Generator()
         self.entered = False  # a batch is under way, or was interrupted
@@ -104,6 +104,13 @@ class State:
     def trained(self) -> list[str]:
         """Places of the tensors that parts bring."""
         return [key for key in self.moving if key not in ("theta", "branch")]
+
+    def constrained(self, key: str, tensor: Tensor) -> Tensor:
+        """A moving tensor after a step; one that a part brought as that part wants it."""
+        if key in ("theta", "branch"):
+            return tensor
+        place, _, name = key.rpartition(".")
+        return dict(self._recipe.places)[place].constrain(name, tensor, self.family)
 
     def memory_of(self, place: str) -> Memory:
         """What the part at a place remembers, and what it measured on source data."""
@@ -243,7 +250,7 @@ class State:
         logits, images = (torch.zeros(1, *shape, device=device, dtype=kind) for shape in ((classes,), image))
         features = None if head is None else torch.zeros(1, head.in_features, device=device, dtype=kind)
         batch = Batch(images, torch.Generator(), self.size or 1)
-        return Outputs(logits, (logits,), batch, images=images, features=features)
+        return Outputs(logits, (logits,), batch, images=images, features=features, family=self.family)
 
     def _start(self, outputs: Outputs) -> Memory:
         """The memory of every part before the first batch."""
@@ -261,7 +268,7 @@ class State:
         self.source = {**self.source, **brought}
         self.moving = {**brought, **self.moving}
         self.steps = {**{key: self._recipe.step.optimiser.init(each) for key, each in brought.items()}, **self.steps}
-        factors = {place: part.lr_factor(self._family) for place, part in self._recipe.places}
+        factors = {place: part.lr_factor(self.family) for place, part in self._recipe.places}
         self.lr_factors = {key: factors[key.rpartition(".")[0]] for key in brought}
 
     def _fingerprint(self) -> str:

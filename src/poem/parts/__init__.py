@@ -10,6 +10,7 @@ from typing import Any
 from poem.parts.augment import Augment, AugMix, Jitter
 from poem.parts.bank import MemoryBank
 from poem.parts.base import Batch, Forward, Memory, Need, Outcome, Outputs, Part, Selected, Update, inside
+from poem.parts.bootstrap import LowFrequencies, PatchNoise, SelfBootstrap
 from poem.parts.branch import AdaptBranch
 from poem.parts.destruction import Occlusion, Patches, Pixels
 from poem.parts.exploration import Exploration, Explore, Once, Repeat
@@ -88,6 +89,7 @@ __all__ = [
     "Laplacian",
     "LocalPrior",
     "LossAverageBelow",
+    "LowFrequencies",
     "MarginalEntropy",
     "MatchEntropy",
     "MeanTeacher",
@@ -109,6 +111,7 @@ __all__ = [
     "PLPDAbove",
     "Parameters",
     "Part",
+    "PatchNoise",
     "Patches",
     "Pixels",
     "Prior",
@@ -124,6 +127,7 @@ __all__ = [
     "Score",
     "Select",
     "Selected",
+    "SelfBootstrap",
     "SiameseEntropy",
     "Significant",
     "SlowTeacher",

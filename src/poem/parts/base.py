@@ -89,6 +89,10 @@ class Part(Checked, ABC):
         """The learning rate of `trainable` as a multiple of the recipe's, for a network of this family."""
         return 1.0
 
+    def constrain(self, name: str, tensor: Tensor, family: str) -> Tensor:
+        """A tensor of `trainable` after a step, moved to where it may be; by default as it is."""
+        return tensor
+
     @property
     def places(self) -> Iterator[tuple[str, Part]]:
         """The part and all parts inside it, each with its place: the names of the fields that lead to it."""
@@ -150,8 +154,14 @@ class Batch:
 class Forward(Protocol):
     """Runs the network on other images with the weights of some outputs."""
 
-    def __call__(self, images: Tensor, *, among: Tensor | None = None, grad: bool = False) -> Tensor:
-        """Logits (B, C). Rows outside `among` do not count, and stay out of the batch statistics too."""
+    def __call__(
+        self, images: Tensor, *, among: Tensor | None = None, grad: bool = False, features: bool = False
+    ) -> Tensor:
+        """Logits (B, C). Rows outside `among` do not count, and stay out of the batch statistics too.
+
+        With `features` the input (B, D) of the last linear layer instead, of the network's own head, for a part that
+        needs features.
+        """
         ...
 
 
@@ -160,7 +170,7 @@ def _no_batch() -> Batch:
     return Batch(torch.empty(0), torch.Generator(), 0)
 
 
-def _no_network(images: Tensor, *, among: Tensor | None = None, grad: bool = False) -> Tensor:
+def _no_network(images: Tensor, *, among: Tensor | None = None, grad: bool = False, features: bool = False) -> Tensor:
     """The network of outputs that were made by hand."""
     raise RuntimeError("these outputs have no network for a further forward pass")
 
@@ -187,6 +197,8 @@ class Outputs:
     record: Memory = field(default_factory=dict, repr=False)  # statistics to remember if this pass is the last
     classify: Callable[[Tensor], Tensor] = field(default=_no_head, repr=False)  # logits of other features (B, D)
     source: Tensor | None = None  # (B, C) logits of the copy with the source's statistics, where there is one
+    scale: tuple[Tensor, Tensor] | None = None  # mean and std (1, C, 1, 1) by which the network normalises images
+    family: str = "convolutional"  # or "transformer", for constants that differ
     cache: dict[object, Tensor] = field(default_factory=dict, repr=False)
 
     @property

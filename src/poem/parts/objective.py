@@ -38,6 +38,10 @@ class Objective(Part):
     def __call__(self, selected: Selected) -> Tensor:
         """A scalar with a gradient."""
 
+    def taught(self, selected: Selected) -> Tensor:
+        """The samples (B,) that the loss is made of; without any no step is made. By default the selected ones."""
+        return selected.mask
+
     def __bool__(self) -> bool:
         """An error: `a and b` would silently be `b`."""
         raise TypeError("join objectives with +, as in a + b; 'and' and 'or' would drop one of them")
@@ -67,6 +71,10 @@ class Total(Objective):
     def __call__(self, selected: Selected) -> Tensor:
         """The first objective plus the second."""
         return self.first(selected.inside("first")) + self.second(selected.inside("second"))
+
+    def taught(self, selected: Selected) -> Tensor:
+        """The samples of either."""
+        return self.first.taught(selected.inside("first")) | self.second.taught(selected.inside("second"))
 
     def __repr__(self) -> str:
         return f"{self.first!r} + {self.second!r}"

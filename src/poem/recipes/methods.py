@@ -20,6 +20,7 @@ from poem._util.nearest import nearest_names
 from poem.parts.augment import AugMix
 from poem.parts.bank import MemoryBank
 from poem.parts.base import Part
+from poem.parts.bootstrap import SelfBootstrap
 from poem.parts.branch import AdaptBranch
 from poem.parts.exploration import Explore, Repeat
 from poem.parts.matching import MatchEntropy
@@ -52,11 +53,11 @@ from poem.parts.step import SAM, SGD, Adam
 from poem.parts.stream_statistics import Blended
 from poem.parts.teacher import MeanTeacher, SlowTeacher
 from poem.parts.weighting import ByDiversityAndCertainty, ByEntropy, ByPLPD, FirstRound
-from poem.recipes.learning_rate import Rule
+from poem.recipes.learning_rate import FamilyRate, Rule
 from poem.recipes.recipe import Recipe
 
 Preset = Literal["imagenet", "cifar", "cifar10", "cifar100"]
-KEEP_CONSTANTS = ("protected",)
+KEEP_CONSTANTS = ("spa", "protected")
 """Methods whose constants are the same under every preset."""
 SAME_PRESET = {"cifar10": "cifar"}
 """Second names of presets."""
@@ -277,6 +278,17 @@ def zerosiam() -> Recipe:
     return replace(tent(), minimise=SiameseEntropy(), lr=rate)
 
 
+def spa() -> Recipe:
+    """Damaged views of each image learn what the intact image shows, through a trained predictor.
+
+    Paper: "Self-Bootstrapping for Versatile Test-Time Adaptation" (SPA), ICML 2025.
+    Reference code: mr-eggplant/SPA (NTUITIVE licence, not for commercial use; not copied).
+    Differs: the constants are those for ResNet-50-GN (convolutional) and ViT-B (transformer); masks follow the image's
+    size; the amounts of noise start at the scale that they are kept at; no step where no prediction became less sure.
+    """
+    return replace(tent(), minimise=SelfBootstrap(), lr=FamilyRate(convolutional=0.0025, transformer=0.01))
+
+
 def rpl() -> Recipe:
     """Hard pseudo-labels for every sample, with a loss that wrong ones move less than the cross-entropy does.
 
@@ -440,6 +452,7 @@ METHODS: dict[str, Callable[[], Recipe]] = {
     "rotta": rotta,
     "come": come,
     "zerosiam": zerosiam,
+    "spa": spa,
     "rpl": rpl,
     "cmf": cmf,
     "recap": recap,
@@ -453,7 +466,7 @@ HOSTS = (
     "tent", "tent-filtered", "eta", "eata", "sar", "deyo", "roid", "memo", "cotta", "rdumb", "come", "rpl", "cmf",
     "recap", "protected",
 )  # fmt: skip
-"""Methods that take POEM's parts; `rotta` learns from a bank and `zerosiam` through one head, and take none."""
+"""Methods that take POEM's parts; `rotta` learns from a bank, `zerosiam` and `spa` through one head, and take none."""
 
 
 def with_poem(host: Recipe) -> Recipe:
@@ -581,7 +594,8 @@ def preset_values(method: Recipe, name: str, preset: Preset) -> Recipe:
 
     `"cifar10"` is another name of `"cifar"`.
 
-    `come`, `zerosiam`, `rpl` and `recap` have no published constants there and take Tent's; `protected` keeps its own.
+    `come`, `zerosiam`, `rpl` and `recap` have no published constants there and take Tent's; `spa` and `protected`
+    keep their own.
 
     Paper: the configurations of tent, cotta and the online-TTA benchmark of Marsden et al. for CIFAR-10-C and -100-C.
     """
