@@ -311,7 +311,7 @@ class BatchLoop:
             state.memory_of("minimise"), inside(trained, "minimise"),
         )  # fmt: skip
         loss, taught = recipe.minimise(selected), recipe.minimise.taught(selected)
-        mask = mask if taught is chosen else taught
+        mask = taught if near is outputs else mask  # rows alone: the loss is of all that are selected
         gradients: dict[str, Tensor] = {}
         if recipe.branch is not None and near.branch is not None and final:
             # First, and as far as the split: the longer backward may then free what each layer saved.
