@@ -24,7 +24,7 @@ EDITING = (
     "roid+poem",
 )  # fmt: skip
 """Methods that destroy or augment images."""
-PLAIN = tuple(name for name in poem.methods() if not name.startswith(EDITING))
+PLAIN = tuple(name for name in poem.methods() if not name.startswith((*EDITING, "rem")))  # which masks patches
 SETTINGS: dict[str, Any] = {"preset": "cifar", "lr": 0.01}
 
 
@@ -128,6 +128,12 @@ def test_methods_that_edit_images_say_so_before_anything_changes(kind: str, meth
         with pytest.raises(ValueError, match=r"got shape.*does not edit its input, such as 'tent', 'eata', 'sar'"):
             call(data(kind))
     assert snapshot(adapter) == before
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_method_that_masks_patches_takes_vision_transformers_alone(kind: str) -> None:
+    with pytest.raises(ValueError, match="drops tokens and needs a vision transformer"):
+        poem.adapt(KINDS[kind][0](), "rem")
 
 
 @pytest.mark.parametrize("spatial", [1, 3])

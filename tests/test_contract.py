@@ -236,6 +236,7 @@ class Row:
     reliable: Select | None = None  # its selection with every filter open but the entropy's; None: it has none
     entropy: Callable[[nn.Module, Tensor, Tensor], Tensor] = softmax_entropy  # what the threshold is compared with
     spread: Mapping[int, Each]  # by number of classes: how sharp a net is parted by it
+    nets: tuple[str, ...] = NETS  # that it takes
     brings: tuple[str, ...] = ()  # tensors of its own parts that move beside the network's, from the first batch on
     toy: Mapping[str, Any]  # settings on the toy stream, where filters need not be as loose as on random nets
     toy_images: int = 150
@@ -327,6 +328,8 @@ SETTINGS: dict[str, Row] = {
         EVERYONE, settings={"minimise": SelfBootstrap(noise=PatchNoise(4))}, rate=0.1, batch=16,
         brings=("minimise.predictor", "minimise.noise.amount"), toy={"minimise": SelfBootstrap(noise=PatchNoise(4))},
     ),
+    # It masks what a vision transformer attends to; its step is Adam's.
+    "rem": replace(EVERYONE, nets=("ln",), toy={"lr": 0.001}),
     # The sharp layers of random nets make a region of the recipe's size too wide to be certain in.
     "recap": replace(
         FILTERED, entropy=regional_entropy, spread=SPREAD, reliable=EntropyBelow(0.4, score=REGION),
@@ -362,7 +365,7 @@ DIFFERENT: dict[str, dict[str, Any]] = {
     # Everyone has nothing to explore: Tent is filtered first.
     **{
         f"{host}{suffix}": {"nobody": THRESHOLD, "reliable": EntropyBelow(0.4)}
-        for host in ("tent", "rpl") for suffix in SUFFIXES[:3]
+        for host in ("tent", "rpl", "rem") for suffix in SUFFIXES[:3]
     },
     **{
         f"come{suffix}": {
@@ -450,7 +453,7 @@ def run_fresh(case: Case) -> Run:
     return Run(answers, adapter.state_dict(), adapter.totals)
 
 
-CASES = [Case(method, kind) for method in ROWS for kind in NETS]
+CASES = [Case(method, kind) for method in ROWS for kind in ROWS[method].nets]
 each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.method}/{case.kind}")
 
 
@@ -477,6 +480,10 @@ def test_every_method_has_a_row_and_every_row_a_method() -> None:
     assert set(SETTINGS) <= set(METHODS)
     points = [name for name in globals() if name.startswith("test_") and name[5:7].isdigit()]
     assert len(points) == POINTS
+    for method, row in ROWS.items():
+        for kind in set(NETS) - set(row.nets):
+            with pytest.raises(ValueError, match="use a method without tokens"):
+                adapt(on_device(make_net(kind)), method)
 
 
 @each_case

@@ -32,6 +32,7 @@ from poem.engine.network import Network
 from poem.engine.precision import Precision
 from poem.engine.source_data import prepare
 from poem.engine.state import Snapshot, State
+from poem.engine.tokens import blocks_of
 from poem.engine.twin import Translation
 from poem.parts.base import Batch, Memory, Need
 from poem.parts.statistics import Source
@@ -141,12 +142,14 @@ class Adapter:
             "seed": seed, "precision": precision, "fast": fast, "logits": logits,
         }  # fmt: skip
         names, branch, split = _groups(model, recipe, self.facts, split)
+        masking = recipe.first_with(Need.TOKENS)
         self._acceleration = Accelerated(half=precision == "bf16")
         self._network = Network(
             model, theta=names, branch=branch if recipe.branch else None, split=split,
             norms=self.facts.norms, head=self.facts.head if recipe.first_with(Need.FEATURES) is not None else None,
             classes=indices, mean=mean, std=std, logits=logits, precision=precision,
             acceleration=self._acceleration, per_sample=recipe.step.per_sample,
+            blocks=None if masking is None else blocks_of(masking, model, self.facts),
         )  # fmt: skip
         self._state = State(recipe, self._network, seed, batch_size, self.facts.family)
         self._captures = Captures(recipe, self._network, self._state, fast)

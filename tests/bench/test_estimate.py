@@ -27,6 +27,7 @@ from poem.parts import (
     MeanTeacher,
     Memory,
     MemoryBank,
+    Need,
     NotRedundant,
     Outputs,
     PLPDAbove,
@@ -89,6 +90,8 @@ def assert_costs(recipe: Recipe, kind: str) -> None:
 @pytest.mark.parametrize("kind", ["bn", "gn", "ln"])
 @pytest.mark.parametrize("method", poem.methods())
 def test_every_method_costs_what_is_estimated(method: str, kind: str) -> None:
+    if poem.recipe(method).first_with(Need.TOKENS) is not None and kind != "ln":
+        pytest.skip("takes vision transformers alone")
     assert_costs(complete(poem.recipe(method)), kind)
 
 

@@ -30,7 +30,7 @@ from poem.bench.sweep import CannotWriteError, SweepPlanned
 from poem.cli import _sweep
 from poem.cli._sweep_progress import SweepProgress
 from poem.cli.main import main
-from poem.parts import AfterImages, EntropyBelow, MemoryBank
+from poem.parts import AfterImages, EntropyBelow, MemoryBank, Need
 from poem.recipes.text import written
 from poem.streams import EXTRA
 
@@ -322,7 +322,8 @@ def test_the_passes_of_a_method_are_those_that_the_ledger_counts(method: str) ->
         inside["views"] = MemoryBank(8, every=8)
     if any(isinstance(part, AfterImages) for _, part in recipe.select.places):
         inside["select"] = EntropyBelow(0.4)
-    adapter = adapt(make_net("gn", sharpness=6.0), method, **inside)
+    kind = "gn" if recipe.first_with(Need.TOKENS) is None else "ln"
+    adapter = adapt(make_net(kind, sharpness=6.0 if kind == "gn" else 9.0), method, **inside)
     for seed in (0, 1):
         adapter(toys.images(8, seed=seed).clamp(0, 1))
     spent = adapter.totals

@@ -43,6 +43,7 @@ from oracles.plus_poem import Explore, once, repeat, reselect, run
 from oracles.poem import poem, poem_official, poem_official_v2
 from oracles.protected import ProtectedHost, protected
 from oracles.recap import ReCAPHost, recap
+from oracles.rem import PlainREMHost, REMHost, rem
 from oracles.roid import ROIDHost, roid
 from oracles.rotta import rotta
 from oracles.rpl import PlainRPLHost, RPLHost, rpl
@@ -72,6 +73,7 @@ HOSTS: dict[str, type[Host]] = {
     "cmf": CMFHost,
     "recap": ReCAPHost,
     "protected": ProtectedHost,
+    "rem": REMHost,
 }
 
 
@@ -103,6 +105,7 @@ REFERENCES: dict[str, Reference] = {
     "come": come,
     "zerosiam": zerosiam,
     "spa": spa,
+    "rem": rem,
     "rpl": rpl,
     "cmf": cmf,
     "recap": recap,
@@ -117,6 +120,7 @@ REFERENCES: dict[str, Reference] = {
     **{f"{name}*": extended(host, repeat, branch=False) for name, host in HOSTS.items()},
     "tent*": extended(TentHost, repeat, branch=False),
     "come*": extended(PlainCOMEHost, repeat, branch=False),
+    "rem*": extended(PlainREMHost, repeat, branch=False),
     "rpl*": extended(PlainRPLHost, repeat, branch=False),
     "memo+poem": memo_with_branch,
     "memo+poem-i": memo,

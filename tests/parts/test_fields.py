@@ -112,6 +112,8 @@ WRONG = [
     ("LowFrequencies(2)", "convolutional", "a number from 0 to 1, got 2"),
     ("PatchNoise(0)", "patch", "an integer of at least 1, got 0"),
     ("SelfBootstrap(noise=Patches())", "noise", "a PatchNoise, got Patches(4)"),
+    ("RankedEntropy(1.0)", "step", "a number above 0 and below 1, got 1.0"),
+    ("RankedEntropy(levels=1)", "levels", "an integer of at least 2, got 1"),
     ("StochasticRestore(1.1)", "chance", "a number from 0 to 1, got 1.1"),
     ("EntropyBelow(40)", "fraction", "a number from 0 to 10, got 40; it is a fraction of ln C"),
     ("EntropyBelow('0.4')", "fraction", "a number from 0 to 10, got '0.4'"),

@@ -19,6 +19,7 @@ from poem.parts import (
     MomentumFilter,
     Outputs,
     PatchNoise,
+    RankedEntropy,
     RegionalEntropy,
     RegionConfidence,
     RobustCrossEntropy,
@@ -385,3 +386,90 @@ def test_spa_s_rates_are_by_family_and_not_by_batch_size() -> None:
     ]
     with pytest.raises(ValueError, match=r"spa has nothing for '\+poem' to build on"):
         poem.recipe("spa+poem")
+
+
+# REM -----------------------------------------------------------------------------------------------------------------
+
+
+def levels(*first: float) -> Selected:
+    """A sample whose level i has logits (first[i], 0, 0), whatever patches are kept."""
+    made = [torch.tensor([[each, 0.0, 0.0]], dtype=torch.float64, requires_grad=True) for each in first]
+    shown = iter(made[1:])
+    given = selected(made[0])
+    given.outputs.images, given.outputs.attention = torch.zeros(1, 3, 4, 4), torch.arange(16.0)[None]
+    given.outputs.forward = lambda images, **_: next(shown)  # type: ignore[misc, assignment]
+    return given
+
+
+def test_consistency_and_ranking_are_the_numbers_worked_out() -> None:
+    assert RankedEntropy()(levels(2.0, 1.0, 0.5)).item() == pytest.approx(2.671661, abs=1e-6)
+    up = RankedEntropy(ranking=0.0)(levels(0.5, 1.0, 2.0)).item()
+    assert RankedEntropy()(levels(0.5, 1.0, 2.0)).item() - up == pytest.approx(0.805745, abs=1e-6)
+    entropies = [0.665573, 0.975328, 1.068445]
+    gaps = [entropies[i] - entropies[j] + 0.5 * math.log(3) for i in range(3) for j in range(i + 1, 3)]
+    wide = RankedEntropy(margin=0.5)(levels(2.0, 1.0, 0.5)).item()
+    assert wide == pytest.approx(2.671661 + sum(max(0.0, gap) for gap in gaps), abs=1e-5)
+
+
+def test_levels_drop_the_most_attended_patches_and_no_gradient_flows_to_targets() -> None:
+    seen: list[Tensor] = []
+    given = levels(2.0, 1.0, 0.5)
+    inner = given.outputs.forward
+
+    def noting(images: Tensor, **named: Any) -> Tensor:
+        seen.append(named["keep"])
+        return inner(images, **named)
+
+    given.outputs.forward = noting  # type: ignore[assignment]
+    given.outputs.attention = torch.tensor([[0.3, 0.1, 0.9, *[0.2] * 10, 0.8, 0.7, 0.6]])
+    (gradient,) = torch.autograd.grad(RankedEntropy()(given), given.outputs.logits, materialize_grads=True)
+    assert [each.shape[1] for each in seen] == [14, 12]
+    assert 2 not in seen[0].tolist()[0]
+    assert {2, 13, 14} & set(seen[1].tolist()[0]) == set()
+    assert torch.equal(gradient, torch.zeros_like(gradient)), "the whole image is a target, and ranked already"
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_attention_is_the_last_block_s_however_it_is_computed(fused: bool) -> None:
+    timm = pytest.importorskip("timm")
+    torch.manual_seed(0)
+    vit = timm.create_model("vit_tiny_patch16_224", num_classes=10, img_size=32, depth=3).eval()
+    torch.nn.init.normal_(vit.head.weight, std=0.1)
+    for block in vit.blocks:
+        block.attn.fused_attn = fused
+    x, last, inside = torch.rand(2, 3, 32, 32), vit.blocks[-1].attn, list[Tensor]()
+    hook = last.register_forward_pre_hook(lambda _, args: inside.append(args[0]))
+    vit(x)
+    hook.remove()
+    q, k, _ = last.qkv(inside[0]).unflatten(2, (3, 3, 64)).permute(2, 0, 3, 1, 4)
+    matrix = (q @ k.transpose(2, 3) / 8).softmax(-1)
+    seen: list[Tensor | None] = []
+
+    @dataclass(frozen=True, repr=False)
+    class Noting(RankedEntropy):
+        def __call__(self, given: Selected) -> Tensor:
+            seen.append(given.outputs.attention)
+            return super().__call__(given)
+
+    adapter = poem.adapt(vit, "rem", minimise=Noting(0.3, 2))
+    adapter(x)
+    assert adapter.totals.updates == 1
+    assert seen[0] is not None
+    torch.testing.assert_close(seen[0], matrix.mean(1)[:, 0, 1:].detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_rem_takes_torchvision_s_transformer_and_refuses_one_without_a_class_token() -> None:
+    vision, timm = pytest.importorskip("torchvision"), pytest.importorskip("timm")
+    vit = vision.models.VisionTransformer(32, 8, 4, 2, 16, 32, num_classes=10).eval()
+    torch.nn.init.normal_(vit.heads[0].weight)
+    adapter = poem.adapt(vit, "rem")
+    adapter(torch.rand(4, 3, 32, 32))
+    assert adapter.totals.updates == 1
+    pooled = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=3, class_token=False, global_pool="avg")
+    with pytest.raises(ValueError, match="one class token before 4 patches, got 4 tokens"):
+        poem.adapt(pooled.eval(), "rem")(torch.rand(2, 3, 32, 32))
+    for kind in ("bn", "gn"):
+        with pytest.raises(ValueError, match=r"needs a vision transformer.*ConvNet is none"):
+            poem.adapt(net(kind), "rem")
+    with pytest.raises(ValueError, match="a highest level that keeps some patches"):
+        RankedEntropy(0.5, levels=3)

@@ -39,6 +39,7 @@ DEFAULTS: dict[str, tuple[str, ...]] = {
     "NotRedundant": ("momentum=0.9",),
     "PLPDAbove": ("destroy=Patches(grid=4)",),
     "PatchNoise": ("convolutional=0.1, transformer=0.4, clip=1.0",),
+    "RankedEntropy": ("levels=3, ranking=1.0, margin=0.0",),
     "Readout": ("correct=Uncorrected()",),
     "RegionConfidence": ("score=RegionalEntropy(region=1.2, tilt=0.0005)",),
     "RegionalEntropy": ("tilt=0.0005",),

@@ -150,13 +150,20 @@ class BatchLoop:
         weights = (moving["theta"] if theta is None else theta).detach().requires_grad_(grad)
         branch = moving["branch"].detach().requires_grad_(grad) if "branch" in moving else None
 
-        def again(images: Tensor, *, among: Tensor | None = None, grad: bool = False, features: bool = False) -> Tensor:
+        def again(
+            images: Tensor,
+            *,
+            among: Tensor | None = None,
+            grad: bool = False,
+            features: bool = False,
+            keep: Tensor | None = None,
+        ) -> Tensor:
             rows = None if among is None else among.sum()
             self._count_forward(images, rows)
             if grad:
                 self._count_backward(len(images) if rows is None else rows, len(images))
             with torch.set_grad_enabled(grad):
-                logits, _, run = self._predict(images, weights, branch, self.state.memory, among)
+                logits, _, run = self._predict(images, weights, branch, self.state.memory, among, keep=keep)
             if not features:
                 return logits
             if run.features is None:
@@ -172,7 +179,8 @@ class BatchLoop:
             logits, heads, run = self._predict(shown, *given, self.state.memory, None, training=grad)
         outputs = Outputs(
             logits, heads, self.batch, again, round, shown, run.features, weights, branch, rows, run.record,
-            self.network.classify, run.source, self.network.normalisation(shown), self.state.family,
+            self.network.classify, run.source, self.network.normalisation(shown), self.network.attention(run),
+            self.state.family,
         )  # fmt: skip
         self.state.begin(outputs)
         return outputs
@@ -222,11 +230,12 @@ class BatchLoop:
         mask: Tensor | None,
         *,
         training: bool = False,
+        keep: Tensor | None = None,
     ) -> tuple[Tensor, tuple[Tensor, ...], ForwardContext]:
         """The logits that answer, each head's, and what the pass recorded."""
         adapted = theta if theta.numel() else None
         statistics = self.recipe.statistics
-        heads, run = self.network.heads(images, adapted, branch, statistics, memory, mask, training=training)
+        heads, run = self.network.heads(images, adapted, branch, statistics, memory, mask, training=training, keep=keep)
         both = self.recipe.branch if len(heads) == 2 else None
         return heads[0] if both is None else both.together(*heads), heads, run
 

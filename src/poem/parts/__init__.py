@@ -29,6 +29,7 @@ from poem.parts.objective import (
     SoftLikelihoodRatio,
 )
 from poem.parts.parameters import Everything, NormAffine, Nothing, Parameters
+from poem.parts.ranking import RankedEntropy
 from poem.parts.readout import Correction, Laplacian, LocalPrior, Prior, Readout, Recentre, Uncorrected
 from poem.parts.recovery import (
     AverageWithSource,
@@ -115,6 +116,7 @@ __all__ = [
     "Patches",
     "Pixels",
     "Prior",
+    "RankedEntropy",
     "Readout",
     "Recentre",
     "Recovery",

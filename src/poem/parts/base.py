@@ -33,6 +33,7 @@ class Need(Enum):
     UNIT_RANGE = "images in [0, 1], with mean and std inside"
     PICTURES = "images of shape (batch, channels, height, width)"
     HOST = "decisions or random draws on the host, which a CUDA graph cannot repeat"
+    TOKENS = "a vision transformer with a class token: its attention to patches, and passes with fewer of them"
     SEVERAL_LOGITS = "a model with more than one logit per image"
 
 
@@ -155,12 +156,18 @@ class Forward(Protocol):
     """Runs the network on other images with the weights of some outputs."""
 
     def __call__(
-        self, images: Tensor, *, among: Tensor | None = None, grad: bool = False, features: bool = False
+        self,
+        images: Tensor,
+        *,
+        among: Tensor | None = None,
+        grad: bool = False,
+        features: bool = False,
+        keep: Tensor | None = None,
     ) -> Tensor:
         """Logits (B, C). Rows outside `among` do not count, and stay out of the batch statistics too.
 
         With `features` the input (B, D) of the last linear layer instead, of the network's own head, for a part that
-        needs features.
+        needs features. `keep` (B, K) are the patches that a vision transformer is shown, for a part that needs tokens.
         """
         ...
 
@@ -170,7 +177,14 @@ def _no_batch() -> Batch:
     return Batch(torch.empty(0), torch.Generator(), 0)
 
 
-def _no_network(images: Tensor, *, among: Tensor | None = None, grad: bool = False, features: bool = False) -> Tensor:
+def _no_network(
+    images: Tensor,
+    *,
+    among: Tensor | None = None,
+    grad: bool = False,
+    features: bool = False,
+    keep: Tensor | None = None,
+) -> Tensor:
     """The network of outputs that were made by hand."""
     raise RuntimeError("these outputs have no network for a further forward pass")
 
@@ -198,6 +212,7 @@ class Outputs:
     classify: Callable[[Tensor], Tensor] = field(default=_no_head, repr=False)  # logits of other features (B, D)
     source: Tensor | None = None  # (B, C) logits of the copy with the source's statistics, where there is one
     scale: tuple[Tensor, Tensor] | None = None  # mean and std (1, C, 1, 1) by which the network normalises images
+    attention: Tensor | None = None  # (B, T) of the class token to each patch, where a part needs tokens
     family: str = "convolutional"  # or "transformer", for constants that differ
     cache: dict[object, Tensor] = field(default_factory=dict, repr=False)
 

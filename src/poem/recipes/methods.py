@@ -36,6 +36,7 @@ from poem.parts.objective import (
     SoftLikelihoodRatio,
 )
 from poem.parts.parameters import Everything, NormAffine, Nothing
+from poem.parts.ranking import RankedEntropy
 from poem.parts.readout import Laplacian, LocalPrior, Prior, Readout, Recentre
 from poem.parts.recovery import (
     AverageWithSource,
@@ -57,7 +58,7 @@ from poem.recipes.learning_rate import FamilyRate, Rule
 from poem.recipes.recipe import Recipe
 
 Preset = Literal["imagenet", "cifar", "cifar10", "cifar100"]
-KEEP_CONSTANTS = ("spa", "protected")
+KEEP_CONSTANTS = ("spa", "rem", "protected")
 """Methods whose constants are the same under every preset."""
 SAME_PRESET = {"cifar10": "cifar"}
 """Second names of presets."""
@@ -289,6 +290,18 @@ def spa() -> Recipe:
     return replace(tent(), minimise=SelfBootstrap(), lr=FamilyRate(convolutional=0.0025, transformer=0.01))
 
 
+def rem() -> Recipe:
+    """Masks what a vision transformer attends to: such views must agree with the whole image and be no surer.
+
+    Vision transformers alone; any other network is refused.
+
+    Paper: "Ranked Entropy Minimization for Continual Test-Time Adaptation" (REM), ICML 2025.
+    Reference code: pilsHan/rem (MIT).
+    Differs: what does not move gets no gradient (the code lets these pile up); blocks are found by the network's shape.
+    """
+    return Recipe(parameters=SHALLOW, minimise=RankedEntropy(), step=Adam(), lr=0.001)
+
+
 def rpl() -> Recipe:
     """Hard pseudo-labels for every sample, with a loss that wrong ones move less than the cross-entropy does.
 
@@ -453,6 +466,7 @@ METHODS: dict[str, Callable[[], Recipe]] = {
     "come": come,
     "zerosiam": zerosiam,
     "spa": spa,
+    "rem": rem,
     "rpl": rpl,
     "cmf": cmf,
     "recap": recap,
@@ -464,7 +478,7 @@ METHODS: dict[str, Callable[[], Recipe]] = {
 }
 HOSTS = (
     "tent", "tent-filtered", "eta", "eata", "sar", "deyo", "roid", "memo", "cotta", "rdumb", "come", "rpl", "cmf",
-    "recap", "protected",
+    "recap", "protected", "rem",
 )  # fmt: skip
 """Methods that take POEM's parts; `rotta` learns from a bank, `zerosiam` and `spa` through one head, and take none."""
 
@@ -594,8 +608,8 @@ def preset_values(method: Recipe, name: str, preset: Preset) -> Recipe:
 
     `"cifar10"` is another name of `"cifar"`.
 
-    `come`, `zerosiam`, `rpl` and `recap` have no published constants there and take Tent's; `spa` and `protected`
-    keep their own.
+    `come`, `zerosiam`, `rpl` and `recap` have no published constants there and take Tent's; `spa`, `rem` and
+    `protected` keep their own.
 
     Paper: the configurations of tent, cotta and the online-TTA benchmark of Marsden et al. for CIFAR-10-C and -100-C.
     """
