@@ -24,7 +24,7 @@ EDITING = (
     "roid+poem",
 )  # fmt: skip
 """Methods that destroy or augment images."""
-PLAIN = tuple(name for name in poem.methods() if not name.startswith((*EDITING, "rem")))  # which masks patches
+PLAIN = tuple(name for name in poem.methods() if not name.startswith((*EDITING, "rem", "petta")))
 SETTINGS: dict[str, Any] = {"preset": "cifar", "lr": 0.01}
 
 

@@ -50,6 +50,7 @@ from poem.parts import (
     Select,
     SelfBootstrap,
     SlowTeacher,
+    WaryTeacher,
 )
 from poem.parts.base import Memory, Outputs
 
@@ -320,6 +321,13 @@ SETTINGS: dict[str, Row] = {
         EVERYONE, settings={**UNIT, "views": MemoryBank(8, every=4), "teacher": SlowTeacher(0.9)}, singles=5, rate=0.1,
         rest=source_logits, resting={"statistics": Robust(0.0)},
         toy={**UNIT, "views": MemoryBank(every=50), "teacher": SlowTeacher(0.9)}, gains=Each(0.01, 0.0, 0.0),
+    ),
+    "petta": replace(
+        EVERYONE, rate=0.1, rest=source_logits, resting={"statistics": Robust(0.0)},
+        settings={
+            **UNIT, **SOURCE, "views": MemoryBank(8, every=1, by_age=False), "teacher": WaryTeacher(0.9),
+        },
+        toy={**UNIT, "source_data": toys.Clean(), "teacher": WaryTeacher(0.9)}, gains=Each(0.01, 0.0, 0.0),
     ),
     "come": replace(EVERYONE, entropy=opinion_entropy),
     "zerosiam": replace(EVERYONE, brings=("minimise.predictor",)),

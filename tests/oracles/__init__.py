@@ -38,6 +38,7 @@ from oracles.host import Host
 from oracles.lame import lame
 from oracles.memo import memo, memo_repeated, memo_with_branch
 from oracles.neo import neo
+from oracles.petta import petta
 from oracles.plain import bn, source
 from oracles.plus_poem import Explore, once, repeat, reselect, run
 from oracles.poem import poem, poem_official, poem_official_v2
@@ -110,6 +111,7 @@ REFERENCES: dict[str, Reference] = {
     "cmf": cmf,
     "recap": recap,
     "protected": protected,
+    "petta": petta,
     "neo": neo,
     "poem": poem,
     "poem-official": poem_official,
@@ -139,6 +141,7 @@ INPUTS: dict[str, tuple[str, ...]] = {
     "lame": (),
     "neo": (),
     "rotta": ("lr", "rng", "augment"),
+    "petta": ("lr", "rng", "augment", "source"),
     "eata": ("lr", "source"),
     "recap": ("lr", "source"),
     "protected": ("lr", "source"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -17,6 +17,7 @@ from poem.parts import (
     LowFrequencies,
     MatchEntropy,
     MomentumFilter,
+    NearSource,
     Outputs,
     PatchNoise,
     RankedEntropy,
@@ -26,6 +27,7 @@ from poem.parts import (
     Score,
     Selected,
     SelfBootstrap,
+    WaryTeacher,
 )
 
 
@@ -473,3 +475,70 @@ def test_rem_takes_torchvision_s_transformer_and_refuses_one_without_a_class_tok
             poem.adapt(net(kind), "rem")
     with pytest.raises(ValueError, match="a highest level that keeps some patches"):
         RankedEntropy(0.5, levels=3)
+
+
+# PeTTA ---------------------------------------------------------------------------------------------------------------
+
+
+def watching(features: Tensor, labels: list[int], classes: int = 2) -> Outputs:
+    """Outputs with these features, predicted as of these classes."""
+    logits = torch.nn.functional.one_hot(torch.tensor(labels), classes).to(features)
+    return Outputs(logits, (logits,), features=features)
+
+
+def test_drift_divergence_and_both_rates_are_the_numbers_worked_out() -> None:
+    """Running mean (1, 1), source mean (0, 1) and variance (.5, 2): d = 1, g = .632120, 3.6788e-4, 6.32120."""
+    part, one = WaryTeacher(), torch.ones(1, 2, dtype=torch.float64)
+    memory = {
+        "mean": torch.tensor([[0.0, 1.0]]).double(), "variance": torch.tensor([[0.5, 2.0]]).double(),
+        "known": torch.tensor([True]), "drift": torch.tensor([[1.0, 0.0]]).double(),
+    }  # fmt: skip
+    told, new = part.watch(watching(one * 3, [0], 1), memory)
+    assert told["divergence"].item() == pytest.approx(0.632120, abs=2e-6)
+    followed = part.follow_told(torch.zeros(1).double(), torch.ones(1).double(), told)
+    assert followed.item() == pytest.approx(3.6788e-4, abs=1e-8)
+    assert new["drift"].tolist()[0] == pytest.approx([0.95 + 0.05 * 3, 0.05 * 2]), "read before it is moved"
+    theta, start = torch.tensor([1.0, 0.0, 3.0]).double(), torch.tensor([1.0, 0.0, 1.0]).double()
+    given = replace(selected(one), theta=theta, source=start, told=told, sizes=(2, 1))
+    assert NearSource()(given).item() == pytest.approx(-6.32120, abs=1e-5)
+    crossed = replace(given, source=torch.tensor([0.0, 1.0, 1.0]).double())
+    assert NearSource()(crossed).item() == pytest.approx(-6.32120 / 2, abs=1e-5), "a mean over tensors"
+
+
+def test_only_classes_that_are_there_and_have_source_images_are_watched() -> None:
+    part, features = WaryTeacher(), torch.tensor([[0.0, 2.0], [2.0, 0.0], [5.0, 5.0]], dtype=torch.float64)
+    held = part.prepare([watching(features[:2], [0, 0], 3), watching(features[2:], [1], 3)])
+    assert held["known"].tolist() == [True, False, False]
+    assert held["mean"].tolist()[:2] == [[1.0, 1.0], [5.0, 5.0]]
+    assert held["variance"].tolist()[0] == [2.0, 2.0]
+    memory = {**held, **part.start(watching(features, [0, 0, 1], 3))}
+    told, first = part.watch(watching(features, [0, 0, 1], 3), memory)
+    assert told["divergence"].item() == 0, "nothing has drifted before the first batch"
+    memory["drift"] = torch.full((3, 2), 2.0, dtype=torch.float64)
+    assert part.watch(watching(features[2:], [1], 3), memory)[0]["divergence"].item() == 0, "one image has no variance"
+    assert part.watch(watching(features, [0, 1, 2], 3), memory)[0]["divergence"].item() == pytest.approx(
+        1 - math.exp(-4 / (2 + 1e-6))
+    )
+    assert torch.equal(first["drift"][2], torch.zeros(2).double())
+
+
+def test_petta_drifts_answers_with_its_teacher_and_forgets_all_at_a_reset() -> None:
+    first, second, third = stream()
+    adapter = adapted("bn", "petta", source_data=[third], lr=0.001)
+    start = tensors(adapter)
+    answers = [adapter(batch) for batch in (first, second)]
+    torch.testing.assert_close(answers[0], net("bn")(first).detach(), msg="the source answers the first batch")
+    assert adapter.totals.updates == 2
+    held = tensors(adapter)
+    assert held["memory/teacher.drift"].abs().max().item() > 0
+    moved = [key for key in start if key.startswith("memory/initial.") and not torch.equal(start[key], held[key])]
+    assert moved, "the source's weights have statistics of their own, which follow the bank"
+    adapter.reset()
+    assert all(torch.equal(value, tensors(adapter)[key]) for key, value in start.items())
+    assert all(torch.equal(one, adapter(batch)) for one, batch in zip(answers, (first, second), strict=True))
+    with pytest.raises(ValueError, match=r"WaryTeacher\(0.999\) of petta needs source images; pass source_data="):
+        adapted("bn", "petta")
+    with pytest.raises(ValueError, match=r"petta has nothing for '\+poem' to build on"):
+        poem.recipe("petta+poem")
+    with pytest.raises(ValueError, match=r"watches what a bank holds; add views=MemoryBank\(\)"):
+        poem.Recipe(teacher=WaryTeacher())

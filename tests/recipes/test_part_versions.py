@@ -34,7 +34,7 @@ DEFAULTS: dict[str, tuple[str, ...]] = {
     "LowFrequencies": ("transformer=0.2, square=0.2",),
     "MatchEntropy": ("widest=1.8, score=SoftmaxEntropy()",),
     "MeanTeacher": (f"copies=32, unsure=0.1, augment={COTTA}",),
-    "MemoryBank": (f"every=64, timeliness=1.0, certainty=1.0, augment={COTTA}",),
+    "MemoryBank": (f"every=64, timeliness=1.0, certainty=1.0, augment={COTTA}, by_age=True",),
     "MomentumFilter": ("keep_hidden=0.99, noise=0.005, least=0.89",),
     "NotRedundant": ("momentum=0.9",),
     "PLPDAbove": ("destroy=Patches(grid=4)",),
@@ -51,6 +51,7 @@ DEFAULTS: dict[str, tuple[str, ...]] = {
     ),
     "SiameseEntropy": ("convolutional=10.0, transformer=1.0",),
     "SoftLikelihoodRatio": ("eps=1e-05",),
+    "WaryTeacher": ("rate=0.05",),
 }
 """Defaults that text leaves out, of each version of every part that has some."""
 

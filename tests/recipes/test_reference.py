@@ -42,6 +42,7 @@ from poem.parts import (
     SlowTeacher,
     SoftLikelihoodRatio,
     StochasticRestore,
+    WaryTeacher,
 )
 
 pytestmark = pytest.mark.usefixtures("as_asked")
@@ -129,6 +130,10 @@ def settings(method: str, kind: str) -> tuple[dict[str, Any], dict[str, Any]]:
         ours["select"] = AfterImages(24) & EntropyBelow(0.4)
     if base == "memo":
         ours["views"] = views
+    if base == "petta":
+        theirs |= {"capacity": 16, "alpha": 0.2, "nu": 0.1}
+        ours["views"] = MemoryBank(capacity=16, every=1, augment=augment, by_age=False)
+        ours |= {"statistics": Robust(0.2), "teacher": WaryTeacher(0.9)}
     if base == "rotta":
         theirs |= {"capacity": 16, "every": 24, "alpha": 0.2, "nu": 0.1}
         ours["views"] = MemoryBank(capacity=16, every=24, augment=augment)
@@ -156,7 +161,7 @@ def test_every_batch_agrees_with_the_reference(method: str, kind: str) -> None:
         assert got.dtype == torch.float64
         far = float((got - outcome.answer).abs().max())
         assert far < 1e-5, f"batch {index} differs by {far:.3g}"
-        if learns and not method.startswith(("memo", "rotta")):
+        if learns and not method.startswith(("memo", "rotta", "petta")):
             assert torch.equal(adapter.last.selected.cpu(), outcome.selected)
             assert adapter.last.reset == outcome.reset
     assert (adapter.totals.taught > 0) == learns

@@ -295,9 +295,10 @@ class State:
             for key in (norm.key, f"branch.{norm.key}"):
                 start.update(self._recipe.statistics.start_layer(key, norm) if norm.batch else {})
         teacher = self._recipe.teacher
-        if teacher is not None and teacher.own_statistics:
-            start |= {f"teacher.{key}": value for key, value in start.items()}
-        return start
+        copies = {"teacher": teacher is not None and teacher.own_statistics}
+        copies["initial"] = teacher is not None and teacher.asks_source
+        more = {f"{name}.{key}": value for name, is_asked in copies.items() if is_asked for key, value in start.items()}
+        return {**start, **more}
 
 
 def _brought(recipe: Recipe, outputs: Outputs) -> Memory:

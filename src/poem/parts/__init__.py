@@ -21,8 +21,10 @@ from poem.parts.objective import (
     CrossEntropy,
     Entropy,
     FisherAnchor,
+    FollowSource,
     FollowTeacher,
     MarginalEntropy,
+    NearSource,
     Objective,
     RobustCrossEntropy,
     SiameseEntropy,
@@ -47,7 +49,7 @@ from poem.parts.selection import AfterImages, Diverse, EntropyBelow, Everyone, N
 from poem.parts.statistics import FromBatch, Mixed, Robust, RunningMean, Source, Statistics
 from poem.parts.step import SAM, SGD, Adam, Clipped, Step
 from poem.parts.stream_statistics import Blended, Components, Significant
-from poem.parts.teacher import MeanTeacher, SlowTeacher, Teacher
+from poem.parts.teacher import MeanTeacher, SlowTeacher, Teacher, WaryTeacher
 from poem.parts.views import View, Views
 from poem.parts.weighting import ByDiversityAndCertainty, ByEntropy, ByPLPD, Equal, FirstRound, Weigh
 
@@ -83,6 +85,7 @@ __all__ = [
     "Explore",
     "FirstRound",
     "FisherAnchor",
+    "FollowSource",
     "FollowTeacher",
     "Forward",
     "FromBatch",
@@ -98,6 +101,7 @@ __all__ = [
     "MemoryBank",
     "Mixed",
     "MomentumFilter",
+    "NearSource",
     "Need",
     "Never",
     "NormAffine",
@@ -145,6 +149,7 @@ __all__ = [
     "Update",
     "View",
     "Views",
+    "WaryTeacher",
     "Weigh",
     "inside",
 ]

@@ -254,6 +254,8 @@ class Selected:
     target: Tensor | None = None  # (B, C), the teacher's logits, where there is one
     memory: Memory = field(default_factory=dict)  # the objective's own
     trained: Memory = field(default_factory=dict)  # the objective's own trainable tensors
+    told: Memory = field(default_factory=dict)  # what a teacher tells beside its target
+    sizes: tuple[int, ...] = ()  # how many numbers of theta are of each adapted tensor
 
     def mean(self, losses: Tensor, over: Literal["selected", "batch"] = "selected") -> Tensor:
         """Weighted losses of the selected samples, summed and divided by their number or the configured batch size."""

@@ -334,3 +334,39 @@ class FollowTeacher(Objective):
         if self.symmetric:
             losses = 0.5 * losses - 0.5 * (student.exp() * teacher).sum(1)
         return selected.mean(losses)
+
+
+@dataclass(frozen=True, repr=False)
+class FollowSource(Objective):
+    """Cross-entropy to what the source's weights predict, with statistics of their own, times `weight`.
+
+    Paper: PeTTA (NeurIPS 2024), its anchor loss.
+    """
+
+    weight: NotNegative = 1.0
+
+    def __call__(self, selected: Selected) -> Tensor:
+        """Mean over the selected samples."""
+        if "source" not in selected.told:
+            raise ValueError("FollowSource() needs teacher=WaryTeacher() and views=MemoryBank() in the recipe")
+        source = selected.told["source"].log_softmax(1)
+        return self.weight * selected.mean(-(source.exp() * selected.outputs.log_probs).sum(1))
+
+
+@dataclass(frozen=True, repr=False)
+class NearSource(Objective):
+    """Keeps the direction of each adapted tensor: `-weight * g * mean cos(t, t0)`, with the divergence `g`.
+
+    Paper: PeTTA (NeurIPS 2024), its regulariser; `g` is `WaryTeacher`'s.
+    """
+
+    weight: NotNegative = 10.0
+
+    def __call__(self, selected: Selected) -> Tensor:
+        """A penalty on the parameters."""
+        if "divergence" not in selected.told:
+            raise ValueError("NearSource() needs teacher=WaryTeacher() and views=MemoryBank() in the recipe")
+        split = (torch.split(each, list(selected.sizes)) for each in (selected.theta, selected.source))
+        pairs = zip(*split, strict=True)
+        near = torch.stack([torch.nn.functional.cosine_similarity(now, start, dim=0) for now, start in pairs])
+        return -self.weight * selected.told["divergence"] * near.mean()

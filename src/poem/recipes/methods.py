@@ -29,8 +29,10 @@ from poem.parts.objective import (
     Consistency,
     Entropy,
     FisherAnchor,
+    FollowSource,
     FollowTeacher,
     MarginalEntropy,
+    NearSource,
     RobustCrossEntropy,
     SiameseEntropy,
     SoftLikelihoodRatio,
@@ -52,13 +54,13 @@ from poem.parts.selection import AfterImages, Diverse, EntropyBelow, Everyone, N
 from poem.parts.statistics import Mixed, Robust, Source
 from poem.parts.step import SAM, SGD, Adam
 from poem.parts.stream_statistics import Blended
-from poem.parts.teacher import MeanTeacher, SlowTeacher
+from poem.parts.teacher import MeanTeacher, SlowTeacher, WaryTeacher
 from poem.parts.weighting import ByDiversityAndCertainty, ByEntropy, ByPLPD, FirstRound
 from poem.recipes.learning_rate import FamilyRate, Rule
 from poem.recipes.recipe import Recipe
 
 Preset = Literal["imagenet", "cifar", "cifar10", "cifar100"]
-KEEP_CONSTANTS = ("spa", "rem", "protected")
+KEEP_CONSTANTS = ("spa", "rem", "protected", "petta")
 """Methods whose constants are the same under every preset."""
 SAME_PRESET = {"cifar10": "cifar"}
 """Second names of presets."""
@@ -360,6 +362,22 @@ def protected() -> Recipe:
     )
 
 
+def petta() -> Recipe:
+    """RoTTA's bank and statistics; the further the teacher's features have drifted, the less it follows the student.
+
+    Paper: "Persistent Test-time Adaptation in Recurring Testing Scenarios" (PeTTA), NeurIPS 2024.
+    Reference code: hthieu166/petta (no licence).
+    Differs: the loss is that for ImageNet on every data set; source means and variances are of the first 2000 images
+    given, and classes with less than two of them do not count; group and layer norms are adapted too.
+    """
+    return replace(
+        rotta(),
+        views=MemoryBank(every=1, by_age=False),
+        teacher=WaryTeacher(),
+        minimise=FollowTeacher(symmetric=False) + FollowSource() + NearSource(),
+    )
+
+
 def neo() -> Recipe:
     """No update: features are centred by the stream's mean before the last layer.
 
@@ -471,6 +489,7 @@ METHODS: dict[str, Callable[[], Recipe]] = {
     "cmf": cmf,
     "recap": recap,
     "protected": protected,
+    "petta": petta,
     "neo": neo,
     "poem": poem,
     "poem-official": poem_official,
@@ -480,7 +499,8 @@ HOSTS = (
     "tent", "tent-filtered", "eta", "eata", "sar", "deyo", "roid", "memo", "cotta", "rdumb", "come", "rpl", "cmf",
     "recap", "protected", "rem",
 )  # fmt: skip
-"""Methods that take POEM's parts; `rotta` learns from a bank, `zerosiam` and `spa` through one head, and take none."""
+"""Methods that take POEM's parts; `rotta` and `petta` learn from a bank, `zerosiam` and `spa` through one head,
+and take none."""
 
 
 def with_poem(host: Recipe) -> Recipe:
@@ -608,8 +628,8 @@ def preset_values(method: Recipe, name: str, preset: Preset) -> Recipe:
 
     `"cifar10"` is another name of `"cifar"`.
 
-    `come`, `zerosiam`, `rpl` and `recap` have no published constants there and take Tent's; `spa`, `rem` and
-    `protected` keep their own.
+    `come`, `zerosiam`, `rpl` and `recap` have no published constants there and take Tent's; `spa`, `rem`,
+    `protected` and `petta` keep their own.
 
     Paper: the configurations of tent, cotta and the online-TTA benchmark of Marsden et al. for CIFAR-10-C and -100-C.
     """
