@@ -127,6 +127,12 @@ def _written_name(kind: type) -> str:
     return kind.__name__ if own or not importable else f"{kind.__module__}:{kind.__name__}"
 
 
+def unprepared(part: Part) -> ValueError:
+    """The error of a part that was not prepared on source images."""
+    name = type(part).__name__
+    return ValueError(f"{name}() needs source images; pass source_data=, or in a cell source_images= above 0")
+
+
 def inside(memory: Mapping[str, Tensor], name: str) -> Memory:
     """The memory of the part in field `name`, for a part that calls it."""
     prefix = f"{name}."

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from poem.parts.base import Memory, Need, Outcome, Outputs, Selected, inside
+from poem.parts.base import Memory, Need, Outcome, Outputs, Selected, inside, unprepared
 from poem.parts.fields import Positive
 from poem.parts.objective import Objective
 from poem.parts.score import Score, SoftmaxEntropy
@@ -70,7 +70,7 @@ class MatchEntropy(Objective):
     def _bets(self, outputs: Outputs, memory: Memory) -> tuple[Tensor, Memory]:
         """Targets (B,) of the samples in their order, and the bettor's memory after the last."""
         if "values" not in memory:
-            raise ValueError("MatchEntropy() needs source images; pass source_data=")
+            raise unprepared(self)
         score, values, shares = (
             self.score(outputs, inside(memory, "score")).detach(),
             memory["values"],

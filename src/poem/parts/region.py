@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from poem.parts.base import Memory, Need, Outputs, Selected, inside
+from poem.parts.base import Memory, Need, Outputs, Selected, inside, unprepared
 from poem.parts.fields import NotNegative
 from poem.parts.objective import Objective
 from poem.parts.score import Score
@@ -67,7 +67,7 @@ class RegionalEntropy(Score):
     def both(self, outputs: Outputs, memory: Memory) -> tuple[Tensor, Tensor]:
         """Regional entropy and regional instability `sum_k p_k ln nu_k`, (B,) each."""
         if "moments" not in memory:
-            raise ValueError("RegionalEntropy() needs source images; pass source_data=")
+            raise unprepared(self)
         log_probs = outputs.log_probs.clamp(min=torch.finfo(outputs.log_probs.dtype).min)
         spread = (log_probs.exp() @ memory["moments"]).log()  # ln nu; M is symmetric
         tilted = (outputs.log_probs + memory["tilt"]).softmax(1)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from poem.parts.augment import Augment, Jitter
-from poem.parts.base import Batch, Memory, Need, Outputs, Part
+from poem.parts.base import Batch, Memory, Need, Outputs, Part, unprepared
 from poem.parts.fields import Count, Range, Share
 
 Predict = Callable[[Tensor], Tensor]
@@ -196,7 +196,7 @@ class WaryTeacher(Teacher):
     def watch(self, outputs: Outputs, memory: Memory) -> tuple[Memory, Memory]:
         """The divergence, and the running means' distance from the source's."""
         if "known" not in memory:
-            raise ValueError("WaryTeacher() needs source images; pass source_data=")
+            raise unprepared(self)
         assert outputs.features is not None
         features, drift = outputs.features.detach().to(memory["drift"].dtype), memory["drift"]
         member = torch.nn.functional.one_hot(outputs.logits.argmax(1), outputs.classes).to(features)
