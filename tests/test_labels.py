@@ -67,7 +67,7 @@ def test_no_method_sees_a_label_in_evaluate(method: str, handed: list[Tensor]) -
     batches = images(2 * size, seed=0).split(size)
     labels = [torch.arange(at, at + size) % 10 for at in (0, 3)]
     net = make_net("ln" if poem.recipe(method).first_with(Need.TOKENS) is not None else "bn", sharpness=8.0)
-    further = {"source_data": [images(8, seed=2)]} if poem.recipe(method).uses_source_data else {}
+    further: dict[str, Any] = {"source_data": [images(8, seed=2)]} if poem.recipe(method).uses_source_data else {}
     rows = []
     for change in (0, 7):
         given = [(batch, (label + change) % 10) for batch, label in zip(batches, labels, strict=True)]

@@ -34,14 +34,14 @@ def tokens_at_split(net: Net, x: Tensor, keep: Tensor | None = None) -> Tensor:
         tokens = torch.stack([torch.cat([row[:1], row[1:][index]]) for row, index in zip(tokens, keep, strict=True)])
     for i in range(7):
         tokens = net.blocks[i](tokens)
-    return tokens
+    return tokens  # type: ignore[no-any-return]
 
 
 def attended(net: Net, tokens: Tensor) -> Tensor:
     """What the class token attends to among the patches, in the last block."""
     assert isinstance(net, Transformer)
     block = net.blocks[7]
-    q, k, _ = block.qkv(block.norm1(tokens)).chunk(3, dim=-1)  # type: ignore[union-attr, operator]
+    q, k, _ = block.qkv(block.norm1(tokens)).chunk(3, dim=-1)  # type: ignore[operator]
     matrix = (q @ k.transpose(1, 2) / q.shape[-1] ** 0.5).softmax(-1)
     return matrix[:, 0, 1:].detach()  # type: ignore[no-any-return]
 

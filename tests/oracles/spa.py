@@ -34,7 +34,8 @@ def without_low_frequencies(x: Tensor, mask: Tensor) -> Tensor:
     """Amplitudes times the mask, phases as they are."""
     spectrum = torch.fft.fftshift(torch.fft.fft2(x), dim=(-2, -1))
     changed = torch.polar(spectrum.abs() * mask, spectrum.angle())
-    return torch.fft.ifft2(torch.fft.ifftshift(changed, dim=(-2, -1))).real
+    view: Tensor = torch.fft.ifft2(torch.fft.ifftshift(changed, dim=(-2, -1))).real
+    return view
 
 
 def with_patch_noise(x: Tensor, amount: Tensor, noise: Tensor) -> Tensor:

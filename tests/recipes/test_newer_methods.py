@@ -399,7 +399,7 @@ def levels(*first: float) -> Selected:
     shown = iter(made[1:])
     given = selected(made[0])
     given.outputs.images, given.outputs.attention = torch.zeros(1, 3, 4, 4), torch.arange(16.0)[None]
-    given.outputs.forward = lambda images, **_: next(shown)  # type: ignore[misc, assignment]
+    given.outputs.forward = lambda images, **_: next(shown)
     return given
 
 
@@ -422,7 +422,7 @@ def test_levels_drop_the_most_attended_patches_and_no_gradient_flows_to_targets(
         seen.append(named["keep"])
         return inner(images, **named)
 
-    given.outputs.forward = noting  # type: ignore[assignment]
+    given.outputs.forward = noting
     given.outputs.attention = torch.tensor([[0.3, 0.1, 0.9, *[0.2] * 10, 0.8, 0.7, 0.6]])
     (gradient,) = torch.autograd.grad(RankedEntropy()(given), given.outputs.logits, materialize_grads=True)
     assert [each.shape[1] for each in seen] == [14, 12]
