@@ -36,8 +36,8 @@ FAULTS = [
     Fault(
         "strict inequality turned round",
         "parts/selection.py",
-        "self.score(outputs).detach() < fraction * math.log(outputs.classes)",
-        "self.score(outputs).detach() > fraction * math.log(outputs.classes)",
+        ".detach() < fraction * math.log(outputs.classes)",
+        ".detach() > fraction * math.log(outputs.classes)",
     ),
     Fault(
         "weights not detached",
@@ -70,9 +70,9 @@ FAULTS = [
     Fault(
         "SAM not restored",
         "engine/loop.py",
-        "update_where(state.moving, {key: state.moving[key] + change}, update.applied)",
+        "moved = state.constrained(key, state.moving[key] + change)",
         'start = update.outputs.theta if key == "theta" else state.moving[key]\n'
-        "            update_where(state.moving, {key: start.detach() + change}, update.applied)",
+        "            moved = state.constrained(key, start.detach() + change)",
     ),
     Fault(
         "PLPD with one permutation for the whole batch",

@@ -47,6 +47,7 @@ SLOW = re.compile(
     r"|test_blended.py::test_an_adapter_on_kernels_is_as_near_to_full_precision"
     r"|test_memory_stays_flat_over_fifty_thousand"
     r"|test_contract.py::.*clipped_methods:tent"
+    r"|test_contract.py::.*\[(rpl|cmf|recap|protected|rem)(\+poem-ii?|\*)/"
     r"|test_report_shows_whole_suites_and_not_parts_of_others"
     r"|test_the_page_and_every_format_hold_them"
     r"|test_a_run_on_the_cpu_leaves_its_file"
@@ -96,7 +97,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         if report.nodeid.partition("test_contract.py::test_")[2][:2].isdigit():
             kept, broken = kept + report.passed, broken + report.failed
     if kept or broken:
-        from test_contract import NETS, POINTS, ROWS
+        from test_contract import CASES, POINTS, ROWS
 
-        size = f"{len(ROWS)} methods x {len(NETS)} nets x {POINTS} points = {len(ROWS) * len(NETS) * POINTS}"
+        size = f"{len(ROWS)} methods, {len(CASES)} with a net x {POINTS} points = {len(CASES) * POINTS}"
         terminalreporter.write_line(f"contract: {size}; in this run {kept} kept, {broken} broken")

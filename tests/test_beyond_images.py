@@ -19,9 +19,12 @@ import poem
 from poem.accelerate import capture
 from poem.parts import EntropyBelow, Everything, RunningMean
 
-EDITING = ("deyo", "roid", "memo", "cotta", "rotta", "poem-official", "poem-official-v2", "deyo+poem", "roid+poem")
+EDITING = (
+    "deyo", "roid", "memo", "cotta", "rotta", "cmf", "spa", "poem-official", "poem-official-v2", "deyo+poem",
+    "roid+poem",
+)  # fmt: skip
 """Methods that destroy or augment images."""
-PLAIN = tuple(name for name in poem.methods() if not name.startswith(EDITING))
+PLAIN = tuple(name for name in poem.methods() if not name.startswith((*EDITING, "rem", "petta")))
 SETTINGS: dict[str, Any] = {"preset": "cifar", "lr": 0.01}
 
 
@@ -86,7 +89,8 @@ def data(kind: str, count: int = 16, seed: int = 1) -> Tensor:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("method", PLAIN)
 def test_methods_that_leave_images_alone_adapt_on_any_tensor(kind: str, method: str) -> None:
-    adapter = poem.adapt(KINDS[kind][0](), method, **SETTINGS)
+    source = [data(kind, seed=4)] if poem.recipe(method).uses_source_data else None
+    adapter = poem.adapt(KINDS[kind][0](), method, source_data=source, **SETTINGS)
     for seed in (1, 2, 3):
         first = adapter(data(kind, seed=seed))
         assert first.shape == (16, 5)
@@ -124,6 +128,12 @@ def test_methods_that_edit_images_say_so_before_anything_changes(kind: str, meth
         with pytest.raises(ValueError, match=r"got shape.*does not edit its input, such as 'tent', 'eata', 'sar'"):
             call(data(kind))
     assert snapshot(adapter) == before
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_method_that_masks_patches_takes_vision_transformers_alone(kind: str) -> None:
+    with pytest.raises(ValueError, match="drops tokens and needs a vision transformer"):
+        poem.adapt(KINDS[kind][0](), "rem")
 
 
 @pytest.mark.parametrize("spatial", [1, 3])

@@ -444,7 +444,7 @@ TRAIN_MODE = (
     "tent", "eta", "eata", "sar", "deyo", "cotta", "rdumb", "rotta", "come", "poem", "poem-official",
     "poem-official-v2",
 )  # fmt: skip
-BATCH_NORM_ALONE = ("tent", "eta", "eata", "rdumb")
+BATCH_NORM_ALONE = ("tent", "eta", "eata", "rdumb", "rpl")
 ONE_RATE = ("eta", "eata", "rdumb")
 
 

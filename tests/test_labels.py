@@ -20,6 +20,7 @@ from poem.bench.measure import measure
 from poem.bench.result import CellResult
 from poem.cli.main import main
 from poem.engine.accounting import BatchRecord
+from poem.parts import Need
 from poem.predict import answers
 from poem.streams import datasets
 from poem.streams.datasets import Stream, Tensors
@@ -65,11 +66,12 @@ def test_no_method_sees_a_label_in_evaluate(method: str, handed: list[Tensor]) -
     size = 1 if "memo" in method else 8
     batches = images(2 * size, seed=0).split(size)
     labels = [torch.arange(at, at + size) % 10 for at in (0, 3)]
-    net = make_net("bn", sharpness=8.0)
+    net = make_net("ln" if poem.recipe(method).first_with(Need.TOKENS) is not None else "bn", sharpness=8.0)
+    further: dict[str, Any] = {"source_data": [images(8, seed=2)]} if poem.recipe(method).uses_source_data else {}
     rows = []
     for change in (0, 7):
         given = [(batch, (label + change) % 10) for batch, label in zip(batches, labels, strict=True)]
-        rows.append(poem.evaluate(net, given, method, lr=0.01, **NORMAL)[method])
+        rows.append(poem.evaluate(net, given, method, lr=0.01, **NORMAL, **further)[method])
         if change == 0:
             first = taken(handed)
     assert same(first, taken(handed))

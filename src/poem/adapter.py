@@ -32,8 +32,9 @@ from poem.engine.network import Network
 from poem.engine.precision import Precision
 from poem.engine.source_data import prepare
 from poem.engine.state import Snapshot, State
+from poem.engine.tokens import blocks_of
 from poem.engine.twin import Translation
-from poem.parts.base import Batch, Need
+from poem.parts.base import Batch, Memory, Need
 from poem.parts.statistics import Source
 from poem.recipes.learning_rate import Rule
 from poem.recipes.recipe import Recipe
@@ -141,12 +142,14 @@ class Adapter:
             "seed": seed, "precision": precision, "fast": fast, "logits": logits,
         }  # fmt: skip
         names, branch, split = _groups(model, recipe, self.facts, split)
+        masking = recipe.first_with(Need.TOKENS)
         self._acceleration = Accelerated(half=precision == "bf16")
         self._network = Network(
             model, theta=names, branch=branch if recipe.branch else None, split=split,
             norms=self.facts.norms, head=self.facts.head if recipe.first_with(Need.FEATURES) is not None else None,
             classes=indices, mean=mean, std=std, logits=logits, precision=precision,
             acceleration=self._acceleration, per_sample=recipe.step.per_sample,
+            blocks=None if masking is None else blocks_of(masking, model, self.facts),
         )  # fmt: skip
         self._state = State(recipe, self._network, seed, batch_size, self.facts.family)
         self._captures = Captures(recipe, self._network, self._state, fast)
@@ -206,14 +209,17 @@ class Adapter:
         with self._lock, torch.inference_mode(False), torch.enable_grad():
             self._settle()
             device, size = self._state.source["theta"].device.type, self._state.size or 64
-            prepared: dict[str, Tensor] = {}
+            prepared: Memory = {}
+            found: dict[str, Memory] = {}  # equal parts measure the same: source data is read once for them all
             count = 0
             with self._network.borrowed(device):
                 for place, part in self.recipe.places:
                     if Need.SOURCE_DATA in part.needs:
-                        memory, images = prepare(part, self._network, self.recipe.statistics, source_data, size)
-                        count += images
-                        prepared |= {f"{place}.{name}": tensor for name, tensor in memory.items()}
+                        if repr(part) not in found:
+                            memory, images = prepare(part, self._network, self.recipe.statistics, source_data, size)
+                            found[repr(part)] = memory
+                            count += images
+                        prepared |= {f"{place}.{name}": tensor for name, tensor in found[repr(part)].items()}
             self._state.prepared = prepared
         self.preparation = {"forwards": count, "backwards": count}
 

@@ -27,6 +27,7 @@ from poem.parts import (
     MeanTeacher,
     Memory,
     MemoryBank,
+    Need,
     NotRedundant,
     Outputs,
     PLPDAbove,
@@ -73,6 +74,8 @@ def complete(recipe: Recipe) -> Recipe:
 def assert_costs(recipe: Recipe, kind: str) -> None:
     """The adapter's counts for one batch are the estimate's."""
     inside: dict[str, Any] = {"mean": (0.0,) * 3, "std": (1.0,) * 3} if recipe.unit_range else {}
+    if recipe.uses_source_data:
+        inside["source_data"] = [images(SIZE, seed=2)]
     fitted, net = recipe.fitted(batch_norm=kind == "bn"), sharp(kind)
     adapter = poem.adapt(calibrated(net) if fitted.statistics.copies > 1 else net, recipe, **inside)
     adapter(images(SIZE, seed=1))
@@ -87,6 +90,8 @@ def assert_costs(recipe: Recipe, kind: str) -> None:
 @pytest.mark.parametrize("kind", ["bn", "gn", "ln"])
 @pytest.mark.parametrize("method", poem.methods())
 def test_every_method_costs_what_is_estimated(method: str, kind: str) -> None:
+    if poem.recipe(method).first_with(Need.TOKENS) is not None and kind != "ln":
+        pytest.skip("takes vision transformers alone")
     assert_costs(complete(poem.recipe(method)), kind)
 
 

@@ -30,7 +30,7 @@ from poem.bench.sweep import CannotWriteError, SweepPlanned
 from poem.cli import _sweep
 from poem.cli._sweep_progress import SweepProgress
 from poem.cli.main import main
-from poem.parts import MemoryBank
+from poem.parts import AfterImages, EntropyBelow, MemoryBank, Need
 from poem.recipes.text import written
 from poem.streams import EXTRA
 
@@ -316,9 +316,14 @@ def test_work_is_estimated_from_the_order_and_from_cells_alike() -> None:
 def test_the_passes_of_a_method_are_those_that_the_ledger_counts(method: str) -> None:
     recipe = recipe_of(method)
     inside: dict[str, Any] = {"mean": (0.0,) * 3, "std": (1.0,) * 3} if recipe.unit_range else {}
+    if recipe.uses_source_data:
+        inside["source_data"] = [toys.images(8, seed=2)]
     if isinstance(recipe.views, MemoryBank):  # which waits for more images than come here
         inside["views"] = MemoryBank(8, every=8)
-    adapter = adapt(make_net("gn", sharpness=6.0), method, **inside)
+    if any(isinstance(part, AfterImages) for _, part in recipe.select.places):
+        inside["select"] = EntropyBelow(0.4)
+    kind = "gn" if recipe.first_with(Need.TOKENS) is None else "ln"
+    adapter = adapt(make_net(kind, sharpness=6.0 if kind == "gn" else 9.0), method, **inside)
     for seed in (0, 1):
         adapter(toys.images(8, seed=seed).clamp(0, 1))
     spent = adapter.totals

@@ -254,13 +254,13 @@ def test_a_state_needs_the_same_source_data() -> None:
 
 
 def test_two_parts_measure_apart() -> None:
-    """Each place has its own measurement, and `preparation` counts both."""
+    """Each place has its own measurement; equal parts read the source data once, and `preparation` counts it once."""
     both = {"select": BelowSource() & BelowSource(), "minimise": Entropy() + poem.parts.FisherAnchor(1.0)}
     adapter = prepared("gn", **both)
     assert set(adapter.state_dict()["prepared"]) == {
         "select.first.limit", "select.second.limit", "minimise.second.importance",
     }  # fmt: skip
-    assert adapter.preparation["forwards"] == 3 * 32
+    assert adapter.preparation["forwards"] == 2 * 32
     adapter(batch())
     tensors = adapter.state_dict()["tensors"]
     assert {"memory/select.first.batches", "memory/select.second.batches"} <= set(tensors)

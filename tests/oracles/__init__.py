@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from oracles.auto import auto
+from oracles.cmf import CMFHost, cmf
 from oracles.come import COMEHost, PlainCOMEHost, come
 from oracles.common import (
     Augment,
@@ -37,12 +38,18 @@ from oracles.host import Host
 from oracles.lame import lame
 from oracles.memo import memo, memo_repeated, memo_with_branch
 from oracles.neo import neo
+from oracles.petta import petta
 from oracles.plain import bn, source
 from oracles.plus_poem import Explore, once, repeat, reselect, run
 from oracles.poem import poem, poem_official, poem_official_v2
+from oracles.protected import ProtectedHost, protected
+from oracles.recap import ReCAPHost, recap
+from oracles.rem import PlainREMHost, REMHost, rem
 from oracles.roid import ROIDHost, roid
 from oracles.rotta import rotta
+from oracles.rpl import PlainRPLHost, RPLHost, rpl
 from oracles.sar import SARHost, sar, sar_coasting
+from oracles.spa import spa
 from oracles.tent import FilteredTentHost, TentHost, tent, tent_filtered
 from oracles.zerosiam import zerosiam
 
@@ -63,6 +70,11 @@ HOSTS: dict[str, type[Host]] = {
     "roid": ROIDHost,
     "rdumb": RDumbHost,
     "come": COMEHost,
+    "rpl": RPLHost,
+    "cmf": CMFHost,
+    "recap": ReCAPHost,
+    "protected": ProtectedHost,
+    "rem": REMHost,
 }
 
 
@@ -93,6 +105,13 @@ REFERENCES: dict[str, Reference] = {
     "rotta": rotta,
     "come": come,
     "zerosiam": zerosiam,
+    "spa": spa,
+    "rem": rem,
+    "rpl": rpl,
+    "cmf": cmf,
+    "recap": recap,
+    "protected": protected,
+    "petta": petta,
     "neo": neo,
     "poem": poem,
     "poem-official": poem_official,
@@ -103,6 +122,8 @@ REFERENCES: dict[str, Reference] = {
     **{f"{name}*": extended(host, repeat, branch=False) for name, host in HOSTS.items()},
     "tent*": extended(TentHost, repeat, branch=False),
     "come*": extended(PlainCOMEHost, repeat, branch=False),
+    "rem*": extended(PlainREMHost, repeat, branch=False),
+    "rpl*": extended(PlainRPLHost, repeat, branch=False),
     "memo+poem": memo_with_branch,
     "memo+poem-i": memo,
     "memo+poem-ii": memo_with_branch,
@@ -120,9 +141,14 @@ INPUTS: dict[str, tuple[str, ...]] = {
     "lame": (),
     "neo": (),
     "rotta": ("lr", "rng", "augment"),
+    "petta": ("lr", "rng", "augment", "source"),
     "eata": ("lr", "source"),
+    "recap": ("lr", "source"),
+    "protected": ("lr", "source"),
     "deyo": ("lr", "rng"),
+    "spa": ("lr", "rng"),
     "roid": ("lr", "rng", "augment"),
+    "cmf": ("lr", "rng", "augment"),
     "memo": ("lr", "rng", "views"),
     "cotta": ("lr", "rng", "augment"),
     "poem-official": ("lr", "rng"),

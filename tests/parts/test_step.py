@@ -157,6 +157,6 @@ def test_the_batch_size_of_the_rule_is_the_first_batchs_unless_configured() -> N
     assert poem.adapt(make_net("gn"), "sar", batch_size=64).lr == Rule()("convolutional", 64)
 
 
-def test_only_roid_and_cotta_look_ahead_of_their_momentum() -> None:
+def test_only_roid_cmf_and_cotta_look_ahead_of_their_momentum() -> None:
     ahead = {name for name in poem.methods() if getattr(poem.recipe(name).step, "nesterov", False)}
-    assert {name.removesuffix("*").split("+")[0] for name in ahead} == {"roid", "cotta"}
+    assert {name.removesuffix("*").split("+")[0] for name in ahead} == {"roid", "cmf", "cotta"}

@@ -496,7 +496,7 @@ def test_a_share_of_nothing_is_the_source(statistics: Statistics) -> None:
 
 
 def look_of(logits: Tensor, features: Tensor | None = None, heads: int = 1) -> Outputs:
-    def ask(images: Tensor, *, among: Tensor | None = None, grad: bool = False) -> Tensor:
+    def ask(images: Tensor, *, among: Tensor | None = None, grad: bool = False, **_: object) -> Tensor:
         raise AssertionError("a readout asks nothing")
 
     batch = Batch(torch.zeros(len(logits), 3, 4, 4), torch.Generator(), len(logits))

@@ -23,6 +23,7 @@ from poem import zoo
 from poem._util.caching import Key, LRUCache, cache_key, fingerprint
 from poem._util.limits import available_cores
 from poem.bench.cell import Cell
+from poem.parts import FisherAnchor, Need
 from poem.streams.datasets import Batches, Domains, Prepare, Stream, batches, canonical, image_folder, mnist_digits
 from poem.streams.datasets import open_dataset as open_named
 from poem.streams.datasets.named_sets import NAMED_SETS, locate
@@ -373,7 +374,7 @@ def _prepare(base: zoo.Base) -> Prepare:
 
 
 def source_images(cell: Cell, base: zoo.Base, machine: Machine) -> Batches:
-    """Clean images of the base's training task, in batches, for methods that measure importance on them.
+    """Clean images of the base's training task, in batches, for methods that measure something on them.
 
     Their labels are not used.
     """
@@ -383,9 +384,10 @@ def source_images(cell: Cell, base: zoo.Base, machine: Machine) -> Batches:
         try:
             data = _training(base, machine.root)
         except (FileNotFoundError, ValueError, ImportError) as error:
+            anchored = isinstance(cell.recipe().first_with(Need.SOURCE_DATA), FisherAnchor)  # runs as ETA without
             raise FileNotFoundError(
-                f"{cell.method} measures importance on {cell.source_images} source images of {base.name}, which were "
-                f"not found ({error}); put them there, or run it without: --set source_images=0"
+                f"{cell.method} reads {cell.source_images} source images of {base.name}, which were not found "
+                f"({error}); put them there{', or run it without: --set source_images=0' if anchored else ''}"
             ) from error
         order = generator(0, "source images", "clean").permutation(len(data))[: cell.source_images]
         return batches(

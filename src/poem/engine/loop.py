@@ -35,6 +35,8 @@ class BatchProgress:
     target: Tensor | None = None  # the teacher's logits for what is learnt from
     teacher_answer: Tensor | None = None  # and for the batch
     teacher_record: Memory = field(default_factory=dict)  # statistics of its own to remember
+    told: Memory = field(default_factory=dict)  # what the teacher tells beside the target
+    teacher_memory: Memory = field(default_factory=dict)  # and new values of the part's memory
     record: Memory = field(default_factory=dict)  # the network's, of the last pass that recorded any
     plain: Outputs | None = None  # the batch's own images, where others are learnt from and an early pass answers
     selections: tuple[Tensor, ...] = ()
@@ -53,6 +55,7 @@ class BatchLoop:
     lr: float
     learn: bool  # False: predict only
     costs: Costs = field(default_factory=Costs)
+    teacher_features: Tensor | None = None  # of the pass that the teacher made last
     rows_read: int | None = None  # selected samples of the update to come, where the host has read the flags
 
     def run(self) -> tuple[Tensor, BatchRecord]:
@@ -78,17 +81,33 @@ class BatchLoop:
             view = View(augment(images, self.batch.rng) if augment is not None and updates else images)
             outputs = self.forward(view.images, grad=updates > 0)
             answer = self.teacher_answer() if wants_teacher else None
-        target, record = answer, Memory()
+        progress = BatchProgress(view, outputs, outputs, answer, answer, record=outputs.record)
         if view.teacher_images is not None and wants_teacher:
-            target, record = self._predict_teacher(view.teacher_images, training=True)
-        progress = BatchProgress(view, outputs, outputs, target, answer, record, outputs.record)
+            progress = self._with_target(progress, view.teacher_images)
         if not updates or view.images is None:
             return progress
         return self._flagged(replace(progress, selections=(self.select(outputs),)))
 
+    def _with_target(self, progress: BatchProgress, images: Tensor) -> BatchProgress:
+        """With the teacher's target for these images, and what it tells beside it."""
+        teacher, state = self.recipe.teacher, self.state
+        assert teacher is not None
+        target, record = self._predict_teacher(images, training=True)
+        seen = Outputs(target, (target,), self.batch, features=self.teacher_features)
+        told, memory = teacher.watch(seen, state.memory_of("teacher"))
+        if teacher.asks_source:
+            own = inside(state.memory, "initial")
+            told["source"], new, _ = self._predict_with(images, state.source, own, training=True)
+            record |= {f"initial.{key}": value for key, value in new.items()}
+        return replace(progress, target=target, teacher_record=record, told=told, teacher_memory=memory)
+
     def _view(self, views: Views, answer: Tensor | None) -> tuple[View, Outputs]:
         """What a part of the recipe chooses to learn from, and its outputs; the teacher's where it chooses nothing."""
-        outputs = self.forward(grad=False) if answer is None else Outputs(answer, (answer,), self.batch)
+        outputs = (
+            self.forward(grad=False)
+            if answer is None
+            else Outputs(answer, (answer,), self.batch, features=self.teacher_features)
+        )
         self.state.begin(outputs)
         view = views(self.batch, outputs.logits, self.state.memory_of("views"))
         return view, outputs if view.images is None else self.forward(view.images)
@@ -150,13 +169,25 @@ class BatchLoop:
         weights = (moving["theta"] if theta is None else theta).detach().requires_grad_(grad)
         branch = moving["branch"].detach().requires_grad_(grad) if "branch" in moving else None
 
-        def again(images: Tensor, *, among: Tensor | None = None, grad: bool = False) -> Tensor:
+        def again(
+            images: Tensor,
+            *,
+            among: Tensor | None = None,
+            grad: bool = False,
+            features: bool = False,
+            keep: Tensor | None = None,
+        ) -> Tensor:
             rows = None if among is None else among.sum()
             self._count_forward(images, rows)
             if grad:
                 self._count_backward(len(images) if rows is None else rows, len(images))
             with torch.set_grad_enabled(grad):
-                return self._predict(images, weights, branch, self.state.memory, among)[0]
+                logits, _, run = self._predict(images, weights, branch, self.state.memory, among, keep=keep)
+            if not features:
+                return logits
+            if run.features is None:
+                raise RuntimeError("this pass has no features; does the part say that it needs features?")
+            return run.features
 
         self._count_forward(shown, needed)
         with torch.set_grad_enabled(grad):
@@ -167,7 +198,8 @@ class BatchLoop:
             logits, heads, run = self._predict(shown, *given, self.state.memory, None, training=grad)
         outputs = Outputs(
             logits, heads, self.batch, again, round, shown, run.features, weights, branch, rows, run.record,
-            self.network.classify, run.source,
+            self.network.classify, run.source, self.network.normalisation(shown), self.network.attention(run),
+            self.state.family,
         )  # fmt: skip
         self.state.begin(outputs)
         return outputs
@@ -195,18 +227,18 @@ class BatchLoop:
         assert self.recipe.teacher is not None
         state, own = self.state, self.recipe.teacher.own_statistics
         memory = inside(state.memory, "teacher") if own else state.memory
-        logits, record = self._predict_with(images, state.teacher, memory, training=training)
+        logits, record, self.teacher_features = self._predict_with(images, state.teacher, memory, training=training)
         return logits, {f"teacher.{key}": value for key, value in record.items()} if own and training else {}
 
     def _predict_with(
         self, images: Tensor, tensors: Memory, memory: Memory, *, training: bool
-    ) -> tuple[Tensor, Memory]:
-        """Logits without a gradient from other tensors than the adapted ones, and the statistics to remember."""
+    ) -> tuple[Tensor, Memory, Tensor | None]:
+        """Logits without a gradient from other tensors than the adapted ones, statistics to remember, and features."""
         self._count_forward(images, None)
         with torch.no_grad():
             theta, branch = tensors["theta"], tensors.get("branch")
             logits, _, run = self._predict(images, theta, branch, memory, None, training=training)
-        return logits, run.record
+        return logits, run.record, run.features
 
     def _predict(
         self,
@@ -217,11 +249,12 @@ class BatchLoop:
         mask: Tensor | None,
         *,
         training: bool = False,
+        keep: Tensor | None = None,
     ) -> tuple[Tensor, tuple[Tensor, ...], ForwardContext]:
         """The logits that answer, each head's, and what the pass recorded."""
         adapted = theta if theta.numel() else None
         statistics = self.recipe.statistics
-        heads, run = self.network.heads(images, adapted, branch, statistics, memory, mask, training=training)
+        heads, run = self.network.heads(images, adapted, branch, statistics, memory, mask, training=training, keep=keep)
         both = self.recipe.branch if len(heads) == 2 else None
         return heads[0] if both is None else both.together(*heads), heads, run
 
@@ -281,7 +314,8 @@ class BatchLoop:
         for key, gradient in update.gradients.items():
             rate = self.lr * state.lr_factors.get(key, 1.0)
             change, memory = step.for_group(key)(gradient, rate, state.steps[key])
-            update_where(state.moving, {key: state.moving[key] + change}, update.applied)
+            moved = state.constrained(key, state.moving[key] + change)
+            update_where(state.moving, {key: moved}, update.applied)
             update_where(state.steps[key], {**memory, **update.step_memory.get(key, {})}, update.applied)
         self.costs.rounds += 1
         self.costs.updates = self.costs.updates + update.applied.long()
@@ -302,9 +336,10 @@ class BatchLoop:
         trained = {key: state.moving[key].detach().requires_grad_() for key in state.trained}
         selected = Selected(
             near, chosen, weights, theta, source, progress.target,
-            state.memory_of("minimise"), inside(trained, "minimise"),
+            state.memory_of("minimise"), inside(trained, "minimise"), progress.told, self.network.theta.sizes,
         )  # fmt: skip
-        loss = recipe.minimise(selected)
+        loss, taught = recipe.minimise(selected), recipe.minimise.taught(selected)
+        mask = taught if near is outputs else mask  # rows alone: the loss is of all that are selected
         gradients: dict[str, Tensor] = {}
         if recipe.branch is not None and near.branch is not None and final:
             # First, and as far as the split: the longer backward may then free what each layer saved.
@@ -354,12 +389,16 @@ class BatchLoop:
         update_where(state.memory, {f"views.{name}": value for name, value in progress.view.memory.items()}, all_finite)
         update_where(state.memory, progress.record, sound & finite)
         update_where(state.memory, progress.teacher_record, sound & all_finite)
+        told = {f"teacher.{name}": value for name, value in progress.teacher_memory.items()}
+        update_where(state.memory, told, sound & all_finite)
         for key in [key for key in ("theta", "branch") if key in state.source] if recipe.learns else ():
             if recipe.teacher is not None and progress.view.images is not None:
-                followed = recipe.teacher.follow(state.teacher[key], state.moving[key])
+                followed = recipe.teacher.follow_told(state.teacher[key], state.moving[key], progress.told)
                 update_where(state.teacher, {key: followed}, sound)
-            pulled = recipe.recover.pull(state.moving[key], state.source[key], state.rng)
+            own = f"recover.{key}"
+            pulled, kept = recipe.recover.pulled(state.moving[key], state.source[key], state.memory_of(own), state.rng)
             update_where(state.moving, {key: pulled}, sound)
+            update_where(state.memory, {f"{own}.{name}": value for name, value in kept.items()}, sound)
         resets = recipe.recover.resets(state.memory_of("recover"))
         if resets is not None:
             state.restart(resets)

@@ -23,6 +23,7 @@ from poem.engine.norm_layers import ForwardContext, PatchedNorm
 from poem.engine.parameter_groups import HALF, ParameterGroup, Swap, by_module, memory_places, swapped
 from poem.engine.precision import Autocast, Precision, enter_tf32, leave_tf32
 from poem.engine.sample_rows import ConstantMoments
+from poem.engine.tokens import Tokens
 from poem.engine.twin import Twin
 from poem.parts.base import Memory
 from poem.parts.statistics import FromBatch, Source, Statistics
@@ -49,6 +50,7 @@ class Network:
         precision: Precision = "fp32",
         acceleration: Acceleration | None = None,
         per_sample: bool = False,
+        blocks: tuple[str, str] | None = None,
     ) -> None:
         self.model, self.twin = model, Twin(model)
         root = self.twin.root
@@ -61,6 +63,7 @@ class Network:
         """The twin's, in the order of `model.modules()`."""
         self._split = modules[split] if split is not None else None
         self._head = modules[head] if head is not None else None
+        self._tokens = Tokens(modules, blocks) if blocks is not None else None
         self.given_logits = logits or tensor_of
         self.autocast = Autocast(precision)
         self._classes = None if classes is None else torch.as_tensor(classes, dtype=torch.long)
@@ -181,6 +184,8 @@ class Network:
             self._split.register_forward_pre_hook(self._double, with_kwargs=True)
         if self._head is not None:
             self._head.register_forward_pre_hook(self._keep)
+        if self._tokens is not None:
+            self._tokens.patch(lambda: self._current)
         self._dirty = False
 
     def _inside(self, module: nn.Module, args: Any) -> None:
@@ -246,13 +251,14 @@ class Network:
         *,
         doubled: bool | None = None,
         training: bool = False,
+        keep: Tensor | None = None,
     ) -> tuple[tuple[Tensor, ...], ForwardContext]:
         """Logits of each head, and what the pass recorded. `theta=None` runs the source's own tensors.
 
         Rows (B, P) of `theta` and `branch` give each sample its own; all rows have the same values.
         """
         copies = self.copies(statistics)
-        run = ForwardContext(statistics, memory, mask, training=training, copies=copies)
+        run = ForwardContext(statistics, memory, mask, training=training, copies=copies, keep=keep)
         if branch is None or self.branch is None:
             return (self._merged(self._once(images, theta, run), run),), run
         swaps: dict[nn.Module, list[Swap]] = {}
@@ -270,9 +276,13 @@ class Network:
         source = self._merged(self._once(images, theta, run), run)
         other = ForwardContext(
             statistics, memory, mask, branch="alone", swaps=swaps, record=run.record, ran=run.ran, training=training,
-            copies=copies, branch_rows=branch_rows,
+            copies=copies, branch_rows=branch_rows, keep=keep,
         )  # fmt: skip
         return (source, self._merged(self._once(images, theta, other), other)), run
+
+    def attention(self, run: ForwardContext) -> Tensor | None:
+        """What the class token attends to in a pass that is learnt from, (B, T), where a part needs it."""
+        return None if self._tokens is None or not run.training else self._tokens.scores(run.attention)
 
     def in_model_shape(self, answer: Tensor) -> Tensor:
         """An answer (B, C) of the engine in the shape of the model's: log-odds (B, 1) where the model has one logit."""
@@ -436,15 +446,21 @@ class Network:
             raise ValueError(f"expected classes below {logits.shape[1]}, the number of logits, got {self._largest}")
         return logits[:, self._near(self._classes, logits.device, torch.long)]
 
+    def normalisation(self, images: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Mean and std by which images like these are normalised, shaped to fit them; None where they are not."""
+        if self._mean is None or self._std is None:
+            return None
+        shape = (1, -1, *[1] * (images.dim() - 2))
+        mean, std = (self._near(each, images.device, images.dtype).view(shape) for each in (self._mean, self._std))
+        return mean, std
+
     def _input(self, images: Tensor, copies: int) -> Tensor:
         """What the model is called with: a tensor of our own, which it may write into, once for the images in hand."""
 
         def prepared() -> Tensor:
-            x = images
-            if self._mean is not None and self._std is not None:
-                shape = (1, -1, *[1] * (images.dim() - 2))
-                mean, std = (self._near(each, x.device, x.dtype).view(shape) for each in (self._mean, self._std))
-                x = (x - mean) / std
+            x, scale = images, self.normalisation(images)
+            if scale is not None:
+                x = (x - scale[0]) / scale[1]
             x = self.acceleration.layout(x)
             x = x.to(next(self.twin.root.parameters(), x).dtype)
             if copies > 1:

@@ -42,6 +42,8 @@ class ForwardContext:
     copied: bool = True  # the batch holds all copies already; else the first batch norm makes them
     ran: set[str] = field(default_factory=set)  # names of norm layers that ran
     training: bool = False  # its outputs are learnt from
+    keep: Tensor | None = None  # (B, K) patches that a vision transformer is shown; None: all
+    attention: Tensor | None = None  # (B, 1 + T) of the class token, in the last block
 
 
 class PatchedNorm:

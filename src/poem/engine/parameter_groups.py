@@ -28,7 +28,7 @@ class ParameterGroup:
         self.places = [places[id(parameters[name])] for name in names]
         """Module and attribute of each parameter, for a tied one several."""
         self.refresh()
-        self._sizes = [parameter.numel() for parameter in self.own]
+        self.sizes = tuple(parameter.numel() for parameter in self.own)
 
     def refresh(self) -> None:
         """Read the parameters again from their modules."""
@@ -39,7 +39,7 @@ class ParameterGroup:
     @property
     def size(self) -> int:
         """How many numbers are adapted."""
-        return sum(self._sizes)
+        return sum(self.sizes)
 
     def source(self) -> Tensor:
         """The model's own values as a new flat vector, in single precision where the model has less."""
@@ -50,7 +50,7 @@ class ParameterGroup:
 
     def named(self, flat: Tensor) -> dict[str, Tensor]:
         """Views of a flat vector, by name and in shape; of rows of them (B, P), the same with B in front."""
-        pieces = torch.split(flat, self._sizes, dim=-1) if self._sizes else ()
+        pieces = torch.split(flat, list(self.sizes), dim=-1) if self.sizes else ()
         rows = flat.shape[:-1]
         return {n: piece.view(*rows, *p.shape) for n, piece, p in zip(self.names, pieces, self.own, strict=True)}
 

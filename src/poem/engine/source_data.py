@@ -100,8 +100,18 @@ class SourceBatches:
     def __iter__(self) -> Iterator[Outputs]:
         theta = self._network.theta.source().requires_grad_()
         for images in self.images():
-            (logits,), context = self._network.heads(images, theta, None, self._statistics, {})
-            yield Outputs(logits, (logits,), images=images, features=context.features, theta=theta)
+            (logits,), context = self._network.heads(images, theta, None, self._statistics, self._memory())
+            yield Outputs(
+                logits, (logits,), images=images, features=context.features, theta=theta,
+                classify=self._network.classify,
+            )  # fmt: skip
+
+    def _memory(self) -> Memory:
+        """The source's own statistics, where passes that are not learnt from normalise with what is remembered."""
+        start, norms = self._statistics.start_layer, self._network.norms
+        if not self._statistics.only_in_training:
+            return {}
+        return {key: each for norm in norms if norm.batch for key, each in start(norm.key, norm).items()}
 
     def images(self) -> Iterator[Tensor]:
         """The images alone."""

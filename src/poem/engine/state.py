@@ -49,7 +49,7 @@ class State:
         self, recipe: Recipe, network: Network, seed: int, batch_size: int | None, family: str = "convolutional"
     ) -> None:
         self._recipe, self._network, self._seed, self._batch_size = recipe, network, seed, batch_size
-        self._family = family
+        self.family = family
         self.prepared: Memory = {}
         self.rng = torch.Generator()
         self.entered = False  # a batch is under way, or was interrupted
@@ -76,7 +76,7 @@ class State:
         steps = {key: recipe.step.for_group(key).init(tensor) for key, tensor in source.items()}
         network_own: Memory = {key: tensor for key, tensor in source.items() if key in ("theta", "branch")}
         teacher = network_own if recipe.teacher is not None else {}
-        memory = {**self._statistics(), **(self.start or {})}
+        memory = {**self._first_memory(), **(self.start or {})}
         if allowed is None:
             self.moving, self.teacher, self.steps, self.memory = dict(source), teacher, steps, memory
         else:
@@ -104,6 +104,13 @@ class State:
     def trained(self) -> list[str]:
         """Places of the tensors that parts bring."""
         return [key for key in self.moving if key not in ("theta", "branch")]
+
+    def constrained(self, key: str, tensor: Tensor) -> Tensor:
+        """A moving tensor after a step; one that a part brought as that part wants it."""
+        if key in ("theta", "branch"):
+            return tensor
+        place, _, name = key.rpartition(".")
+        return dict(self._recipe.places)[place].constrain(name, tensor, self.family)
 
     def memory_of(self, place: str) -> Memory:
         """What the part at a place remembers, and what it measured on source data."""
@@ -228,7 +235,7 @@ class State:
         brought = {f"moved/{key}" for key in self.trained}  # which a state from before the first batch has not
         later = ("memory/", *(f"step/{key}/" for key in self.trained))
         kept = {key: tensor for key, tensor in mine.items() if key not in brought and not key.startswith(later)}
-        memory = self._statistics()
+        memory = self._first_memory()
         if state["classes"] is not None:
             outputs = self._blank(state["classes"], state["image"] or [])
             memory |= self._start(outputs)
@@ -245,7 +252,7 @@ class State:
         logits, images = (torch.zeros(1, *shape, device=device, dtype=kind) for shape in ((classes,), image))
         features = None if head is None else torch.zeros(1, head.in_features, device=device, dtype=kind)
         batch = Batch(images, torch.Generator(), self.size or 1)
-        return Outputs(logits, (logits,), batch, images=images, features=features)
+        return Outputs(logits, (logits,), batch, images=images, features=features, family=self.family)
 
     def _start(self, outputs: Outputs) -> Memory:
         """The memory of every part before the first batch."""
@@ -263,7 +270,7 @@ class State:
         self.source = {**self.source, **brought}
         self.moving = {**brought, **self.moving}
         self.steps = {**{key: self._recipe.step.optimiser.init(each) for key, each in brought.items()}, **self.steps}
-        factors = {place: part.lr_factor(self._family) for place, part in self._recipe.places}
+        factors = {place: part.lr_factor(self.family) for place, part in self._recipe.places}
         self.lr_factors = {key: factors[key.rpartition(".")[0]] for key in brought}
 
     def _fingerprint(self) -> str:
@@ -276,6 +283,13 @@ class State:
             self._print = seen, fingerprint(*tensors)
         return self._print[1]
 
+    def _first_memory(self) -> Memory:
+        """What is remembered before the first batch, whose outputs need not be known for it."""
+        groups = {key: tensor for key, tensor in self.source.items() if key in ("theta", "branch")}
+        pulls = ((key, self._recipe.recover.init(tensor)) for key, tensor in groups.items())
+        held = {f"recover.{key}.{name}": tensor for key, memory in pulls for name, tensor in memory.items()}
+        return {**self._statistics(), **held}
+
     def _statistics(self) -> Memory:
         """What batch-norm layers remember at first, each head its own."""
         start: Memory = {}
@@ -283,9 +297,10 @@ class State:
             for key in (norm.key, f"branch.{norm.key}"):
                 start.update(self._recipe.statistics.start_layer(key, norm) if norm.batch else {})
         teacher = self._recipe.teacher
-        if teacher is not None and teacher.own_statistics:
-            start |= {f"teacher.{key}": value for key, value in start.items()}
-        return start
+        copies = {"teacher": teacher is not None and teacher.own_statistics}
+        copies["initial"] = teacher is not None and teacher.asks_source
+        more = {f"{name}.{key}": value for name, is_asked in copies.items() if is_asked for key, value in start.items()}
+        return {**start, **more}
 
 
 def _brought(recipe: Recipe, outputs: Outputs) -> Memory:

@@ -10,38 +10,46 @@ from typing import Any
 from poem.parts.augment import Augment, AugMix, Jitter
 from poem.parts.bank import MemoryBank
 from poem.parts.base import Batch, Forward, Memory, Need, Outcome, Outputs, Part, Selected, Update, inside
+from poem.parts.bootstrap import LowFrequencies, PatchNoise, SelfBootstrap
 from poem.parts.branch import AdaptBranch
 from poem.parts.destruction import Occlusion, Patches, Pixels
 from poem.parts.exploration import Exploration, Explore, Once, Repeat
+from poem.parts.matching import MatchEntropy
 from poem.parts.objective import (
     ConservativeEntropy,
     Consistency,
     CrossEntropy,
     Entropy,
     FisherAnchor,
+    FollowSource,
     FollowTeacher,
     MarginalEntropy,
+    NearSource,
     Objective,
+    RobustCrossEntropy,
     SiameseEntropy,
     SoftLikelihoodRatio,
 )
 from poem.parts.parameters import Everything, NormAffine, Nothing, Parameters
+from poem.parts.ranking import RankedEntropy
 from poem.parts.readout import Correction, Laplacian, LocalPrior, Prior, Readout, Recentre, Uncorrected
 from poem.parts.recovery import (
     AverageWithSource,
     EachImage,
     EveryCalls,
     LossAverageBelow,
+    MomentumFilter,
     Never,
     Recovery,
     StochasticRestore,
 )
-from poem.parts.score import OpinionEntropy, Score, SoftmaxEntropy
-from poem.parts.selection import Diverse, EntropyBelow, Everyone, NotRedundant, PLPDAbove, Select
+from poem.parts.region import RegionalEntropy, RegionConfidence
+from poem.parts.score import OpinionEntropy, Score, SoftmaxEntropy, TemperedEntropy
+from poem.parts.selection import AfterImages, Diverse, EntropyBelow, Everyone, NotRedundant, PLPDAbove, Select
 from poem.parts.statistics import FromBatch, Mixed, Robust, RunningMean, Source, Statistics
 from poem.parts.step import SAM, SGD, Adam, Clipped, Step
 from poem.parts.stream_statistics import Blended, Components, Significant
-from poem.parts.teacher import MeanTeacher, SlowTeacher, Teacher
+from poem.parts.teacher import MeanTeacher, SlowTeacher, Teacher, WaryTeacher
 from poem.parts.views import View, Views
 from poem.parts.weighting import ByDiversityAndCertainty, ByEntropy, ByPLPD, Equal, FirstRound, Weigh
 
@@ -50,6 +58,7 @@ __all__ = [
     "SGD",
     "Adam",
     "AdaptBranch",
+    "AfterImages",
     "AugMix",
     "Augment",
     "AverageWithSource",
@@ -76,6 +85,7 @@ __all__ = [
     "Explore",
     "FirstRound",
     "FisherAnchor",
+    "FollowSource",
     "FollowTeacher",
     "Forward",
     "FromBatch",
@@ -83,11 +93,15 @@ __all__ = [
     "Laplacian",
     "LocalPrior",
     "LossAverageBelow",
+    "LowFrequencies",
     "MarginalEntropy",
+    "MatchEntropy",
     "MeanTeacher",
     "Memory",
     "MemoryBank",
     "Mixed",
+    "MomentumFilter",
+    "NearSource",
     "Need",
     "Never",
     "NormAffine",
@@ -102,18 +116,24 @@ __all__ = [
     "PLPDAbove",
     "Parameters",
     "Part",
+    "PatchNoise",
     "Patches",
     "Pixels",
     "Prior",
+    "RankedEntropy",
     "Readout",
     "Recentre",
     "Recovery",
+    "RegionConfidence",
+    "RegionalEntropy",
     "Repeat",
     "Robust",
+    "RobustCrossEntropy",
     "RunningMean",
     "Score",
     "Select",
     "Selected",
+    "SelfBootstrap",
     "SiameseEntropy",
     "Significant",
     "SlowTeacher",
@@ -124,10 +144,12 @@ __all__ = [
     "Step",
     "StochasticRestore",
     "Teacher",
+    "TemperedEntropy",
     "Uncorrected",
     "Update",
     "View",
     "Views",
+    "WaryTeacher",
     "Weigh",
     "inside",
 ]

@@ -33,7 +33,8 @@ class MemoryBank(Views):
     in place of an item of the largest classes where the bank is full; a class at its quota replaces one of its own. The
     item with the largest score leaves, if that is larger than the newcomer's: `timeliness / (1 + exp(-age / capacity))
     + certainty * entropy / ln C`. An update learns from augmented copies of all items, each weighted by
-    `exp(-a) / (1 + exp(-a))`, `a = age / capacity`; the teacher predicts the items as they are.
+    `exp(-a) / (1 + exp(-a))`, `a = age / capacity`, or all alike without `by_age`; the teacher predicts them as they
+    are.
 
     Paper: RoTTA (Yuan et al., CVPR 2023).
     Reference code: BIT-DA/RoTTA (MIT), as in mariodoebler/test-time-adaptation (MIT).
@@ -45,6 +46,7 @@ class MemoryBank(Views):
     timeliness: NotNegative = 1.0
     certainty: NotNegative = 1.0
     augment: Augment = field(default_factory=Jitter.cotta)
+    by_age: bool = True
 
     @property
     def needs(self) -> frozenset[Need]:
@@ -80,7 +82,7 @@ class MemoryBank(Views):
         by_class = sorted(items, key=lambda item: item.label)  # stable: each class in the order of arrival
         kept = images[[item.row for item in by_class]]
         age = kept.new_tensor([item.age / self.capacity for item in by_class])
-        weights = (-age).exp() / (1 + (-age).exp())
+        weights = (-age).exp() / (1 + (-age).exp()) if self.by_age else None
         return View(self.augment(kept, batch.rng), kept, weights, new)
 
     def _row_for(self, items: list[_Item], predicted: int, uncertainty: float, classes: int) -> int | None:

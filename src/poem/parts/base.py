@@ -33,6 +33,7 @@ class Need(Enum):
     UNIT_RANGE = "images in [0, 1], with mean and std inside"
     PICTURES = "images of shape (batch, channels, height, width)"
     HOST = "decisions or random draws on the host, which a CUDA graph cannot repeat"
+    TOKENS = "a vision transformer with a class token: its attention to patches, and passes with fewer of them"
     SEVERAL_LOGITS = "a model with more than one logit per image"
 
 
@@ -89,6 +90,10 @@ class Part(Checked, ABC):
         """The learning rate of `trainable` as a multiple of the recipe's, for a network of this family."""
         return 1.0
 
+    def constrain(self, name: str, tensor: Tensor, family: str) -> Tensor:
+        """A tensor of `trainable` after a step, moved to where it may be; by default as it is."""
+        return tensor
+
     @property
     def places(self) -> Iterator[tuple[str, Part]]:
         """The part and all parts inside it, each with its place: the names of the fields that lead to it."""
@@ -122,6 +127,12 @@ def _written_name(kind: type) -> str:
     return kind.__name__ if own or not importable else f"{kind.__module__}:{kind.__name__}"
 
 
+def unprepared(part: Part) -> ValueError:
+    """The error of a part that was not prepared on source images."""
+    name = type(part).__name__
+    return ValueError(f"{name}() needs source images; pass source_data=, or in a cell source_images= above 0")
+
+
 def inside(memory: Mapping[str, Tensor], name: str) -> Memory:
     """The memory of the part in field `name`, for a part that calls it."""
     prefix = f"{name}."
@@ -150,8 +161,20 @@ class Batch:
 class Forward(Protocol):
     """Runs the network on other images with the weights of some outputs."""
 
-    def __call__(self, images: Tensor, *, among: Tensor | None = None, grad: bool = False) -> Tensor:
-        """Logits (B, C). Rows outside `among` do not count, and stay out of the batch statistics too."""
+    def __call__(
+        self,
+        images: Tensor,
+        *,
+        among: Tensor | None = None,
+        grad: bool = False,
+        features: bool = False,
+        keep: Tensor | None = None,
+    ) -> Tensor:
+        """Logits (B, C). Rows outside `among` do not count, and stay out of the batch statistics too.
+
+        With `features` the input (B, D) of the last linear layer instead, of the network's own head, for a part that
+        needs features. `keep` (B, K) are the patches that a vision transformer is shown, for a part that needs tokens.
+        """
         ...
 
 
@@ -160,7 +183,14 @@ def _no_batch() -> Batch:
     return Batch(torch.empty(0), torch.Generator(), 0)
 
 
-def _no_network(images: Tensor, *, among: Tensor | None = None, grad: bool = False) -> Tensor:
+def _no_network(
+    images: Tensor,
+    *,
+    among: Tensor | None = None,
+    grad: bool = False,
+    features: bool = False,
+    keep: Tensor | None = None,
+) -> Tensor:
     """The network of outputs that were made by hand."""
     raise RuntimeError("these outputs have no network for a further forward pass")
 
@@ -187,6 +217,9 @@ class Outputs:
     record: Memory = field(default_factory=dict, repr=False)  # statistics to remember if this pass is the last
     classify: Callable[[Tensor], Tensor] = field(default=_no_head, repr=False)  # logits of other features (B, D)
     source: Tensor | None = None  # (B, C) logits of the copy with the source's statistics, where there is one
+    scale: tuple[Tensor, Tensor] | None = None  # mean and std (1, C, 1, 1) by which the network normalises images
+    attention: Tensor | None = None  # (B, T) of the class token to each patch, where a part needs tokens
+    family: str = "convolutional"  # or "transformer", for constants that differ
     cache: dict[object, Tensor] = field(default_factory=dict, repr=False)
 
     @property
@@ -227,6 +260,8 @@ class Selected:
     target: Tensor | None = None  # (B, C), the teacher's logits, where there is one
     memory: Memory = field(default_factory=dict)  # the objective's own
     trained: Memory = field(default_factory=dict)  # the objective's own trainable tensors
+    told: Memory = field(default_factory=dict)  # what a teacher tells beside its target
+    sizes: tuple[int, ...] = ()  # how many numbers of theta are of each adapted tensor
 
     def mean(self, losses: Tensor, over: Literal["selected", "batch"] = "selected") -> Tensor:
         """Weighted losses of the selected samples, summed and divided by their number or the configured batch size."""

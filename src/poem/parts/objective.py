@@ -38,6 +38,10 @@ class Objective(Part):
     def __call__(self, selected: Selected) -> Tensor:
         """A scalar with a gradient."""
 
+    def taught(self, selected: Selected) -> Tensor:
+        """The samples (B,) that the loss is made of; without any no step is made. By default the selected ones."""
+        return selected.mask
+
     def __bool__(self) -> bool:
         """An error: `a and b` would silently be `b`."""
         raise TypeError("join objectives with +, as in a + b; 'and' and 'or' would drop one of them")
@@ -67,6 +71,10 @@ class Total(Objective):
     def __call__(self, selected: Selected) -> Tensor:
         """The first objective plus the second."""
         return self.first(selected.inside("first")) + self.second(selected.inside("second"))
+
+    def taught(self, selected: Selected) -> Tensor:
+        """The samples of either."""
+        return self.first.taught(selected.inside("first")) | self.second.taught(selected.inside("second"))
 
     def __repr__(self) -> str:
         return f"{self.first!r} + {self.second!r}"
@@ -108,7 +116,7 @@ class ConservativeEntropy(Objective):
 
     def __call__(self, selected: Selected) -> Tensor:
         """Weighted mean over the selection."""
-        return selected.mean(OpinionEntropy()(selected.outputs))
+        return selected.mean(OpinionEntropy()(selected.outputs, {}))
 
 
 @dataclass(frozen=True, repr=False)
@@ -174,6 +182,29 @@ class CrossEntropy(Objective):
         head = selected.outputs.heads[-1]
         label = (selected.outputs.logits if self.labels == "combined" else head).detach().argmax(1, keepdim=True)
         return selected.mean(-head.log_softmax(1).gather(1, label)[:, 0])
+
+
+@dataclass(frozen=True, repr=False)
+class RobustCrossEntropy(Objective):
+    """Generalised cross-entropy to the prediction's own hard label: `(1 - p_y^power) / power`.
+
+    Between the cross-entropy (`power` near 0) and the mean absolute error (1), which a wrong label moves least.
+
+    Paper: RPL (Rusak et al., TMLR 2022); the loss: Zhang and Sabuncu, NeurIPS 2018.
+    """
+
+    power: Annotated[float, Range(above=0, at_most=1)] = 0.8
+
+    @property
+    def per_sample(self) -> bool:
+        """A mean over samples."""
+        return True
+
+    def __call__(self, selected: Selected) -> Tensor:
+        """Mean over the selection; with a branch, of the combined prediction."""
+        log_probs = selected.outputs.log_probs
+        chosen = log_probs.gather(1, log_probs.detach().argmax(1, keepdim=True))[:, 0]
+        return selected.mean((1 - (self.power * chosen).exp()) / self.power)
 
 
 @dataclass(frozen=True, repr=False)
@@ -303,3 +334,39 @@ class FollowTeacher(Objective):
         if self.symmetric:
             losses = 0.5 * losses - 0.5 * (student.exp() * teacher).sum(1)
         return selected.mean(losses)
+
+
+@dataclass(frozen=True, repr=False)
+class FollowSource(Objective):
+    """Cross-entropy to what the source's weights predict, with statistics of their own, times `weight`.
+
+    Paper: PeTTA (NeurIPS 2024), its anchor loss.
+    """
+
+    weight: NotNegative = 1.0
+
+    def __call__(self, selected: Selected) -> Tensor:
+        """Mean over the selected samples."""
+        if "source" not in selected.told:
+            raise ValueError("FollowSource() needs teacher=WaryTeacher() and views=MemoryBank() in the recipe")
+        source = selected.told["source"].log_softmax(1)
+        return self.weight * selected.mean(-(source.exp() * selected.outputs.log_probs).sum(1))
+
+
+@dataclass(frozen=True, repr=False)
+class NearSource(Objective):
+    """Keeps the direction of each adapted tensor: `-weight * g * mean cos(t, t0)`, with the divergence `g`.
+
+    Paper: PeTTA (NeurIPS 2024), its regulariser; `g` is `WaryTeacher`'s.
+    """
+
+    weight: NotNegative = 10.0
+
+    def __call__(self, selected: Selected) -> Tensor:
+        """A penalty on the parameters."""
+        if "divergence" not in selected.told:
+            raise ValueError("NearSource() needs teacher=WaryTeacher() and views=MemoryBank() in the recipe")
+        split = (torch.split(each, list(selected.sizes)) for each in (selected.theta, selected.source))
+        pairs = zip(*split, strict=True)
+        near = torch.stack([torch.nn.functional.cosine_similarity(now, start, dim=0) for now, start in pairs])
+        return -self.weight * selected.told["divergence"] * near.mean()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from poem.parts.base import Memory, Need, Outcome, Outputs, Part
-from poem.parts.fields import Count, Share
+from poem.parts.fields import Count, NotNegative, Share
 
 
 @dataclass(frozen=True, repr=False)
@@ -32,6 +32,14 @@ class Recovery(Part):
     def pull(self, theta: Tensor, source: Tensor, rng: torch.Generator) -> Tensor:
         """The adapted tensors after every batch, moved towards the source."""
         return theta
+
+    def init(self, source: Tensor) -> Memory:
+        """The memory of one group of adapted tensors before the first batch, for a pull that remembers."""
+        return {}
+
+    def pulled(self, theta: Tensor, source: Tensor, memory: Memory, rng: torch.Generator) -> tuple[Tensor, Memory]:
+        """`pull`, and the new memory of the group."""
+        return self.pull(theta, source, rng), {}
 
 
 @dataclass(frozen=True, repr=False)
@@ -86,6 +94,43 @@ class AverageWithSource(Recovery):
     def pull(self, theta: Tensor, source: Tensor, rng: torch.Generator) -> Tensor:
         """A step along the line to the source; none, to the bit, where nothing has moved."""
         return theta + (1 - self.keep) * (source - theta)
+
+
+@dataclass(frozen=True, repr=False)
+class MomentumFilter(Recovery):
+    """Pulls the adapted tensors to a hidden copy, which a Kalman filter moves between the source and them.
+
+    After every batch, with the hidden tensors `h` (at first the source's `t0`), a variance `s` (at first 0),
+    `q = noise * n / 38400` for n adapted numbers and `r = 1 - q`:
+
+    1. `h <- keep_hidden h + (1 - keep_hidden) t0`, and `s <- keep_hidden^2 s + q`;
+    2. `b = r / (s + r)`, at least `least` and 1 from 0.9999 on; `s <- b s`, and `h <- b h + (1 - b) theta`;
+    3. `theta <- keep theta + (1 - keep) h`.
+
+    Paper: CMF (Lee et al., ICLR 2024).
+    Reference code: mariodoebler/test-time-adaptation (MIT).
+    Differs: a reset forgets the variance too; with an adapt branch each group has a filter of its own, and `n` is the
+    group's.
+    """
+
+    keep: Share = 0.99
+    keep_hidden: Share = 0.99
+    noise: NotNegative = 0.005
+    least: Share = 0.89
+
+    def init(self, source: Tensor) -> Memory:
+        """The source, without doubt."""
+        return {"hidden": source, "variance": source.new_zeros(())}
+
+    def pulled(self, theta: Tensor, source: Tensor, memory: Memory, rng: torch.Generator) -> tuple[Tensor, Memory]:
+        """Predict the hidden tensors, correct them, and pull; to the bit nothing happens where nothing has moved."""
+        process = self.noise * theta.numel() / 38400
+        hidden = memory["hidden"] + (1 - self.keep_hidden) * (source - memory["hidden"])
+        variance = self.keep_hidden**2 * memory["variance"] + process
+        trust = ((1 - process) / (variance + 1 - process)).clamp(min=self.least)
+        trust = torch.where(trust >= 0.9999, 1.0, trust)
+        hidden = hidden + (1 - trust) * (theta - hidden)
+        return theta + (1 - self.keep) * (hidden - theta), {"hidden": hidden, "variance": trust * variance}
 
 
 @dataclass(frozen=True, repr=False)

@@ -9,15 +9,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from poem.parts.base import Outputs, Part, entropy
+from poem.parts.base import Memory, Outputs, Part, entropy
+from poem.parts.fields import Positive
 
 
 @dataclass(frozen=True, repr=False)
 class Score(Part):
-    """One number per sample, in nats, with a gradient."""
+    """One number per sample, in nats, with a gradient; `memory` is its own."""
 
     @abstractmethod
-    def __call__(self, outputs: Outputs) -> Tensor:
+    def __call__(self, outputs: Outputs, memory: Memory) -> Tensor:
         """Scores (B,)."""
 
 
@@ -25,9 +26,20 @@ class Score(Part):
 class SoftmaxEntropy(Score):
     """The entropy of the prediction; with a branch, of the combined one."""
 
-    def __call__(self, outputs: Outputs) -> Tensor:
+    def __call__(self, outputs: Outputs, memory: Memory) -> Tensor:
         """Entropy in nats."""
         return outputs.entropy
+
+
+@dataclass(frozen=True, repr=False)
+class TemperedEntropy(Score):
+    """The entropy of the prediction whose logits are divided by `temperature`; with a branch, of the combined one."""
+
+    temperature: Positive = 1.0
+
+    def __call__(self, outputs: Outputs, memory: Memory) -> Tensor:
+        """Entropy in nats."""
+        return entropy((outputs.logits / self.temperature).log_softmax(1))
 
 
 @dataclass(frozen=True, repr=False)
@@ -44,7 +56,7 @@ class OpinionEntropy(Score):
     adds; with a branch, of the mean of both heads' logits, whatever its `alpha`.
     """
 
-    def __call__(self, outputs: Outputs) -> Tensor:
+    def __call__(self, outputs: Outputs, memory: Memory) -> Tensor:
         """Entropy in nats over C + 1 entries."""
         logits = torch.stack(outputs.heads).mean(0) if outputs.combined else outputs.logits
         norm = logits.norm(dim=1, keepdim=True)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from poem.parts.base import Memory, Outcome, Outputs, Part, inside, masked_mean
 from poem.parts.destruction import Destroy, Patches, plpd
-from poem.parts.fields import Fraction, Range, Share
+from poem.parts.fields import Count, Fraction, Range, Share
 from poem.parts.prior import ClassPrior
 from poem.parts.score import Score, SoftmaxEntropy
 
@@ -92,6 +92,28 @@ class Everyone(Select):
 
 
 @dataclass(frozen=True, repr=False)
+class AfterImages(Select):
+    """Every sample, from the batch on with which `images` have come; none before.
+
+    Paper: protected online entropy matching (Bar, Shaer, Romano, NeurIPS 2024), whose code waits for 100.
+    """
+
+    images: Count = 100
+
+    def start(self, outputs: Outputs) -> Memory:
+        """No image has come."""
+        return {"seen": outputs.logits.detach().new_zeros((), dtype=torch.long)}
+
+    def __call__(self, outputs: Outputs, among: Tensor, memory: Memory) -> Tensor:
+        """All that earlier filters left, once there were enough; the batch in hand counts."""
+        return among & (memory["seen"] + len(among) >= self.images)
+
+    def remember(self, outcome: Outcome, memory: Memory) -> Memory:
+        """The images of this batch too."""
+        return {"seen": memory["seen"] + len(outcome.first.logits)}
+
+
+@dataclass(frozen=True, repr=False)
 class EntropyBelow(Select):
     """Samples whose entropy is strictly below `fraction * ln C`; `first` is the first round's fraction, if another.
 
@@ -116,7 +138,7 @@ class EntropyBelow(Select):
     def __call__(self, outputs: Outputs, among: Tensor, memory: Memory) -> Tensor:
         """Low entropy, strictly."""
         fraction = self.fraction if self.first is None or outputs.round > 0 else self.first
-        return among & (self.score(outputs).detach() < fraction * math.log(outputs.classes))
+        return among & (self.score(outputs, inside(memory, "score")).detach() < fraction * math.log(outputs.classes))
 
 
 @dataclass(frozen=True, repr=False)

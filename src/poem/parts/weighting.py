@@ -63,7 +63,7 @@ class Equal(Weigh):
 
 @dataclass(frozen=True, repr=False)
 class ByEntropy(Weigh):
-    """More weight for lower entropy: `exp(fraction * ln C - H)`.
+    """More weight for lower entropy: `exp(fraction * ln C - H)`, at most `most` where that is given.
 
     Paper: EATA (Niu et al., ICML 2022). The margin here and the one of `EntropyBelow` are separate settings: moving
     this one multiplies every weight alike and so acts as a learning rate.
@@ -71,10 +71,13 @@ class ByEntropy(Weigh):
 
     fraction: Fraction = 0.4
     score: Score = field(default_factory=SoftmaxEntropy)
+    most: Positive | None = None
 
     def __call__(self, outputs: Outputs, mask: Tensor, memory: Memory) -> Tensor:
-        """At least 1 for a sample below the margin."""
-        return (self.fraction * math.log(outputs.classes) - self.score(outputs).detach()).exp()
+        """At least 1 for a sample below the margin, unless `most` is less."""
+        score = self.score(outputs, inside(memory, "score")).detach()
+        weights = (self.fraction * math.log(outputs.classes) - score).exp()
+        return weights if self.most is None else weights.clamp(max=self.most)
 
 
 @dataclass(frozen=True, repr=False)

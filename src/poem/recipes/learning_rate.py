@@ -31,3 +31,17 @@ class Rule(Checked):
         else:
             rate = self.convolutional if batch_size >= 32 else self.convolutional / 64 * batch_size * 2
         return 2 * rate if self.double_one and batch_size == 1 else rate
+
+
+@dataclass(frozen=True)
+class FamilyRate(Rule):
+    """The learning rate by network family alone, whatever the batch size; `double_one` doubles it for single images."""
+
+    def __str__(self) -> str:
+        twice = ", twice that for single images" if self.double_one else ""
+        return f"{self.convolutional:g} (convolutional) or {self.transformer:g} (transformer){twice}"
+
+    def __call__(self, family: str, batch_size: int) -> float:
+        """The learning rate."""
+        rate = self.transformer if family == "transformer" else self.convolutional
+        return 2 * rate if self.double_one and batch_size == 1 else rate

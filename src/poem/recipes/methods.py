@@ -20,32 +20,48 @@ from poem._util.nearest import nearest_names
 from poem.parts.augment import AugMix
 from poem.parts.bank import MemoryBank
 from poem.parts.base import Part
+from poem.parts.bootstrap import SelfBootstrap
 from poem.parts.branch import AdaptBranch
 from poem.parts.exploration import Explore, Repeat
+from poem.parts.matching import MatchEntropy
 from poem.parts.objective import (
     ConservativeEntropy,
     Consistency,
     Entropy,
     FisherAnchor,
+    FollowSource,
     FollowTeacher,
     MarginalEntropy,
+    NearSource,
+    RobustCrossEntropy,
     SiameseEntropy,
     SoftLikelihoodRatio,
 )
 from poem.parts.parameters import Everything, NormAffine, Nothing
+from poem.parts.ranking import RankedEntropy
 from poem.parts.readout import Laplacian, LocalPrior, Prior, Readout, Recentre
-from poem.parts.recovery import AverageWithSource, EachImage, EveryCalls, LossAverageBelow, StochasticRestore
+from poem.parts.recovery import (
+    AverageWithSource,
+    EachImage,
+    EveryCalls,
+    LossAverageBelow,
+    MomentumFilter,
+    StochasticRestore,
+)
+from poem.parts.region import RegionalEntropy, RegionConfidence
 from poem.parts.score import OpinionEntropy
-from poem.parts.selection import Diverse, EntropyBelow, Everyone, NotRedundant, PLPDAbove, Select
+from poem.parts.selection import AfterImages, Diverse, EntropyBelow, Everyone, NotRedundant, PLPDAbove, Select
 from poem.parts.statistics import Mixed, Robust, Source
 from poem.parts.step import SAM, SGD, Adam
 from poem.parts.stream_statistics import Blended
-from poem.parts.teacher import MeanTeacher, SlowTeacher
+from poem.parts.teacher import MeanTeacher, SlowTeacher, WaryTeacher
 from poem.parts.weighting import ByDiversityAndCertainty, ByEntropy, ByPLPD, FirstRound
-from poem.recipes.learning_rate import Rule
+from poem.recipes.learning_rate import FamilyRate, Rule
 from poem.recipes.recipe import Recipe
 
 Preset = Literal["imagenet", "cifar", "cifar10", "cifar100"]
+KEEP_CONSTANTS = ("spa", "rem", "protected", "petta")
+"""Methods whose constants are the same under every preset."""
 SAME_PRESET = {"cifar10": "cifar"}
 """Second names of presets."""
 SHALLOW = NormAffine("excluded")
@@ -265,6 +281,103 @@ def zerosiam() -> Recipe:
     return replace(tent(), minimise=SiameseEntropy(), lr=rate)
 
 
+def spa() -> Recipe:
+    """Damaged views of each image learn what the intact image shows, through a trained predictor.
+
+    Paper: "Self-Bootstrapping for Versatile Test-Time Adaptation" (SPA), ICML 2025.
+    Reference code: mr-eggplant/SPA (NTUITIVE licence, not for commercial use; not copied).
+    Differs: the constants are those for ResNet-50-GN (convolutional) and ViT-B (transformer); masks follow the image's
+    size; the amounts of noise start at the scale that they are kept at; no step where no prediction became less sure.
+    """
+    return replace(tent(), minimise=SelfBootstrap(), lr=FamilyRate(convolutional=0.0025, transformer=0.01))
+
+
+def rem() -> Recipe:
+    """Masks what a vision transformer attends to: such views must agree with the whole image and be no surer.
+
+    Vision transformers alone; any other network is refused.
+
+    Paper: "Ranked Entropy Minimization for Continual Test-Time Adaptation" (REM), ICML 2025.
+    Reference code: pilsHan/rem (MIT).
+    Differs: what does not move gets no gradient (the code lets these pile up); blocks are found by the network's shape.
+    """
+    return Recipe(parameters=SHALLOW, minimise=RankedEntropy(), step=Adam(), lr=0.001)
+
+
+def rpl() -> Recipe:
+    """Hard pseudo-labels for every sample, with a loss that wrong ones move less than the cross-entropy does.
+
+    Paper: Rusak et al., "If your data distribution shifts, use self-learning", TMLR 2022.
+    Reference code: oripress/CCC (MIT).
+    Differs: group and layer norms move too; a loss that is not finite is skipped.
+    """
+    return replace(tent(), minimise=RobustCrossEntropy(), lr=0.0005)
+
+
+def cmf() -> Recipe:
+    """ROID whose weights are pulled to a hidden copy, itself a Kalman filter between the source and the weights.
+
+    Paper: Lee et al., "Continual Momentum Filtering on Parameter Space for Online Test-time Adaptation", ICLR 2024.
+    Reference code: mariodoebler/test-time-adaptation (MIT).
+    Differs: as `roid`; a reset forgets the filter's variance too; with a branch each group has a filter of its own.
+    """
+    return replace(roid(), recover=MomentumFilter())
+
+
+def recap() -> Recipe:
+    """Samples certain in a whole region of features, where the prediction is to be certain and to change little.
+
+    Paper: "ReCAP", ICML 2025, arXiv 2505.20704, second-hand: neither its text nor its code could be read, and the
+    formulas, the threshold, the bound on weights and the rates are as a later paper restates them.
+    Reference code: none read; its licence is not established.
+    Differs: threshold and bound are one each (0.8 ln C and 3, those told for ResNet-50-GN; for ViT-B they are ln C and
+    1.5); answers come from before the update and nothing resets, which is not established either.
+    """
+    score = RegionalEntropy()
+    return Recipe(
+        parameters=SHALLOW,
+        select=EntropyBelow(0.8, score=score),
+        weigh=ByEntropy(0.8, score=score, most=3.0),
+        minimise=RegionConfidence(score=score),
+    )
+
+
+def protected() -> Recipe:
+    """Brings entropies back to those of source data, as far as betting on the difference has gained.
+
+    Its authors call it POEM too, *Protected Online Entropy Matching*: another idea by other people.
+
+    Paper: Bar, Shaer, Romano, "Protected Test-Time Adaptation via Online Entropy Matching: A Betting Approach",
+    NeurIPS 2024.
+    Reference code: yarinbar/poem (no licence).
+    Differs: no temperature (the code divides logits by 0.90 for ResNet-50-GN and 1.025 for ViT-B); source entropies are
+    of the first 2000 images given, by the statistics of the recipe; nothing selected means no step; every reset forgets
+    the bets too; the threshold follows the number of classes.
+    """
+    return Recipe(
+        parameters=SHALLOW,
+        select=AfterImages(100) & EntropyBelow(0.4),
+        weigh=ByEntropy(0.4),
+        minimise=MatchEntropy(),
+    )
+
+
+def petta() -> Recipe:
+    """RoTTA's bank and statistics; the further the teacher's features have drifted, the less it follows the student.
+
+    Paper: "Persistent Test-time Adaptation in Recurring Testing Scenarios" (PeTTA), NeurIPS 2024.
+    Reference code: hthieu166/petta (no licence).
+    Differs: the loss is that for ImageNet on every data set; source means and variances are of the first 2000 images
+    given, and classes with less than two of them do not count; group and layer norms are adapted too.
+    """
+    return replace(
+        rotta(),
+        views=MemoryBank(every=1, by_age=False),
+        teacher=WaryTeacher(),
+        minimise=FollowTeacher(symmetric=False) + FollowSource() + NearSource(),
+    )
+
+
 def neo() -> Recipe:
     """No update: features are centred by the stream's mean before the last layer.
 
@@ -370,13 +483,24 @@ METHODS: dict[str, Callable[[], Recipe]] = {
     "rotta": rotta,
     "come": come,
     "zerosiam": zerosiam,
+    "spa": spa,
+    "rem": rem,
+    "rpl": rpl,
+    "cmf": cmf,
+    "recap": recap,
+    "protected": protected,
+    "petta": petta,
     "neo": neo,
     "poem": poem,
     "poem-official": poem_official,
     "poem-official-v2": poem_official_v2,
 }
-HOSTS = ("tent", "tent-filtered", "eta", "eata", "sar", "deyo", "roid", "memo", "cotta", "rdumb", "come")
-"""Methods that take POEM's parts; `rotta` learns from a bank and `zerosiam` through one head, and take none."""
+HOSTS = (
+    "tent", "tent-filtered", "eta", "eata", "sar", "deyo", "roid", "memo", "cotta", "rdumb", "come", "rpl", "cmf",
+    "recap", "protected", "rem",
+)  # fmt: skip
+"""Methods that take POEM's parts; `rotta` and `petta` learn from a bank, `zerosiam` and `spa` through one head,
+and take none."""
 
 
 def with_poem(host: Recipe) -> Recipe:
@@ -504,7 +628,8 @@ def preset_values(method: Recipe, name: str, preset: Preset) -> Recipe:
 
     `"cifar10"` is another name of `"cifar"`.
 
-    `come` and `zerosiam` have no published constants there and take Tent's.
+    `come`, `zerosiam`, `rpl` and `recap` have no published constants there and take Tent's; `spa`, `rem`,
+    `protected` and `petta` keep their own.
 
     Paper: the configurations of tent, cotta and the online-TTA benchmark of Marsden et al. for CIFAR-10-C and -100-C.
     """
@@ -514,6 +639,8 @@ def preset_values(method: Recipe, name: str, preset: Preset) -> Recipe:
         near = nearest_names(str(preset), get_args(Preset))
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ValueError(f"expected preset imagenet, cifar or cifar100, got {preset!r}{hint}")
+    if name in KEEP_CONSTANTS:
+        return method
     ten = preset != "cifar100"
     cosine = 0.4 if ten or name == "rdumb" else 0.1
     if not method.learns:

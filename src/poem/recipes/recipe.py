@@ -57,6 +57,8 @@ class Recipe(Checked):
             raise ValueError(f"{self.readout.correct!r} reads features, which a teacher's answer has not")
         if self.readout.which == "teacher" and self.teacher is None:
             raise ValueError("readout 'teacher' needs a teacher; add teacher=MeanTeacher() to the recipe")
+        if self.teacher is not None and self.teacher.asks_source and not isinstance(self.views, Views):
+            raise ValueError(f"{self.teacher!r} watches what a bank holds; add views=MemoryBank() to the recipe")
         objectives = [self.minimise, *([] if self.branch is None else [self.branch.teach])]
         coupled = [each for each in objectives if not each.per_sample]
         if self.step.per_sample and coupled:

@@ -20,10 +20,12 @@ from poem._util import outside
 from poem._util.nearest import nearest_hint
 from poem.parts.base import Part
 from poem.parts.fields import Checked
-from poem.recipes.learning_rate import Rule
+from poem.recipes.learning_rate import FamilyRate, Rule
 from poem.recipes.recipe import FIELDS, Recipe, field_name
 
-_EXPORTED = {name: getattr(parts, name) for name in parts.__all__} | {"Rule": Rule, "Recipe": Recipe}
+_EXPORTED = {name: getattr(parts, name) for name in parts.__all__} | {
+    "Rule": Rule, "FamilyRate": FamilyRate, "Recipe": Recipe
+}  # fmt: skip
 PARTS: dict[str, Any] = {
     name: part
     for name, part in _EXPORTED.items()
