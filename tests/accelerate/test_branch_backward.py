@@ -69,7 +69,7 @@ class RowsOfConvolutions(TorchDispatchMode):
     """How many rows each convolution has, forward and backward, by the shape of its weights."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.seen: dict[tuple[int, ...], set[int]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -194,7 +194,7 @@ def test_shares_of_the_limit_and_gains_follow_from_the_rows(speed: ModuleType) -
     ]  # fmt: skip
     speed.derive(rows)
     assert rows[1]["ratio_to_source"] == 3.0
-    assert rows[1]["share_of_limit"] == pytest.approx(3000 / (18000 / 3.6))
+    assert rows[1]["share_of_limit"] == pytest.approx(3000 / (18000 / 3.45))
     (gain,) = speed.gains(rows)
     assert (gain["best_mode"], gain["gain"]) == ("bf16", 6.0)
 
