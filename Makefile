@@ -3,8 +3,9 @@ VENV ?= .venv
 PYTHON ?= python3
 BIN = $(VENV)/bin
 WORKERS ?= 2
+OLDEST ?= .venv-oldest
 
-.PHONY: demo test test-all check docs clean
+.PHONY: demo test test-all test-oldest check docs clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -32,9 +33,20 @@ test: check  ## check, then every test that takes seconds
 test-all: check  ## the slow ones too
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "slow or not slow"
 
+# numpy: the interpreter of that torch's Triton, which tests of kernels use, does not run under 2.4.
+$(OLDEST)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(OLDEST)
+	$(OLDEST)/bin/python -m pip install --quiet "torch==2.6.*" "torchvision==0.21.*" "numpy<2.3" \
+		-e ".[bench,demo]" pytest pytest-xdist hypothesis torchmetrics
+	touch $@
+
+test-oldest: $(OLDEST)/.installed  ## the engine, accelerations, guard and contract on the oldest torch that is promised
+	$(OLDEST)/bin/python -m pytest -n $(WORKERS) --dist worksteal tests/accelerate tests/engine tests/guarded \
+		tests/parts tests/recipes tests/test_adapter.py tests/test_contract.py
+
 docs: $(BIN)/python  ## the pages, as HTML in docs/_build/html
 	$(BIN)/python -m pip install --quiet -e ".[docs]"
 	$(BIN)/python -m sphinx -W --keep-going -b html docs docs/_build/html
 
 clean:
-	rm -rf $(VENV) dist docs/_build .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(OLDEST) dist docs/_build .mypy_cache .ruff_cache .pytest_cache

@@ -48,7 +48,7 @@ def main() -> None:
     print("own class:", torch.equal(wanted, plain(images)), "- one by one:", torch.allclose(wanted, alone, atol=1e-5))
 
     any_size = {"images": {0: torch.export.Dim("batch")}}
-    program = torch.export.export(plain, (stream[0],), dynamic_shapes=any_size)
+    program = torch.export.export(plain, (stream[0],), dynamic_shapes=any_size, strict=False)
     print("torch.export:", torch.allclose(program.module()(images), wanted, atol=1e-5))
 
     missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if importlib.util.find_spec(name) is None]

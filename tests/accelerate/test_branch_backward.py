@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from inside import branch_backward
+from inside import branch_backward, set_doubles
 from nets import Tokens, make_net
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from toys import stream
 
 import poem
@@ -62,3 +63,63 @@ def test_a_gradient_of_zero_does_not_decide_the_check() -> None:
     assert halves.untried
     halves.gradient(lambda: torch.ones(3), 1e-3)
     assert halves.right
+
+
+class RowsOfConvolutions(TorchDispatchMode):
+    """How many rows each convolution has, forward and backward, by the shape of its weights."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seen: dict[tuple[int, ...], set[int]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        places = {"convolution": (0, 1), "conv2d": (0, 1), "convolution_backward": (0, 2)}
+        if func.overloadpacket.__name__ in places:
+            first, weight = places[func.overloadpacket.__name__]
+            self.seen.setdefault(tuple(args[weight].shape), set()).add(len(args[first]))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("norm", ["bn", "gn"])
+def test_a_convolution_of_the_doubled_tensor_itself_runs_once(norm: str) -> None:
+    once, twice = (
+        poem.adapt(make_net(norm, sharpness=10.0), "poem", lr=0.02, rounds=1, fast=False, select=Everyone())
+        for _ in range(2)
+    )
+    branch_backward(twice).undoubled = lambda x: None
+    first, *others = stream("cpu", 4)
+    once(first), twice(first)  # the first batch has passes of its own, which try things out
+    for batch in others:
+        with RowsOfConvolutions() as rows:
+            answer = once(batch)
+        assert rows.seen[20, 16, 3, 3] == rows.seen[20, 16, 1, 1] == {len(batch)}, "those that begin the stage"
+        assert max(rows.seen[20, 20, 3, 3]) == 2 * len(batch), "what follows a norm layer runs for both heads"
+        torch.testing.assert_close(answer, twice(batch), atol=1e-5, rtol=0)
+    assert once.totals.updates == 4
+
+
+class WritesInPlace(nn.Module):
+    """A stage that changes its input before the first convolution."""
+
+    def __init__(self, stage: nn.Module) -> None:
+        super().__init__()
+        self.stage = stage
+
+    def forward(self, x: Tensor) -> Tensor:
+        x.mul_(torch.linspace(0.5, 1.5, len(x)).view(-1, 1, 1, 1))  # another factor for each row: halves differ now
+        answer: Tensor = self.stage(x)
+        return answer
+
+
+def test_halves_that_were_written_to_are_both_computed() -> None:
+    def adapter() -> poem.Adapter:
+        net: Any = make_net("gn", sharpness=10.0)
+        net.layer4 = WritesInPlace(net.layer4)
+        return poem.adapt(net, "poem", lr=0.02, rounds=1, fast=False, select=Everyone(), split="layer4")
+
+    here, there = adapter(), adapter()
+    branch_backward(there).undoubled = lambda x: None
+    for adapted in (here, there):
+        set_doubles(adapted, True)  # the check would find that such a model needs two passes
+    for batch in stream("cpu", 3):
+        assert torch.equal(here(batch), there(batch))

@@ -56,7 +56,8 @@ def test_the_plain_engine_answers_as_the_accelerated_one(method: str, kind: str)
     plain = PlainEngine(adapter, sharp(kind))
     assert type(plain.network.acceleration) is Acceleration
     for seed in range(6):
-        torch.testing.assert_close(plain(batch(seed=seed)), adapter(batch(seed=seed)), rtol=0, atol=1e-5)
+        # the accelerated one adds both heads' gradients before the first convolution of the stage, not after it
+        torch.testing.assert_close(plain(batch(seed=seed)), adapter(batch(seed=seed)), rtol=1e-6, atol=1e-5)
     mine, other = plain.totals.read(), adapter.totals
     assert (mine.taught, mine.updates, mine.selected) == (other.taught, other.updates, other.selected)
     assert other.updates > 0

@@ -41,7 +41,7 @@ class Accelerated(Acceleration):
         self.network = network
         self.weight_casts = WeightCasts(network.modules, adapted, torch.bfloat16) if self._half else None
         self.prefix_cache = PrefixCache(network.modules, holders, network.twin.hooked)
-        self.branch_backward = BranchBackward(network.frozen_beyond_split(), network.is_doubled)
+        self.branch_backward = BranchBackward(network.frozen_beyond_split(), network.is_doubled, network.undoubled)
         self.lazy = LazyNorms(network.model) if self._half else None
         self.attention = PackedAttention(network.model) if self._half else None
         self.independent: bool | None = None  # whether samples get the same logits alone; None before it was tried

@@ -3,6 +3,9 @@
 Precondition: the batch is doubled at the split, so that the gradient of the branch's loss is zero in the source's half,
 and the frozen layers beyond it are convolutions or linear. Effect: these layers skip the source's half. Fallback: the
 whole batch, also where the first gradient so computed differs from the whole one.
+
+Such a layer that is called with the doubled tensor itself, whose halves are equal, runs once, forward and backward, and
+its output is doubled instead: in a ResNet the first convolution of the stage and that of its shortcut.
 """
 
 from __future__ import annotations
@@ -21,9 +24,11 @@ KINDS = (nn.Conv2d, nn.Linear)  # the very types: what a subclass does is not kn
 class BranchBackward:
     """Replaces the forward of frozen layers beyond the split while a batch is doubled."""
 
-    def __init__(self, layers: list[nn.Module], doubled: Callable[[], bool]) -> None:
+    def __init__(
+        self, layers: list[nn.Module], doubled: Callable[[], bool], undoubled: Callable[[Tensor], Tensor | None]
+    ) -> None:
         self.layers = [_HalfBackwardLayer(layer, self) for layer in layers if _simple(layer)]
-        self.doubled = doubled
+        self.doubled, self.undoubled = doubled, undoubled
         self.half_only = False
         self.right: bool | None = None  # not yet tried
 
@@ -78,6 +83,10 @@ class _HalfBackwardLayer:
 
     def __call__(self, x: Tensor) -> Tensor:
         own = type(self.layer).forward
+        once = self._owner.undoubled(x) if x.dim() == 4 or isinstance(self.layer, nn.Linear) else None
+        if once is not None:  # nothing of the branch's comes before it, so its own loss never asks for this gradient
+            both: Tensor = own(self.layer, computed(once))
+            return torch.cat([both, both])
         if not (torch.is_grad_enabled() and x.requires_grad and self._owner.doubled()):
             answer: Tensor = own(self.layer, x)
             return answer

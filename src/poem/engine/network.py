@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from poem.engine.acceleration import Acceleration
 from poem.engine.anatomy import is_norm
 from poem.engine.model_input import ModelInput
-from poem.engine.norm_layers import ForwardContext, PatchedNorm
+from poem.engine.norm_layers import Doubled, ForwardContext, PatchedNorm
 from poem.engine.parameter_groups import HALF, ParameterGroup, Swap, by_module, memory_places, swapped
 from poem.engine.precision import Autocast, Precision, enter_tf32, leave_tf32
 from poem.engine.sample_rows import ConstantMoments
@@ -123,6 +123,11 @@ class Network:
     def is_doubled(self) -> bool:
         """Whether a pass is under way whose batch has been doubled at the split."""
         return self._current is not None and self._current.doubled
+
+    def undoubled(self, x: Tensor) -> Tensor | None:
+        """The tensor of which both halves of `x` are copies, where `x` is what the split made of it."""
+        made = [] if self._current is None else self._current.twins
+        return next((each.once for each in made if each.twice is x and each.equal), None)
 
     def forget_checks(self) -> None:
         """What was found out about the model on a batch is to be found out again on the next."""
@@ -508,7 +513,10 @@ class Network:
         def twice(value: Any) -> Any:
             along = isinstance(value, Tensor) and value.dim() > 1 and len(value) == run.rows
             along = along and not any(value is each for each in shared)
-            return torch.cat([value, value]) if along else value
+            if not along:
+                return value
+            run.twins.append(Doubled.of(value))
+            return run.twins[-1].twice
 
         return tuple(twice(value) for value in args), {key: twice(value) for key, value in kwargs.items()}
 

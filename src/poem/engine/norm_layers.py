@@ -21,6 +21,26 @@ PLAIN_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 """Layers that do nothing but normalise, scale and shift."""
 
 
+@dataclass(frozen=True)
+class Doubled:
+    """A tensor that was doubled at the split, and the two equal halves that were made of it."""
+
+    once: Tensor
+    twice: Tensor
+    versions: tuple[int, int]
+
+    @staticmethod
+    def of(once: Tensor) -> Doubled:
+        """Doubles the tensor along the batch."""
+        twice = torch.cat([once, once])
+        return Doubled(once, twice, (once._version, twice._version))
+
+    @property
+    def equal(self) -> bool:
+        """Whether both halves still are the tensor: neither has been written to."""
+        return self.versions == (self.once._version, self.twice._version)
+
+
 @dataclass
 class ForwardContext:
     """What layers need to know while a forward pass runs, and what they recorded."""
@@ -33,6 +53,7 @@ class ForwardContext:
     theta_rows: Mapping[nn.Module, SampleRows] = field(default_factory=dict)  # each sample's own tensors, per layer
     branch_rows: Mapping[nn.Module, SampleRows] = field(default_factory=dict)  # and the branch's
     doubled: bool = False  # the split has been passed and the batch now holds both halves
+    twins: list[Doubled] = field(default_factory=list)  # the tensors that were doubled there
     record: Memory = field(default_factory=dict)
     features: Tensor | None = None
     source: Tensor | None = None  # logits of the copy with the source's statistics, where there is one
