@@ -123,3 +123,17 @@ def test_one_overflowing_image_does_not_change_running_statistics() -> None:
     adapter(batch(seed=2) * 3e38)  # finite, but its activations are not
     assert adapter.last.skipped is not None
     assert snapshot(adapter)[1] == before
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_group_norm_learns_in_channels_last(precision: Any) -> None:
+    plain = poem.adapt(sharp("gn"), "tent", lr=0.02, fast=False, precision=precision)
+    last = poem.adapt(
+        sharp("gn").to(memory_format=torch.channels_last), "tent", lr=0.02, fast=False, precision=precision
+    )
+    for seed in range(3):
+        wanted = plain(batch(seed=seed))
+        found = last(batch(seed=seed).contiguous(memory_format=torch.channels_last))
+        near = 1e-4 if precision == "fp32" else 0.3
+        torch.testing.assert_close(found, wanted, rtol=0, atol=near)
+    assert last.totals.updates == 3

@@ -653,22 +653,37 @@ def test_a_lower_balance_is_no_collapse_where_steadier_answers_follow_the_runs(
 
 
 @pytest.mark.parametrize(
-    ("classes", "steady", "verdict"),
+    ("fell", "balance", "steady", "verdict"),
     [
-        (([0.94, 0.02, 0.02, 0.02], [0.25] * 4), 0.85, "adapted"),
-        (([0.94, 0.02, 0.02, 0.02], [0.25] * 4), 0.70, "mean"),
-        (([0.94, 0.02, 0.02, 0.02], [0.25] * 4), 0.60, "source"),  # many answers, but unsteady: a sorted stream
-        (([0.94, 0.02, 0.02, 0.02], [0.85, 0.05, 0.05, 0.05]), 0.85, "source"),  # nearly the same one answer
-        (([0.70, 0.10, 0.10, 0.10], [0.25] * 4), 0.85, "source"),  # some collapse, but not to one answer
+        (1.0, 2.0, 0.85, "adapted"),
+        (1.0, 2.0, 0.70, "mean"),
+        (1.0, 2.0, 0.60, "source"),  # many answers, but unsteady: a sorted stream
+        (1.0, 0.5, 0.85, "source"),  # nearly the same one answer
+        (0.0, 2.0, 0.85, "source"),  # one answer from the first image on may be right
     ],
 )
-def test_a_source_that_gives_one_answer_lately_is_judged_by_the_other_s_steadiness(
-    classes: tuple[list[float], list[float]], steady: float, verdict: str
+def test_a_source_that_fell_is_judged_by_the_other_s_steadiness(
+    fell: float, balance: float, steady: float, verdict: str
 ) -> None:
     guarded = poem.guard(poem.adapt(make_net("gn"), "tent"))
-    seen = replace(Averages.start(4, torch.device("cpu")), classes=torch.full((2, 4), 0.25), seen=torch.tensor(1024.0))
-    seen = replace(seen, runs=torch.tensor([3.0, 2.0]), steady=torch.tensor([0.99, 0.9]))  # clear images came before
-    seen = replace(seen, lately=torch.tensor(classes), lately_steady=torch.tensor([1.0, steady]))
-    assert guarded._verdict(seen, with_view=True)[0] == verdict
-    early = replace(seen, seen=torch.tensor(128.0))
-    assert guarded._verdict(early, with_view=True)[0] == "source", "judged after a quarter of the horizon"
+    averages = Averages.start(10, torch.device("cpu"))
+    clear = [0.99, 0.9, 2.3, 2.3, 3.0, 2.0, 3.0, 0.1]  # steadiness, balance, runs, shared runs, most answered
+    known = [*clear, 1024.0, fell, balance, steady]
+    assert guarded._verdict(averages, with_view=True, known=known)[0] == verdict
+    early = [*clear, 128.0, fell, balance, steady]
+    assert guarded._verdict(averages, with_view=True, known=early)[0] == "source", (
+        "judged after a quarter of the horizon"
+    )
+
+
+@pytest.mark.parametrize("method", ["bn", "auto"])
+def test_a_class_that_is_frequent_from_the_first_image_on_is_no_collapse(method: str) -> None:
+    images, labels = digit_stream("shuffled", None)
+    rng = torch.Generator().manual_seed(0)
+    ones, others = (labels == 1).nonzero()[:, 0], (labels != 1).nonzero()[:, 0]
+    frequent = torch.rand(768, generator=rng) < 0.94
+    places = (each[torch.randint(len(each), (768,), generator=rng)] for each in (ones, others))
+    rows = torch.where(frequent, *places)
+    source, alone, guarded, _ = digit_accuracies(method, images[rows], labels[rows])
+    assert alone < source - 3, "the batch's statistics are those of one class"
+    assert guarded >= source - 0.5

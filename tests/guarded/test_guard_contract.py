@@ -188,7 +188,7 @@ def test_a_state_that_is_none_is_refused_and_changes_nothing() -> None:
         ({**before, "guard": {**before["guard"], "schema": 1}}, "in format number 2, got number 1; begin the stream"),
         (
             {**before, "guard": {key: value for key, value in before["guard"].items() if key != "schema"}},
-            "in format number 1, got none, as of an older version; begin the stream anew",
+            "in format number 2, got none, as of an older version; begin the stream anew",
         ),
         ({**before, "guard": {**before["guard"], "verdict": "both"}}, "expected the verdict"),
         ({**before, "tensors": None}, "tensors by name"),

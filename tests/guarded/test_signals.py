@@ -79,6 +79,24 @@ def test_classes_that_come_in_runs_are_seen_and_one_class_all_along_is_none() ->
     assert found["runs"] > 2
 
 
+def test_a_source_falls_where_many_answers_become_one_and_until_there_are_several_again() -> None:
+    rng = torch.Generator().manual_seed(0)
+    many, one = answered(torch.randint(5, (64,), generator=rng).tolist()), answered([3] * 64)
+    frequent = answered([3] * 60 + [0, 1, 2, 4])
+
+    def fell(*batches: Tensor) -> list[float]:
+        averages, found = Averages.start(5, CPU), []
+        for batch in batches:
+            averages = averages.moved(batch, batch, None, 1024)
+            found.append(float(averages.fell))
+        return found
+
+    assert fell(*[one] * 6) == [0] * 6
+    assert fell(*[frequent] * 12) == [0] * 12
+    assert fell(many, many, *[one] * 30)[8:] == [1] * 24, "also when the average has forgotten the others"
+    assert fell(many, many, *[one] * 6, *[many] * 3)[-2:] == [0, 0]
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_rows_that_are_not_finite_are_left_out(bad: float) -> None:
     start = Averages.start(5, CPU).moved(log_probs(3, 7), log_probs(3, 8), None, 100)

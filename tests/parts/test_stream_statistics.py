@@ -648,6 +648,8 @@ def test_a_sudden_collapse_of_the_slowest_copy_is_no_run_of_a_class() -> None:
         assert float(runs[0]) > 1.5, "the slowest copy takes both for runs"
         assert (float(runs[1]) > 1.5) == (order == "sorted"), "the middle one only classes that come so"
     assert weights["mixed"] > 0.9, "copies that cope with the shift answer"
+    pairs = statistics._preferred(torch.zeros(5), shared_runs(runs))
+    assert float(pairs[4] - pairs[2]) > 1, "where classes come so, quick copies count less"
 
 
 def test_runs_are_those_that_a_second_network_sees_too() -> None:

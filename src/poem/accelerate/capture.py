@@ -111,7 +111,7 @@ class CapturedLoop:
         self._packed = MemoryLayout.of(state.memory).packed(state.memory)
         self._packed_came: PackedMemory | None = None  # what was copied to `_packed` last
         self._came: Memory = {}  # and to each other place, or to a row where the state's memory was not packed
-        self._beside = {place: each.clone() for place, each in state.tensors(beside=self._packed.rows).items()}
+        self._beside = {place: each.clone() for place, each in state.tensors(without=self._packed.rows).items()}
         self._held = self._beside | {f"memory/{name}": row for name, row in self._packed.rows.items()}
         with pool.session():
             draws = [stage.draws for stage in self._stages(_run_eagerly)]  # what is made on first use is made now
@@ -155,7 +155,7 @@ class CapturedLoop:
         """The state's packed memory, if it has one with the layout that the graphs read, and all else by place."""
         packed = self._latest.packed
         known = packed is not None and packed.layout == self._packed.layout and packed.is_in(self._state.memory)
-        return (packed, self._state.tensors(beside=self._packed.rows)) if known else (None, self._state.tensors())
+        return (packed, self._state.tensors(without=self._packed.rows)) if known else (None, self._state.tensors())
 
     def _copy_state(self) -> None:
         """Copy the state to where the graphs read it; what did not change since last time is there already."""
@@ -200,10 +200,9 @@ class CapturedLoop:
         with self._state.rolled_back():
             answer, record = loop.finish(progress)
             memory, layout = self._state.memory, self._packed.layout
-            same = layout.fits(
-                memory
-            )  # else a part replaced a tensor by one of another shape: each is copied by itself
-            now = self._state.tensors(beside=self._packed.rows if same else ())
+            # Where a part replaced a tensor by one of another shape, each is copied by itself.
+            same = layout.fits(memory)
+            now = self._state.tensors(without=self._packed.rows if same else ())
             packed = layout.packed(memory) if same and not self._packed.is_in(memory) else None
             self._refuse_draws(random)
         loop.costs = costs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -34,6 +35,8 @@ class CapturedFunction:
         self._function, self._fast = function, fast
         self._replays: OrderedDict[tuple[Any, ...], Replay | None] = OrderedDict()  # None: could not be captured
         self._seen: Counter[tuple[Any, ...]] = Counter()
+        self.capture_seconds = 0.0
+        """What all captures took."""
 
     def __call__(self, *tensors: Tensor) -> Sequence[Tensor]:
         """The function's results."""
@@ -45,26 +48,44 @@ class CapturedFunction:
             self._seen[key] += 1
             if self._fast == "auto" and self._seen[key] <= EAGER_FIRST:
                 return self._function(*tensors)
-            self._replays[key] = self._captured(tensors, graph_pool.graph_pool(device))
+            pool, began = graph_pool.graph_pool(device), time.perf_counter()
+            try:
+                self._replays[key] = self._captured(tensors, pool)
+            except torch.OutOfMemoryError:
+                self._seen[key] = 0  # others may give memory back
+                return self._function(*tensors)
+            finally:
+                self.capture_seconds += time.perf_counter() - began
             if len(self._replays) > SHAPES:
-                self._replays.popitem(last=False)
+                with pool.exclusive():
+                    oldest, _ = self._replays.popitem(last=False)
+                self._seen[oldest] = 0
         self._replays.move_to_end(key)
         replay = self._replays[key]
         return self._function(*tensors) if replay is None else replay(tensors)
 
     def release(self) -> None:
         """Free the graphs' memory."""
-        self._replays.clear()
+        while self._replays:
+            device = next(iter(self._replays))[0]
+            with graph_pool.graph_pool(device).exclusive():
+                self._replays.popitem(last=False)
         self._seen.clear()
 
     def _captured(self, tensors: Sequence[Tensor], pool: GraphPool) -> Replay | None:
-        """The function on these tensors, captured; None where that fails."""
+        """The function on these tensors, captured; None where that fails.
+
+        Raises:
+            torch.OutOfMemoryError: The device's memory is full.
+        """
         held = [each.clone() for each in tensors]
         try:
             with pool.session():
                 self._function(*held)  # what is made on first use is made now
                 with pool.capture() as graph:
                     found = list(self._function(*held))
+        except torch.OutOfMemoryError:
+            raise
         except Exception as error:
             log.warning("not captured, so slower: %s", (str(error).splitlines() or [type(error).__name__])[0])
             return None

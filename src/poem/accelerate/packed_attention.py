@@ -5,9 +5,10 @@ Torch's backward pass puts their gradients together again by two copies, neither
 of memory: stacked as the views are, then permuted back. Precondition: half precision, and query, key and value are
 views that cover one contiguous tensor, a third each. Effect: one copy, in order, with the same bits. Fallback: torch's.
 
-Why this is right. A view has the numbers of its base, and its gradient is its base's, whatever views led to it. So
-`scaled_dot_product_attention` is handed other views of the same base, whose backward knows how they lie. What runs
-between base and views is not asked for gradients then: models with hooks run without, and so does compiled code.
+Why this is right. A view has the numbers of its base, and its gradient is its base's, whatever views of torch's own led
+to it. So `scaled_dot_product_attention` is handed other views of the same base, whose backward knows how they lie. What
+runs between base and views is not asked for gradients then: where that is more than views, as an `autograd.Function` of
+the model or a hook of a tensor, nothing is handed over, nor in models with hooks, nor in compiled code.
 `nn.MultiheadAttention` does as well: it calls attention from within a function of torch, into which a
 `TorchFunctionMode` does not see.
 """
@@ -26,6 +27,15 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from poem.accelerate.lazy_norm import hooked
+
+VIEWS = frozenset(
+    f"{name}Backward0"
+    for name in (
+        "View", "UnsafeView", "ReshapeAlias", "Permute", "Transpose", "T", "Unbind", "Split", "SplitWithSizes", "Chunk",
+        "Select", "Slice", "Squeeze", "Unsqueeze", "Alias",
+    )
+)  # fmt: skip
+"""Names of the backward steps of torch's views, which hand gradients on as they are."""
 
 
 class Packing(NamedTuple):
@@ -87,12 +97,26 @@ def packing(*parts: Any) -> Packing | None:
         return None
     if not (torch.is_grad_enabled() and base.requires_grad and base.is_contiguous() and _stored(base)):
         return None
+    if not all(_only_views(each, base) for each in parts):
+        return None
     offsets = [each.storage_offset() for each in parts]
     step = offsets[1] - offsets[0]
     order = sorted(range(first.dim()), key=lambda place: (-first.stride(place), first.shape[place] == 1))
     found = Packing(tuple(first.shape), tuple(first.stride()), offsets[0], step, tuple(order))
     even = base.dtype == first.dtype and offsets == [base.storage_offset() + index * step for index in range(3)]
     return found if even and 3 * first.numel() == base.numel() and _dense(found) else None
+
+
+def _only_views(part: Tensor, base: Tensor) -> bool:
+    """Whether nothing but views of torch's own lies between a tensor and its base, and nobody listens to either."""
+    if part._backward_hooks or part.retains_grad or base.retains_grad:
+        return False
+    node: Any = part.grad_fn
+    while node is not None and node is not base.grad_fn:
+        if node.name() not in VIEWS:
+            return False
+        node = node.next_functions[0][0]
+    return node is not None
 
 
 def _dense(found: Packing) -> bool:

@@ -182,6 +182,8 @@ class Network:
         for module in self._adapted:
             # A hook also keeps torch's fused transformer layers from reading the weights without calling the forward.
             module.register_forward_pre_hook(self._inside)
+            if isinstance(module, nn.GroupNorm):
+                module.register_forward_pre_hook(_contiguous_on_cpu)
         for norm in self.norms:
             norm.patch()
         self.acceleration.patch()
@@ -524,6 +526,17 @@ class Network:
         """At the head: its input, for corrections that read it."""
         if self._current is not None and args and isinstance(args[0], Tensor):
             self._current.features = args[0].flatten(1)
+
+
+def _contiguous_on_cpu(_: nn.Module, args: tuple[Any, ...]) -> Any:
+    """Contiguous input for the first adapted group norm: torch 2.6 to 2.8, maybe later, crash on its backward pass.
+
+    On a CPU, channels last, where the gradient of the input is not asked for, they write to memory that is not there.
+    """
+    x = args[0] if args else None
+    if not isinstance(x, Tensor) or x.device.type != "cpu" or x.requires_grad or not torch.is_grad_enabled():
+        return None
+    return None if x.is_contiguous() else (x.contiguous(), *args[1:])
 
 
 def two_columns(logits: Tensor) -> Tensor:

@@ -116,16 +116,12 @@ class State:
         """What the part at a place remembers, and what it measured on source data."""
         return {**inside(self.prepared, place), **inside(self.memory, place)}
 
-    def tensors(self, *, beside: Container[str] = ()) -> Memory:
-        """Every tensor that the loop reads or replaces, by its place; `beside` those of the memory with these names."""
+    def tensors(self, *, without: Container[str] = ()) -> Memory:
+        """Every tensor that the loop reads or replaces, by place; `without` those of the memory with these names."""
+        memory = {name: each for name, each in self.memory.items() if name not in without} if without else self.memory
         groups: dict[str, Memory] = {
-            "moving": self.moving,
-            "teacher": self.teacher,
-            "memory": {name: each for name, each in self.memory.items() if name not in beside}
-            if beside
-            else self.memory,
-            "source": self.source,
-        }
+            "moving": self.moving, "teacher": self.teacher, "memory": memory, "source": self.source,
+        }  # fmt: skip
         groups["prepared"] = self.prepared
         groups |= {f"steps.{key}": value for key, value in self.steps.items()} | {"start": self.start or {}}
         held = {f"{group}/{name}": tensor for group, tensors in groups.items() for name, tensor in tensors.items()}

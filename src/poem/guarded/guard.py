@@ -51,14 +51,14 @@ STOPPED = "stopped by hand"
 TOO_SLOW = "predicting alone takes longer than max_ms={:g}, which cannot be kept; every 100th batch is learnt from"
 ONE_ANSWER, POOR = 0.95, 0.7
 """A class's share of the source's answers from which on it gives one answer, and a poor network's steadiness."""
-ONE_LATELY, MANY_LATELY = 0.9, 0.4
-"""That share in the last images; and the balance gained there, as a share of the most there is, by many answers."""
+MANY_LATELY = 0.4
+"""The balance that many answers have more than one lately, as a share of the most there is."""
 NO_IMAGES = (
     "the input is no batch of images (batch, channels, height, width), so it is not looked at shifted (view='none'): "
     "the verdict rests on the balance of the answers alone"
 )
 MOST_GAINED = 0.3
-"""Nats of balance gained that count for the adapted answers, at most."""
+"""Nats of balance gained that count for the adapted answers, at most; less where there are fewer than ten classes."""
 SPIKE = 10.0
 """A gradient so many times the median of the last ones is an event."""
 
@@ -228,7 +228,7 @@ class Guard:
         self, images: Tensor | ModelInput, held: GuardState, events: list[Event], learn: bool | None
     ) -> tuple[Tensor, GuardState, Signals, tuple[Verdict, Tensor]]:
         """Run source and adapter on a batch, update the signals, choose the answer, snapshot or undo."""
-        settings, began, apart = self.settings, time.perf_counter(), seconds_apart()
+        settings, began, apart = self.settings, time.perf_counter(), self._seconds_apart()
         shift, worse = held.shift.copied(), copy.copy(held.worse)
         off = held.stopped == STOPPED and not learn
         with_source = off or held.batches % settings.every == 0 or held.verdict == "source"
@@ -295,7 +295,7 @@ class Guard:
         if settings.max_ms is not None:
             if answer.is_cuda:
                 torch.cuda.synchronize(answer.device)
-            took = time.perf_counter() - began - (seconds_apart() - apart)
+            took = time.perf_counter() - began - (self._seconds_apart() - apart)
             warm = self._learnt if learning else self._called
             held = _timed(held, learning, 1000 * took) if warm else held
             self._called, self._learnt = True, self._learnt or learning
@@ -303,6 +303,10 @@ class Guard:
             held = self._act(held, judged, signals, record, finite, events)
         self._write_batch(images, answer, held, learning, signals, events)
         return answer, replace(held, batches=held.batches + 1), signals, given
+
+    def _seconds_apart(self) -> float:
+        """What this thread spent waiting and capturing, in the adapter and here."""
+        return seconds_apart() + self._judged.capture_seconds
 
     def _stopped_batch(
         self, images: Tensor | ModelInput, source: Tensor, held: GuardState, events: list[Event]
@@ -382,25 +386,26 @@ class Guard:
         because the source's are collapsing, and a source that gives one answer all along is steady without knowing
         anything. Where they do, wrong answers are the more balanced ones. A lower balance than the source's is a
         collapse; not so where classes come in runs that the adapted answers follow at least as well, and as steadily.
-        A source that gives one answer lately, while the adapted answers are many and steadier than a poor network's,
-        has collapsed, whatever came before.
+        A source whose answers were many and are one now, while the adapted answers are many still, has collapsed; the
+        adapted answers are then compared with a poor network's steadiness.
         """
         settings = self.settings
         known = averages.numbers().tolist() if known is None else known
-        own, other, source_balance, adapted_balance, runs, adapted_runs, shared, most, seen, *last = known
-        source_lately, adapted_lately, most_lately, steady_lately = last
+        own, other, source_balance, adapted_balance, runs, adapted_runs, shared, most, seen, *lately = known
+        fell, gained_lately, steady_lately = lately
+        classes = averages.classes.shape[1]
+        poor, most_gained = _poor(classes), MOST_GAINED * min(1.0, math.log(classes) / math.log(10))
         early = math.sqrt(64 / max(1.0, min(seen, settings.horizon)))
         judged = seen >= settings.horizon / 4
         shuffled = shared < RUNS and judged
         constant = most > ONE_ANSWER and shuffled
-        evidence = other - (min(own, POOR) if constant else own) if with_view else 0.0
+        evidence = other - (min(own, poor) if constant else own) if with_view else 0.0
         gained = adapted_balance - source_balance
         if gained > 0 and shuffled:
-            evidence += settings.balance * min(gained, MOST_GAINED)
-        many = adapted_lately - source_lately > MANY_LATELY * math.log(averages.classes.shape[1])
-        fallen = with_view and judged and most_lately > ONE_LATELY and many
+            evidence += settings.balance * min(gained, most_gained)
+        fallen = with_view and judged and fell > 0 and gained_lately > MANY_LATELY * math.log(classes)
         if fallen:
-            evidence = max(evidence, steady_lately - POOR)
+            evidence = max(evidence, steady_lately - poor)
         measured = replace(
             _no_signals(), source_steadiness=own, adapted_steadiness=other, source_balance=source_balance,
             adapted_balance=adapted_balance, runs=runs, adapted_runs=adapted_runs, evidence=evidence,
@@ -814,6 +819,11 @@ def _log_probs(logits: Tensor) -> Tensor:
     """Log-probabilities (B, C) without a gradient, in single precision at least; one logit is two classes."""
     kind = torch.promote_types(logits.dtype, torch.float32)
     return two_columns(logits.detach().to(kind)).log_softmax(1)
+
+
+def _poor(classes: int) -> float:
+    """How steady a poor network is: more so the fewer classes there are to choose from."""
+    return max(POOR, 1 / classes + 2 / 3 * (1 - 1 / classes))
 
 
 def _timed(held: GuardState, learning: bool, milliseconds: float) -> GuardState:

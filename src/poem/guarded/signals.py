@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, replace
 
 import torch
@@ -17,6 +18,9 @@ RUNS_OF = ("recent", "before", "near", "far")
 OF_BOTH = ("classes", "steady", "lately", "lately_steady", "runs", *RUNS_OF)
 LATELY = 128
 """Images over which the source's latest answers are averaged, to see it collapse soon after a shift."""
+ONE_LATELY, FALL = 0.9, 0.2
+"""A class's share of those from which on they are one answer; and the loss of balance that is a fall, as a share of the
+most balance there is."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,7 @@ class Averages:
     steady: Tensor  # (2,) shares of images answered as their shifted copies, by source and adapted
     lately: Tensor  # (2, C) and (2,): both, over the last `LATELY` images
     lately_steady: Tensor
+    fell: Tensor  # () 1 where the source's answers were many and are one now, else 0
     seen: Tensor  # () images
     runs: Tensor  # (2,) of classes, in the answers of source and adapted
     recent: Tensor  # (2, C) and what they are made of
@@ -74,7 +79,7 @@ class Averages:
         """Before the first batch."""
         zeros = torch.zeros(2, classes, device=device)
         start = {name: torch.stack([value, value]) for name, value in start_runs(zeros).items()}
-        return cls(zeros, zeros[:, 0], zeros, zeros[:, 0], zeros[0, 0], zeros[:, 0], **start)
+        return cls(zeros, zeros[:, 0], zeros, zeros[:, 0], zeros[0, 0], zeros[0, 0], zeros[:, 0], **start)
 
     def moved(self, source: Tensor, adapted: Tensor, steady: Tensor | None, horizon: float) -> Averages:
         """With the log-probabilities (B, C) of one more batch in it; rows that are not finite are left out."""
@@ -89,10 +94,19 @@ class Averages:
         if steady is not None:
             moved, moved_lately = moved + share * (steady - moved), moved_lately + soon * (steady - moved_lately)
         runs, held = moved_runs({name: getattr(self, name) for name in RUNS_OF}, answers.float(), self.seen)
-        return Averages(
+        found = Averages(
             self.classes + share * (classes - self.classes), moved, self.lately + soon * (classes - self.lately),
-            moved_lately, self.seen + count, runs, **held,
+            moved_lately, self.fell, self.seen + count, runs, **held,
         )  # fmt: skip
+        return replace(found, fell=found._fallen())
+
+    def _fallen(self) -> Tensor:
+        """Whether the source's answers have become one: seen at once, and until they are several again.
+
+        One that gave one answer from the first image on has not fallen; it may be right.
+        """
+        lost = self.balances[0] - self.lately_balances[0] > FALL * math.log(self.classes.shape[1])
+        return ((self.lately[0].max() > ONE_LATELY) & ((self.fell > 0) | lost)).to(self.fell)
 
     def as_source(self) -> Averages:
         """With the source's answers in the place of the adapted ones, as at the start of a stream."""
@@ -103,11 +117,12 @@ class Averages:
         """What a verdict is made of.
 
         Steadiness, balance and runs of both; the runs that both see, the share of the class that the source answers
-        most, images; and of the last ones the balance of both, that share, and how steady the adapted answers are.
+        most, images; whether the source fell; and of the last images how much more balanced the adapted answers are
+        than the source's, and how steady.
         """
-        rest = torch.stack([shared_runs(self.runs), self.classes[0].max(), self.seen])
-        lately = torch.stack([self.lately[0].max(), self.lately_steady[1]])
-        return torch.cat([self.steady, self.balances, self.runs, rest, self.lately_balances, lately])
+        gained = self.lately_balances[1] - self.lately_balances[0]
+        rest = [shared_runs(self.runs), self.classes[0].max(), self.seen, self.fell, gained, self.lately_steady[1]]
+        return torch.cat([self.steady, self.balances, self.runs, torch.stack(rest)])
 
     @property
     def balances(self) -> Tensor:
