@@ -136,7 +136,7 @@ def test_gradients_are_torchs_to_the_bit(apart: Callable[[Tensor], Parts], dtype
 @pytest.mark.parametrize("watched", [True, False])
 def test_views_of_a_tensor_that_was_written_to_since_are_torchs_error(watched: bool) -> None:
     def written_to(base: Tensor) -> Parts:
-        parts = in_chunks(base)
+        parts: Parts = in_chunks(base)
         base.mul_(2)
         return parts
 
