@@ -22,6 +22,7 @@ DEFAULTS: dict[str, tuple[str, ...]] = {
     "Blended": (
         f"{COPIES}, trust=2.3, caution=5.0, horizon=256, source_images=256",
         f"{COPIES}, trust=10.0, bonus=1.0, caution=5.0, horizon=256, source_images=512",
+        f"{COPIES}, trust=10.0, bonus=1.0, caution=5.0, horizon=256, source_images=512",  # another rule for runs
     ),
     "ByDiversityAndCertainty": ("temperature=0.3333333333333333",),
     "ByEntropy": ("score=SoftmaxEntropy(), most=None",),

@@ -235,6 +235,8 @@ def test_a_keyboard_interrupt_ends_a_process_that_waits() -> None:
         import os, signal, threading, time
         from poem.streams.loading.read_ahead import ReadAhead
 
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+
         def slow():
             yield 0
             threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
