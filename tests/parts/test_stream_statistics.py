@@ -643,7 +643,8 @@ def test_a_sudden_collapse_of_the_slowest_copy_is_no_run_of_a_class() -> None:
             one[:, 3] = 8.0
             copies = [one, one, right, right, one] if order == "mixed" and number > 1 else [right] * 5
             answer, memory = statistics.combine(torch.stack(copies), memory)
-        weights[order] = float(answer.exp()[torch.arange(64), truth].mean())
+            if number == 4:  # the third batch after the shift
+                weights[order] = float(answer.exp()[torch.arange(64), truth].mean())
         runs = memory["statistics.near"] / memory["statistics.far"]
         assert float(runs[0]) > 1.5, "the slowest copy takes both for runs"
         assert (float(runs[1]) > 1.5) == (order == "sorted"), "the middle one only classes that come so"

@@ -111,6 +111,6 @@ def mean_of(one: Tensor, two: Tensor) -> Tensor:
 
 
 def entropies(log_probs: Tensor) -> Tensor:
-    """(B,) in nats."""
+    """Entropies (B,) of predictions, in nats; classes whose probability is 0 count nothing."""
     finite = log_probs.clamp(min=torch.finfo(log_probs.dtype).min)
     return -(log_probs.exp() * finite).sum(1)
