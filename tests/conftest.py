@@ -29,6 +29,10 @@ def pytest_configure(config: pytest.Config) -> None:
     import adapters
 
     adapters.ASKED.fast, adapters.ASKED.device = config.getoption("--fast"), config.getoption("--device")
+    if (
+        adapters.ASKED.device != "cpu"
+    ):  # the width of a pass decides the rounding of TF32, coarser than what tests allow
+        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
 
 
 SLOW = re.compile(

@@ -310,6 +310,10 @@ class Adapter:
             self._warned.clear()
             self._seen = None
 
+    def forget_batch(self) -> None:
+        """Drop the last batch of images, which is kept only for `export(statistics="frozen")` without a `stream`."""
+        self._seen = None
+
     def checkpoint(self) -> Between:
         """All that adapting has changed, as it is between two batches; tensors are shared, since none is written to."""
         checks.still_here(self._unloaded)

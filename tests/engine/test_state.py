@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from torch import Tensor, nn
 from toys import images, small_batches
 
 import poem
-from poem._util.state_file import save_state
+from poem._util.state_file import load_state, read_state, save_state, state_bytes
 from poem.parts import (
     SAM,
     Adam,
@@ -295,3 +297,31 @@ def test_a_state_of_other_frozen_weights_is_refused() -> None:
     state = poem.adapt(net, "tent").state_dict()
     with pytest.raises(ValueError, match="load the same weights into the model first"):
         poem.adapt(other, "tent").load_state_dict(state)
+
+
+def test_states_that_are_read_again_and_again_are_freed(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    tensors = {f"t{at}": torch.rand(10 + at) for at in range(200)}
+    save_state({"schema": 3, "tensors": tensors, "rng": torch.zeros(4, dtype=torch.uint8)}, path)
+    assert_same(load_state(path)["tensors"], tensors)
+    load_state(path)
+    gc.collect()
+    before = sys.getallocatedblocks()
+    for _ in range(20):
+        load_state(path)
+    gc.collect()
+    assert sys.getallocatedblocks() - before < 20 * 100, "an object or more of each tensor is kept"
+
+
+def test_states_with_tensors_of_many_lengths_leave_no_types_behind() -> None:
+    import ctypes
+
+    held = {"schema": 3, "rng": torch.zeros(4, dtype=torch.uint8)}
+    kept: dict[Any, Any] = getattr(ctypes, "_pointer_type_cache", {})
+    state_bytes({**held, "tensors": {"a": torch.rand(7)}})
+    before = len(kept)
+    for length in range(1000, 1050):
+        state_bytes({**held, "tensors": {"a": torch.rand(length)}})
+    assert len(kept) - before < 10
+    half = torch.rand(3).bfloat16()
+    assert torch.equal(read_state(state_bytes({**held, "tensors": {"a": half}}))["tensors"]["a"], half)

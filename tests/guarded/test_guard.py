@@ -531,6 +531,21 @@ def test_an_error_in_on_event_is_logged_and_the_answer_given(caplog: pytest.LogC
     assert kinds(guard) == kinds(other) != []
 
 
+def test_an_interrupt_while_events_are_told_leaves_adapter_and_guard_at_the_same_batch() -> None:
+    def interrupts(event: Event) -> None:
+        raise KeyboardInterrupt
+
+    guard = toy(lr=5.0, on_event=interrupts)
+    interrupted = 0
+    for batch in stream()[0].split(50):
+        try:
+            guard(batch)
+        except KeyboardInterrupt:
+            interrupted += 1
+        assert guard.adapter.totals.batches == guard.state.batches
+    assert interrupted > 0
+
+
 # Errors ---------------------------------------------------------------------------------------------------------------
 
 

@@ -604,6 +604,19 @@ def test_methods_learn_with_them(statistics: Statistics, method: str) -> None:
     assert adapter.totals.updates > 0
 
 
+@pytest.mark.parametrize("statistics", [Blended(), Components(4), Significant()])
+def test_a_teacher_keeps_them_too_and_they_are_saved(statistics: Statistics) -> None:
+    model = net("bn")
+    unit: dict[str, Any] = {"mean": (0, 0, 0), "std": (1, 1, 1)}
+    adapter, other = (poem.adapt(model, "rotta", statistics=statistics, lr=0.05, **unit) for _ in range(2))
+    for seed in (1, 2, 3):
+        assert adapter(batch(64, seed).clamp(0, 1)).isfinite().all()
+    assert adapter.totals.updates > 0
+    other.load_state_dict(adapter.state_dict())
+    last = batch(64, 4).clamp(0, 1)
+    assert torch.equal(adapter(last), other(last))
+
+
 def test_a_batch_whose_answers_are_not_finite_leaves_no_trace() -> None:
     adapter, other = adapted(Blended()), adapted(Blended())
     for each in (adapter, other):

@@ -253,7 +253,8 @@ class State:
     def _start(self, outputs: Outputs) -> Memory:
         """The memory of every part before the first batch."""
         found = ((place, part.start(outputs)) for place, part in self._recipe.places)
-        return {f"{place}.{name}": tensor for place, memory in found for name, tensor in memory.items()}
+        start = {f"{place}.{name}": tensor for place, memory in found for name, tensor in memory.items()}
+        return start | self._teacher_copies({key: each for key, each in start.items() if key.startswith("statistics.")})
 
     def _bring(self, outputs: Outputs) -> None:
         """Add the tensors that parts bring, where a loaded state has not brought them."""
@@ -292,11 +293,14 @@ class State:
         for norm in self._network.norms:
             for key in (norm.key, f"branch.{norm.key}"):
                 start.update(self._recipe.statistics.start_layer(key, norm) if norm.batch else {})
+        return start | self._teacher_copies(start)
+
+    def _teacher_copies(self, statistics: Memory) -> Memory:
+        """The same once more for a teacher that keeps statistics of its own, and for the source that it asks."""
         teacher = self._recipe.teacher
         copies = {"teacher": teacher is not None and teacher.own_statistics}
         copies["initial"] = teacher is not None and teacher.asks_source
-        more = {f"{name}.{key}": value for name, is_asked in copies.items() if is_asked for key, value in start.items()}
-        return {**start, **more}
+        return {f"{name}.{key}": each for name, asked in copies.items() if asked for key, each in statistics.items()}
 
 
 def _brought(recipe: Recipe, outputs: Outputs) -> Memory:

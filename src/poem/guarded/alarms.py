@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 import math
+from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -96,12 +97,12 @@ class Ranks:
 
     seed: int = 0
     limit: int = 100_000
-    values: list[float] = field(default_factory=list)
+    values: array[float] = field(default_factory=lambda: array("d"))
     drawn: int = 0
 
     def add(self, values: Iterable[float]) -> None:
         """Numbers to compare later ones with."""
-        self.values = sorted([*self.values, *(value for value in values if math.isfinite(value))])
+        self.values = array("d", sorted([*self.values, *(value for value in values if math.isfinite(value))]))
 
     def p_value(self, value: float) -> float:
         """The rank of the next number as a p-value; large for a large number."""
@@ -116,8 +117,8 @@ class Ranks:
         return p
 
     def __deepcopy__(self, memo: dict[int, object]) -> Ranks:
-        """A copy with a list of its own; numbers need no copies of theirs."""
-        return replace(self, values=list(self.values))
+        """A copy with an array of its own."""
+        return replace(self, values=self.values[:])
 
 
 @dataclass
@@ -156,7 +157,7 @@ class ShiftAlarm:
 
     def copied(self) -> ShiftAlarm:
         """An alarm of its own with the same memory."""
-        ranks = replace(self.ranks, values=list(self.ranks.values))
+        ranks = replace(self.ranks, values=self.ranks.values[:])
         return replace(self, bet=replace(self.bet), jumper=replace(self.jumper), ranks=ranks)
 
     def compare_with(self, values: Sequence[float]) -> None:

@@ -13,8 +13,8 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
@@ -29,14 +29,25 @@ from poem.adapter import Adapter, AsModule, seconds_apart
 from poem.engine.accounting import BatchRecord, Totals
 from poem.engine.export import ExportStatistics
 from poem.engine.model_input import ModelInput, moved_input, read_input
-from poem.engine.network import two_columns
 from poem.engine.state import Snapshot
 from poem.guarded.alarms import MeanBound, ShiftAlarm
+from poem.guarded.asked import (
+    AdaptedPass,
+    AskAdapted,
+    AskCheckpoint,
+    AskDrift,
+    Asked,
+    AskJudgement,
+    AskRollback,
+    AskSource,
+    log_probs_of,
+)
 from poem.guarded.audit import MACHINE, Audit, AuditLines, Event, tensor_hash
 from poem.guarded.budget import AnswerBudget
 from poem.guarded.guard_state import from_plain, to_plain
-from poem.guarded.judgement import Verdict, answers, entropies, judged_tensors, judgement, mean_of
-from poem.guarded.signals import Averages, Signals, shifted
+from poem.guarded.judgement import BatchNumbers, Judgement, Verdict, answers, entropies, judged_tensors, mean_of
+from poem.guarded.replies import Replies, shifted_input
+from poem.guarded.signals import Averages, Signals
 from poem.parts.fields import Checked, Count, NotNegative, Positive, Range
 from poem.parts.readout import Uncorrected
 from poem.parts.runs import RUNS
@@ -59,6 +70,8 @@ NO_IMAGES = (
 )
 MOST_GAINED = 0.3
 """Nats of balance gained that count for the adapted answers, at most; less where there are fewer than ten classes."""
+OWN_KINDS = ("header", "batch", "event", "resumed")
+"""Kinds of lines that a guard writes to its audit."""
 SPIKE = 10.0
 """A gradient so many times the median of the last ones is an event."""
 
@@ -121,6 +134,21 @@ class GuardState:
     skipped: str = ""  # why the last batch was not learnt from; "" where it was
     learn_ms: float = 0.0  # running mean of a call that learns; with max_ms alone
     plain_ms: float = 0.0  # and of one that does not
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A batch that a guard has taken, before it is the guard's."""
+
+    images: Tensor | ModelInput
+    answer: Tensor
+    held: GuardState
+    """What the guard remembers after it."""
+    signals: Signals
+    answered: tuple[Verdict, Tensor]
+    """Whose answer it is, and which rows (B,) the source answers."""
+    events: list[Event]
+    learning: bool
 
 
 class Guard:
@@ -212,31 +240,64 @@ class Guard:
                 return self._frozen_answer(images)
         # Outside inference mode: what is remembered must be of use outside it too.
         with self._lock, torch.inference_mode(False), torch.no_grad():
-            before, events = self.adapter.checkpoint(), list[Event]()
-            held = copy.copy(self._held)
+            before = self.adapter.checkpoint()
             try:
-                answer, held, signals, answered = self._batch(images, held, events, learn)
+                taken = self._replied(
+                    self.steps(images, learn), Replies(self.adapter, self._judged, images, rows_alone=self._rows_alone)
+                )
+                self.write(taken)
             except BaseException:
                 self.adapter.rollback(before, counts=True)
                 raise
-            self._held, self.signals, self._answered = held, signals, answered
-            for event in events:
-                self._tell(event)
-            return answer
+            self.keep(taken)
+            self.tell(taken)
+            return taken.answer
+
+    def _replied(self, steps: Generator[Asked, Any, Taken], reply: Callable[[Asked], Any]) -> Taken:
+        """Answer what is asked until the batch is over."""
+        given = None
+        while True:
+            try:
+                asked = steps.send(given)
+            except StopIteration as over:
+                taken: Taken = over.value
+                return taken
+            given = reply(asked)
+
+    def steps(self, images: Tensor | ModelInput, learn: bool | None = None) -> Generator[Asked, Any, Taken]:
+        """One batch as a generator: what it yields is to be answered; its value is the batch as it was taken.
+
+        A call answers by its own adapter, and goes on with `write`, `keep` and `tell`. Until `keep` nothing of the
+        guard has changed: where something fails before it, the caller sets the adapter back. Inside `holding()`.
+        """
+        return (yield from self._batch(images, copy.copy(self._held), [], learn))
+
+    def holding(self) -> AbstractContextManager[Any]:
+        """A context in which no other thread's call, stop or reset reaches this guard."""
+        return self._lock
+
+    def keep(self, taken: Taken) -> None:
+        """Remember a batch."""
+        self._held, self.signals, self._answered = taken.held, taken.signals, taken.answered
+
+    def tell(self, taken: Taken) -> None:
+        """Tell the events of a batch."""
+        for event in taken.events:
+            self._tell(event)
 
     def _batch(
         self, images: Tensor | ModelInput, held: GuardState, events: list[Event], learn: bool | None
-    ) -> tuple[Tensor, GuardState, Signals, tuple[Verdict, Tensor]]:
-        """Run source and adapter on a batch, update the signals, choose the answer, snapshot or undo."""
+    ) -> Generator[Asked, Any, Taken]:
+        """Ask source and adapter about a batch, update the signals, choose the answer, snapshot or undo."""
         settings, began, apart = self.settings, time.perf_counter(), self._seconds_apart()
         shift, worse = held.shift.copied(), copy.copy(held.worse)
         off = held.stopped == STOPPED and not learn
         with_source = off or held.batches % settings.every == 0 or held.verdict == "source"
-        moved = _shifted(images) if with_source and not off and self._views(images) else None
+        views = with_source and not off and self._views(images)
         shares, source, source_moved = self._shares and not off, None, None
         if with_source and not shares:
-            source, source_moved = self._source(images, moved)
-            events += self._alarm(entropies(source).tolist(), shift, held)
+            source, source_moved, unsure = yield AskSource("both" if views else "images")
+            events += self._alarm(unsure, shift, held)
         if held.batches == 0 and settings.view == "shift" and _tensor(images).dim() != 4:
             events.append(Event(0, "view", NO_IMAGES))
         allowed, why = self._may_learn(held, shift)
@@ -245,49 +306,52 @@ class Guard:
             events.append(Event(held.batches, "skip", why))
         held = replace(held, skipped=why)
         if off and source is not None:
-            return self._stopped_batch(images, source, replace(held, shift=shift), events)
-        raw, record = self._adapted(images, learning)
-        adapted = _log_probs(raw)
+            drift: float = yield AskDrift()
+            return self._stopped_batch(images, source, replace(held, shift=shift), drift, events)
+        seen: AdaptedPass = yield AskAdapted(shifted=False, learning=learning)
+        raw, adapted = seen.raw, seen.log_probs
         if with_source and shares:
-            source = self._source_in(record, images)
+            source = seen.source
+            if source is None:
+                source, _, _ = yield AskSource("images")
         if source is None:
             measured, differs = self.signals or _no_signals(), math.nan
             answer, verdict, sound = raw, held.verdict, adapted.amax(1).isfinite()
             given: tuple[Verdict, Tensor] = ("adapted", torch.zeros(len(raw), dtype=torch.bool))
             judged, finite = verdict, bool(sound.all())
             if not finite:
-                source = _log_probs(self.adapter.source(images))
+                source, _, _ = yield AskSource("images")
                 answer = self.adapter.in_model_shape(torch.where(sound[:, None], adapted, source))
         else:
-            views: list[Tensor] = []
-            if moved is not None:
-                again, moved_record = self._adapted(moved, learning=False)
-                views = [self._source_in(moved_record, moved) if source_moved is None else source_moved]
-                views.append(_log_probs(again))
+            moved: list[Tensor] = []
+            if views:
+                again: AdaptedPass = yield AskAdapted(shifted=True, learning=False)
+                source_moved = again.source if source_moved is None else source_moved
+                if source_moved is None:
+                    _, source_moved, _ = yield AskSource("shifted")
+                moved = [source_moved, again.log_probs]
             averages = held.averages or Averages.start(source.shape[1], source.device)
-            seen = judgement(self._judged, averages, source, adapted, *views)
-            numbers = seen.read()
+            found: tuple[Judgement, BatchNumbers] = yield AskJudgement(averages, (source, adapted, *moved))
+            judgement_made, numbers = found
             finite = numbers.finite
             if shares:
                 events += self._alarm(numbers.entropies, shift, held)
-            judged, measured = self._verdict(seen.averages, with_view=moved is not None, known=numbers.averages)
+            judged, measured = self._verdict(judgement_made.averages, with_view=views, known=numbers.averages)
             verdict = "source" if held.trial > 0 else judged
-            held = replace(held, averages=seen.averages, trial=max(0, held.trial - len(images)))
+            held = replace(held, averages=judgement_made.averages, trial=max(0, held.trial - len(images)))
             worse.update(numbers.worse)
-            answer, by_source, differs = seen.answers.by(verdict), ~seen.answers.sound, numbers.differ[verdict]
+            by = judgement_made.answers
+            answer, by_source, differs = by.by(verdict), ~by.sound, numbers.differ[verdict]
             if verdict == "source":
                 by_source = torch.ones_like(by_source)
             if held.budget is not None:
-                answer, by_source, held = self._within_budget(source, answer, by_source, seen.answers.mean, held)
+                answer, by_source, held = self._within_budget(source, answer, by_source, by.mean, held)
                 differs = float((source.argmax(1) != answer.argmax(1)).float().mean())
             given = (verdict, by_source)
             answer = self.adapter.in_model_shape(answer)
-        some = learning and self.recipe.learns and len(record.selected) > 0
-        selected = float(record.selected.float().mean()) if some else 0.0
-        gradient = record.gradient if learning else 0.0
-        signals = replace(
-            measured, disagreement=differs, selected=selected, gradient=gradient, drift=self.adapter.drift
-        )
+        selected = seen.selected if learning and self.recipe.learns else 0.0
+        gradient = seen.gradient if learning else 0.0
+        signals = replace(measured, disagreement=differs, selected=selected, gradient=gradient, drift=seen.drift)
         if verdict != held.verdict:
             why = f"{ANSWERING[verdict]} answers, in the place of {ANSWERING[held.verdict]}"
             events.append(Event(held.batches, "verdict", why, signals.as_dict()))
@@ -300,46 +364,36 @@ class Guard:
             held = _timed(held, learning, 1000 * took) if warm else held
             self._called, self._learnt = True, self._learnt or learning
         if learning:
-            held = self._act(held, judged, signals, record, finite, events)
-        self._write_batch(images, answer, held, learning, signals, events)
-        return answer, replace(held, batches=held.batches + 1), signals, given
+            held = yield from self._act(held, judged, signals, seen, finite, events)
+        return Taken(images, answer, replace(held, batches=held.batches + 1), signals, given, events, learning)
 
     def _seconds_apart(self) -> float:
         """What this thread spent waiting and capturing, in the adapter and here."""
         return seconds_apart() + self._judged.capture_seconds
 
     def _stopped_batch(
-        self, images: Tensor | ModelInput, source: Tensor, held: GuardState, events: list[Event]
-    ) -> tuple[Tensor, GuardState, Signals, tuple[Verdict, Tensor]]:
+        self, images: Tensor | ModelInput, source: Tensor, held: GuardState, drift: float, events: list[Event]
+    ) -> Taken:
         """The source's answer and nothing else: all but the shift alarm stays as it was when the guard was stopped."""
         answer = self.adapter.in_model_shape(source)
         signals = replace(
             _no_signals(), source_steadiness=None, adapted_steadiness=None, source_balance=None, adapted_balance=None,
-            runs=None, adapted_runs=None, evidence=None, drift=self.adapter.drift,
+            runs=None, adapted_runs=None, evidence=None, drift=drift,
         )  # fmt: skip
-        self._write_batch(images, answer, held, False, signals, events)
         given: tuple[Verdict, Tensor] = ("source", torch.ones(len(source), dtype=torch.bool))
-        return answer, replace(held, batches=held.batches + 1), signals, given
+        return Taken(images, answer, replace(held, batches=held.batches + 1), signals, given, events, learning=False)
 
-    def _write_batch(
-        self, images: Tensor | ModelInput, answer: Tensor, held: GuardState, learning: bool, signals: Signals,
-        events: list[Event],
-    ) -> None:  # fmt: skip
-        """A batch's line to the audit; that it could not be written is one more event."""
+    def write(self, taken: Taken) -> None:
+        """A batch's line to the audit; that it could not be written is one more of its events."""
         line = {
-            "kind": "batch", "batch": held.batches, "count": len(images),
-            "images": tensor_hash(*_tensors(images)) if self._audit else "", "learn": learning,
-            "verdict": held.verdict, "events": [event.kind for event in events], "signals": signals.as_dict(),
-            "answer": tensor_hash(answer) if self._audit else "",
+            "kind": "batch", "batch": taken.held.batches - 1, "count": len(taken.images),
+            "images": tensor_hash(*_tensors(taken.images)) if self._audit else "", "learn": taken.learning,
+            "verdict": taken.held.verdict, "events": [event.kind for event in taken.events],
+            "signals": taken.signals.as_dict(), "answer": tensor_hash(taken.answer) if self._audit else "",
         }  # fmt: skip
         lost = self._write(line)
         if lost is not None:
-            events.append(lost)
-
-    def _source_in(self, record: BatchRecord, images: Tensor | ModelInput) -> Tensor:
-        """The source's log-probabilities, from the adapter's own pass where that had them."""
-        found = record.source_logits
-        return _log_probs(self.adapter.source(images) if found is None else found)
+            taken.events.append(lost)
 
     def _alarm(self, values: list[float], shift: ShiftAlarm, held: GuardState) -> list[Event]:
         """The shift alarm with the entropies of the source's answers for one more batch: an event where it rings."""
@@ -353,14 +407,6 @@ class Guard:
         if self.settings.view != "shift" or not isinstance(images, Tensor) or not images.is_floating_point():
             return False
         return images.dim() == 4 and min(images.shape[2:]) >= 8 and min(images.shape) > 0
-
-    def _source(self, images: Tensor | ModelInput, moved: Tensor | ModelInput | None) -> tuple[Tensor, Tensor | None]:
-        """The source's log-probabilities for the images, and for the shifted ones; in one pass where rows are alone."""
-        if not (self._rows_alone and isinstance(images, Tensor) and isinstance(moved, Tensor)):
-            own = _log_probs(self.adapter.source(images))
-            return own, None if moved is None else _log_probs(self.adapter.source(moved))
-        both = _log_probs(self.adapter.source(torch.cat([images, moved])))
-        return both[: len(images)], both[len(images) :]
 
     def _within_budget(
         self, source: Tensor, answer: Tensor, by_source: Tensor, both: Tensor, held: GuardState
@@ -440,17 +486,10 @@ class Guard:
             return learns, "" if learns else f"a batch that learns takes more than max_ms={settings.max_ms:g}"
         return True, ""
 
-    def _adapted(self, images: Tensor | ModelInput, learning: bool) -> tuple[Tensor, BatchRecord]:
-        """The adapted answer as the adapter gives it, and the record of its pass."""
-        with ExitStack() as block:
-            if not learning:
-                block.enter_context(self.adapter.frozen())
-            return self.adapter.answer_with_record(images)
-
     def _act(
-        self, held: GuardState, verdict: Verdict, signals: Signals, record: BatchRecord, finite: bool,
+        self, held: GuardState, verdict: Verdict, signals: Signals, seen: AdaptedPass, finite: bool,
         events: list[Event],
-    ) -> GuardState:  # fmt: skip
+    ) -> Generator[Asked, Any, GuardState]:  # fmt: skip
         """What follows after a batch that was learnt from: a snapshot, a rollback, a reset, or nothing.
 
         `verdict` is what the signals say, also where the source answers for another reason; `finite` is whether all
@@ -462,21 +501,23 @@ class Guard:
         if signals.gradient > SPIKE * middle:
             events.append(Event(batch, "gradient spike", f"{signals.gradient / middle:.1f} times the median", known))
         held = replace(
-            held, updates=held.updates + record.updates, gradients=(*held.gradients, signals.gradient)[-64:],
+            held, updates=held.updates + seen.updates, gradients=(*held.gradients, signals.gradient)[-64:],
             wait=max(0, held.wait - 1),
         )  # fmt: skip
         if not finite:
             events.append(Event(batch, "not finite", "adapted answers are NaN or Inf; the source answers", known))
         elif verdict != "source":
             if (batch + 1) % settings.snapshot_every == 0:
-                good = (batch, self.adapter.checkpoint().state)
-                held = replace(held, ring=(*held.ring, good)[-settings.ring :])
+                good: Snapshot = yield AskCheckpoint()
+                held = replace(held, ring=(*held.ring, (batch, good))[-settings.ring :])
             return held
         if finite and held.wait > 0:
             return held
-        return self._undo(held, known, events)
+        return (yield from self._undo(held, known, events))
 
-    def _undo(self, held: GuardState, known: dict[str, float | None], events: list[Event]) -> GuardState:
+    def _undo(
+        self, held: GuardState, known: dict[str, float | None], events: list[Event]
+    ) -> Generator[Asked, Any, GuardState]:
         """Take back what was learnt, as the settings say."""
         settings, batch = self.settings, held.batches
         why = "the adapted answers are less steady or less balanced than the source's"
@@ -487,11 +528,11 @@ class Guard:
             return replace(held, stopped="frozen after its answers became worse than the source's")
         if settings.when_worse == "roll back" and held.ring:
             at, good = held.ring[-1]
-            self.adapter.rollback(good)
+            yield AskRollback(good)
             events.append(Event(batch, "roll back", f"{why}; back to batch {at}", known))
             held = replace(held, ring=held.ring[:-1])
         else:
-            self.adapter.rollback(None)
+            yield AskRollback(None)
             events.append(Event(batch, "reset", f"{why}; back to the source", known))
         averages = held.averages
         if averages is not None:  # what came back is judged anew, from where the source stands
@@ -505,12 +546,13 @@ class Guard:
         """The answer as things stand; nothing is learnt, and nothing is remembered."""
         held, verdict = self._held, self._held.verdict
         if verdict == "source" or held.budget is not None:  # what a budget grants depends on the order of samples
-            return self.adapter.in_model_shape(_log_probs(self.adapter.source(images)))
+            return self.adapter.in_model_shape(log_probs_of(self.adapter.source(images)))
         raw, record = self.adapter.answer_with_record(images)
-        adapted = _log_probs(raw)
-        source = self._source_in(record, images) if self._shares else _log_probs(self.adapter.source(images))
+        adapted = log_probs_of(raw)
+        shared = record.source_logits if self._shares else None
+        source = log_probs_of(self.adapter.source(images) if shared is None else shared)
         if self._views(images):
-            adapted = mean_of(adapted, _log_probs(self.adapter(_shifted(images))))
+            adapted = mean_of(adapted, log_probs_of(self.adapter(shifted_input(images))))
         return self.adapter.in_model_shape(answers(source, adapted).by(verdict))
 
     # The same as an adapter's -----------------------------------------------------------------------------------------
@@ -711,6 +753,23 @@ class Guard:
         log.warning("guard of %s: the audit is lost: %s; the run goes on without it", self._title, failed)
         return Event(self._held.batches, "audit lost", f"{failed}; the run goes on without it")
 
+    def note(self, kind: str, **values: Any) -> None:
+        """Write a line of the caller's own to the audit, where there is one; a replay passes over it.
+
+        Args:
+            kind: Of the line; those that a guard writes itself are refused.
+            values: More of the line, as JSON takes it.
+
+        Raises:
+            ValueError: A kind that a guard writes.
+        """
+        if kind in OWN_KINDS:
+            raise ValueError(f"expected a kind of line that a guard does not write itself, got {kind!r}; name another")
+        with self._lock:
+            lost = self._write({"kind": kind, **values})
+            if lost is not None:
+                self._tell(lost)
+
     def header(self) -> dict[str, Any]:
         """The first line of an audit: what a replay must find the same, and where the run is made."""
         state, given, shift = self.adapter.state_dict(), self.adapter.settings, self._first.shift
@@ -733,7 +792,7 @@ class Guard:
         for item in batches:
             images = item[0] if isinstance(item, tuple | list) else item
             images = moved_input(images, next(self.model.parameters()).device)
-            found += entropies(_log_probs(self.adapter.source(images))).tolist()
+            found += entropies(log_probs_of(self.adapter.source(images))).tolist()
         if not found:
             raise ValueError("expected source_data with at least one batch of images, got none")
         return found
@@ -808,17 +867,6 @@ def _tensor(given: Tensor | ModelInput) -> Tensor:
 def _tensors(given: Tensor | ModelInput) -> list[Tensor]:
     """Every tensor of the model's arguments."""
     return given.tensors if isinstance(given, ModelInput) else [given]
-
-
-def _shifted(given: Tensor | ModelInput) -> Tensor | ModelInput:
-    """Images moved by a few pixels; what goes along stays."""
-    return replace(given, images=shifted(given.images)) if isinstance(given, ModelInput) else shifted(given)
-
-
-def _log_probs(logits: Tensor) -> Tensor:
-    """Log-probabilities (B, C) without a gradient, in single precision at least; one logit is two classes."""
-    kind = torch.promote_types(logits.dtype, torch.float32)
-    return two_columns(logits.detach().to(kind)).log_softmax(1)
 
 
 def _poor(classes: int) -> float:

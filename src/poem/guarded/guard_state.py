@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from array import array
 from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -63,7 +64,7 @@ def from_plain(plain: dict[str, Any], tensors: dict[str, Tensor], fresh: GuardSt
     try:
         held = {name: plain[name] for name in PLAIN}
         shift = dict(plain["shift"])
-        ranks = Ranks(**{**shift.pop("ranks"), "values": tensors["guard/ranks"].tolist()})
+        ranks = Ranks(**{**shift.pop("ranks"), "values": array("d", tensors["guard/ranks"].tolist())})
         jumper = Jumper(**{**shift["jumper"], "wealths": tuple(shift["jumper"]["wealths"])})
         alarm = ShiftAlarm(**{**shift, "bet": Bet(**shift["bet"]), "jumper": jumper, "ranks": ranks})
         averages = None
@@ -77,10 +78,17 @@ def from_plain(plain: dict[str, Any], tensors: dict[str, Tensor], fresh: GuardSt
     if held["verdict"] not in VERDICTS:
         raise ValueError(f"expected the verdict {', '.join(VERDICTS)} in the state, got {held['verdict']!r}")
     for batch, snapshot in ring:
-        for name, tensor in now.values["moving"].items():
-            other = snapshot.values["moving"].get(name)
-            if other is None or other.shape != tensor.shape or not bool(other.isfinite().all()):
-                raise ValueError(f"expected {name} of the same shape and finite in the snapshot of batch {batch}")
+        own = _tensors(snapshot)
+        for name, tensor in _tensors(now).items():
+            other = own.get(name)
+            if other is None or (other.shape, other.dtype) != (tensor.shape, tensor.dtype):
+                came = "none" if other is None else f"{tuple(other.shape)} of {other.dtype}"
+                raise ValueError(
+                    f"expected {name} as {tuple(tensor.shape)} of {tensor.dtype} in the snapshot of batch {batch}, "
+                    f"got {came}"
+                )
+            if name.startswith("moving/") and not bool(other.isfinite().all()):
+                raise ValueError(f"expected {name} to be finite in the snapshot of batch {batch}")
     if (budget and budget.share) != (fresh.budget and fresh.budget.share):
         raise ValueError(
             f"expected a state with the budget {fresh.budget and fresh.budget.share}, got one with "

@@ -23,6 +23,11 @@ from poem.guarded.guard import Guard
 
 COMPARED = ("verdict", "events", "signals", "answer")
 """What is compared of each batch, after the hash of its images."""
+STACKED = (
+    "the service computed some batches together with those of other streams, which changes their last bits: "
+    "poem.serve.replay.replay_answers repeats them so"
+)
+"""What to say where a service's audit is repeated as one stream alone."""
 HEADER = {
     "weights": "these are not the weights of that run",
     "recipe": "this is not the recipe of that run",
@@ -96,7 +101,10 @@ def replay(audit: str | Path, guard: Guard, batches: Iterable[Tensor]) -> Replay
     done = _repeat(guard, steps, stream)
     if done.identical:
         return replace(done, left=next(stream, None) is not None)
-    return replace(done, hints=_machine_hints(machines, mine))
+    hints = _machine_hints(machines, mine)
+    if any("stacked" in line for line in lines):
+        hints = (*hints, STACKED)
+    return replace(done, hints=hints)
 
 
 def refuse_compiled(audit: str | Path, header: dict[str, Any], lines: Iterable[dict[str, Any]]) -> None:

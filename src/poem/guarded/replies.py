@@ -1,0 +1,116 @@
+"""What a guard asks for, answered by its own adapter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from poem.adapter import Adapter
+from poem.engine.accounting import BatchRecord
+from poem.engine.model_input import ModelInput
+from poem.guarded.asked import AskAdapted, AskCheckpoint, AskDrift, Asked, AskJudgement, AskSource, log_probs_of
+from poem.guarded.judgement import entropies, judgement
+from poem.guarded.signals import shifted
+
+
+class Replies:
+    """A guard's own adapter answers what the guard asks for, for one batch.
+
+    Args:
+        adapter: The guard's.
+        judged: `judged_tensors`, as it is or captured.
+        images: The batch.
+        rows_alone: Whether no image's answer by the source depends on others.
+    """
+
+    def __init__(
+        self,
+        adapter: Adapter,
+        judged: Callable[..., Sequence[Tensor]],
+        images: Tensor | ModelInput,
+        *,
+        rows_alone: bool,
+    ) -> None:
+        self._adapter, self._judged, self._images, self._rows_alone = adapter, judged, images, rows_alone
+        self._moved: Tensor | ModelInput | None = None
+
+    def __call__(self, asked: Asked) -> Any:
+        """What the adapter, the source or the judgement answers to one request."""
+        if isinstance(asked, AskSource):
+            return self._source(asked)
+        if isinstance(asked, AskAdapted):
+            images = self._shifted() if asked.shifted else self._images
+            with ExitStack() as block:
+                if not asked.learning:
+                    block.enter_context(self._adapter.frozen())
+                return _Adapted(self._adapter, *self._adapter.answer_with_record(images))
+        if isinstance(asked, AskJudgement):
+            seen = judgement(self._judged, asked.averages, *asked.log_probs)
+            return seen, seen.read()
+        if isinstance(asked, AskDrift):
+            return self._adapter.drift
+        if isinstance(asked, AskCheckpoint):
+            return self._adapter.checkpoint().state
+        return self._adapter.rollback(asked.to)
+
+    def _shifted(self) -> Tensor | ModelInput:
+        """The images moved, once."""
+        self._moved = shifted_input(self._images) if self._moved is None else self._moved
+        return self._moved
+
+    def _source(self, asked: AskSource) -> tuple[Tensor | None, Tensor | None, list[float]]:
+        """The source's log-probabilities; in one pass where rows are alone."""
+        images, source = self._images, self._adapter.source
+        moved = None if asked.of == "images" else self._shifted()
+        if asked.of == "shifted":
+            return None, log_probs_of(source(moved)), []
+        if self._rows_alone and isinstance(images, Tensor) and isinstance(moved, Tensor):
+            both = log_probs_of(source(torch.cat([images, moved])))
+            own = both[: len(images)]
+            return own, both[len(images) :], entropies(own).tolist()
+        own = log_probs_of(source(images))
+        return own, None if moved is None else log_probs_of(source(moved)), entropies(own).tolist()
+
+
+class _Adapted:
+    """An adapter's answer with its record."""
+
+    def __init__(self, adapter: Adapter, raw: Tensor, record: BatchRecord) -> None:
+        self.raw, self.log_probs, self._record, self._adapter = raw, log_probs_of(raw), record, adapter
+
+    @property
+    def source(self) -> Tensor | None:
+        """Of the pass, where it had a copy of the source."""
+        found = self._record.source_logits
+        return None if found is None else log_probs_of(found)
+
+    @property
+    def selected(self) -> float:
+        """Share of the batch."""
+        found = self._record.selected
+        return float(found.float().mean()) if len(found) else 0.0
+
+    @property
+    def gradient(self) -> float:
+        """Of the last update."""
+        return self._record.gradient
+
+    @property
+    def updates(self) -> int:
+        """That were applied."""
+        return self._record.updates
+
+    @property
+    def drift(self) -> float:
+        """Of the adapter now."""
+        return self._adapter.drift
+
+
+def shifted_input(given: Tensor | ModelInput) -> Tensor | ModelInput:
+    """Images moved by a few pixels; what goes along stays."""
+    return replace(given, images=shifted(given.images)) if isinstance(given, ModelInput) else shifted(given)
