@@ -14,10 +14,11 @@ WORKDIR /src
 COPY pyproject.toml README.md LICENSE ./
 COPY src src
 COPY benchmarks/suites benchmarks/suites
-RUN pip install --no-cache-dir ".[demo]" && rm -rf /src
+ARG EXTRAS=demo
+RUN pip install --no-cache-dir ".[$EXTRAS]" && rm -rf /src
 
 # Whoever runs it may write here; the caches of matplotlib and torch go to /tmp.
-RUN useradd --create-home poem && chmod 0777 /home/poem
+RUN useradd --create-home poem && chmod 0777 /home/poem && mkdir -m 0777 /home/poem/state
 ENV HOME=/home/poem MPLCONFIGDIR=/tmp/matplotlib TORCH_HOME=/tmp/torch
 USER poem
 WORKDIR /home/poem

@@ -5,7 +5,7 @@ BIN = $(VENV)/bin
 WORKERS ?= 2
 OLDEST ?= .venv-oldest
 
-.PHONY: demo test test-all test-oldest check docs clean
+.PHONY: demo test test-all test-oldest check study-check docs clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -43,6 +43,9 @@ $(OLDEST)/.installed: pyproject.toml
 test-oldest: $(OLDEST)/.installed  ## the engine, accelerations, guard and contract on the oldest torch that is promised
 	$(OLDEST)/bin/python -m pytest -n $(WORKERS) --dist worksteal tests/accelerate tests/engine tests/guarded \
 		tests/parts tests/recipes tests/test_adapter.py tests/test_contract.py
+
+study-check: $(VENV)/.dev  ## two cells of the study measured again on this machine; POEM_DATA holds CIFAR-10
+	PYTHONPATH=src:benchmarks $(BIN)/python -m study.check --suites cifar10
 
 docs: $(BIN)/python  ## the pages, as HTML in docs/_build/html
 	$(BIN)/python -m pip install --quiet -e ".[docs]"

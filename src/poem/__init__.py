@@ -20,12 +20,14 @@ _HOMES = {
     "recipe": "poem.recipes.methods",
     "evaluate": "poem.bench.evaluate",
     "check": "poem.paired_check",
+    "Client": "poem.serve.client",
     "corrupt": "poem.streams.corruptions",
     "parts": "poem.parts",
     "zoo": "poem.zoo",
 }
 __all__ = [
     "Adapter",
+    "Client",
     "Guard",
     "Recipe",
     "__version__",
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
     from poem.paired_check import check
     from poem.recipes.methods import methods, recipe
     from poem.recipes.recipe import Recipe
+    from poem.serve.client import Client
     from poem.streams.corruptions import corrupt
 
 

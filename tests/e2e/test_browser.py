@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,8 @@ pytest.importorskip("jinja2")
 pytest.importorskip("selenium", reason="pip install selenium")
 
 import torch
+from browser import CHROMIUM, DRIVER, chromium_driver, complaints, luminance, set_scheme, set_size
 from fixture_reports import everything, table
-from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select
@@ -25,12 +24,6 @@ from selenium.webdriver.support.ui import Select
 from poem.report import build
 from poem.report.pictures import Example, Picture, png
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-DRIVER = shutil.which("chromedriver")
-FLAGS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
-)  # fmt: skip
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not CHROMIUM or not DRIVER, reason="no chromium with chromedriver on the path"),
@@ -47,12 +40,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A browser with a fresh profile."""
-    options = webdriver.ChromeOptions()
-    options.binary_location = str(CHROMIUM)
-    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(str(DRIVER)))
+    driver = chromium_driver(tmp_path_factory.mktemp("profile"))
     yield driver
     driver.quit()
 
@@ -66,17 +54,6 @@ def opened(chromium: Any, page: Path) -> Any:
     chromium.execute_script("localStorage.clear()")
     chromium.get(page.as_uri())
     return chromium
-
-
-def set_scheme(driver: Any, scheme: str) -> None:
-    driver.execute_cdp_cmd(
-        "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
-    )
-
-
-def set_size(driver: Any, width: int) -> None:
-    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
-    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
 
 
 def first_block(driver: Any, column: int) -> list[str]:
@@ -93,17 +70,6 @@ def head(driver: Any, name: str) -> Any:
 
 def sorted_as(button: Any) -> str:
     return str(button.find_element(By.XPATH, "..").get_attribute("aria-sort"))
-
-
-def complaints(driver: Any) -> list[str]:
-    return [entry["message"] for entry in driver.get_log("browser") if entry["level"] != "INFO"]
-
-
-def luminance(driver: Any, element: str) -> float:
-    """From 0, black, to 1, white: the background of an element."""
-    found = driver.execute_script(f"return getComputedStyle(document.querySelector('{element}')).backgroundColor")
-    red, green, blue = (int(word) for word in found[found.index("(") + 1 : -1].split(",")[:3])
-    return (0.2126 * red + 0.7152 * green + 0.0722 * blue) / 255
 
 
 def test_it_opens_without_a_complaint_and_asks_for_nothing(opened: Any) -> None:

@@ -1,0 +1,67 @@
+"""A service with two streams, and a client: what one stream sends changes no other's answers.
+
+Run it: python examples/07_serve.py. It needs the extra `serve` (fastapi, uvicorn, prometheus-client, python-multipart).
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+
+import poem
+
+NEEDED = ("fastapi", "uvicorn", "prometheus_client", "python_multipart", "PIL")
+
+
+def main() -> None:
+    """Start `poem serve`, send images to two streams, read their status, and stop it."""
+    if any(find_spec(name) is None for name in NEEDED):
+        print("this example needs the extra serve: pip install 'poem-tta[serve]'")
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        command = [
+            sys.executable,
+            "-m",
+            "poem",
+            "serve",
+            "digits-bn",
+            "--port",
+            "0",
+            "--state",
+            str(Path(folder) / "s"),
+        ]
+        server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        try:
+            assert server.stdout is not None
+            found = re.search(r"http://[\d.:]+", server.stdout.readline())
+            assert found is not None, "the server says where it listens"
+            use(poem.Client(found[0]))
+        finally:
+            server.send_signal(signal.SIGTERM)  # answers what waits, and saves every stream
+            print("the server ended with", server.wait(60))
+
+
+def use(client: poem.Client) -> None:
+    """Two streams: a door by day, and a yard at night."""
+    rng = np.random.default_rng(0)
+    for _ in range(4):
+        frames = rng.integers(0, 256, (16, 3, 32, 32), dtype=np.uint8)
+        client.predict("door", frames)
+        client.predict("yard", frames // 4, deadline_ms=5000)  # or the source's answer, marked `late`
+    for name in ("door", "yard"):
+        status = client.status(name)
+        print(name, "after", status["batches"], "batches: answers with the", status["verdict"])
+    client.load_state("copy", client.state("door"))  # a stream that goes on from another's state
+    client.delete("copy")
+    print("streams:", ", ".join(sorted(each["stream"] for each in client.streams())))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,249 @@
+"""Examples:
+poem serve digits-bn
+poem serve effnet-lite0 --port 9000 --state /var/lib/poem --wait-ms 20
+poem serve resnet50-gn deyo+poem --device cuda --deadline-ms 200
+poem serve digits-bn --host 0.0.0.0 --token-file token.txt
+poem serve digits-bn source                     the model as it came, behind the same front
+poem serve resnet50-gn --engine ray --address auto --replicas 8 --state /shared/poem
+
+Answers streams over HTTP, each with a guarded adapter of its own, over one model: what one stream sends changes no
+other's answers. Without METHOD it is auto.
+
+curl --data-binary @photo.jpg -H "Content-Type: image/jpeg" http://127.0.0.1:8000/v1/streams/door/predict
+curl http://127.0.0.1:8000/v1/streams/door/status
+
+POST /v1/streams/ID/predict takes a JPEG or PNG file, several as multipart, an npy array or JSON; /docs describes all
+routes, / shows the streams while they run, /metrics is for Prometheus. From Python: poem.Client. poem load measures.
+
+--state is a folder for snapshots and audits: a stop with SIGTERM or Ctrl-C answers what waits and saves every stream;
+kill -9 loses what a stream has learnt since its last snapshot. The same command goes on. One service per folder.
+
+--engine ray answers with replicas on a Ray cluster; a stream is placed on one of them by its id, and goes on elsewhere
+from its last snapshot when a node dies. --state is a folder that every node reaches under the same path.
+
+It listens on the loopback address. Any other needs tokens (--token-file, one per line, or $POEM_TOKEN), or --open.
+There is no TLS: put a proxy before it.
+"""  # noqa: D205, D415 - an epilog of the command's help
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from poem.cli import _option_checks as checks
+from poem.cli._option_checks import path_argument, rgb_argument
+
+if TYPE_CHECKING:
+    import socket
+
+    from poem.serve.front import Engine
+    from poem.serve.learner import Served
+    from poem.serve.metrics import Metrics
+    from poem.serve.settings import ServeSettings
+
+MEBIBYTE = 1 << 20
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments to its parser."""
+    add = parser.add_argument
+    add("base", metavar="BASE", help="a base (`poem list bases`), a hub id, or package.module:name")
+    add("method", metavar="METHOD", nargs="?", help="a name of `poem list`; default: auto")
+    add("--host", default="127.0.0.1", help="default: 127.0.0.1, this machine alone")
+    add("--port", type=int, default=8000, help="default: 8000; 0 for any that is free")
+    add("--state", type=path_argument, default=Path("poem-state"), metavar="FOLDER",
+        help="snapshots and audits; default: poem-state")  # fmt: skip
+    add("--token-file", type=path_argument, metavar="FILE", help="bearer tokens, one per line; default: $POEM_TOKEN")
+    add("--open", action="store_true", help="let anybody call who can reach the address")
+    add("--batch-size", type=int, default=32, help="images of a micro-batch and of a request, at most; default: 32")
+    add("--wait-ms", type=float, default=0.0, help="a request waits so long for others of its stream; default: 0")
+    add("--stack", action=argparse.BooleanOptionalAction, default=True,
+        help="compute streams that wait together as one batch, where method and model allow; default: yes")  # fmt: skip
+    add("--stack-images", type=int, default=64, metavar="N", help="images of such a batch, at most; default: 64")
+    add("--queue", type=int, default=64, help="requests that wait in a stream before one gets 429; default: 64")
+    add("--deadline-ms", type=float, help="then the source answers, unless a request has its own; default: none")
+    add("--snapshot-every", type=int, default=32, metavar="N", help="batches between two snapshots; default: 32")
+    add("--max-streams", type=int, default=1024, help="default: 1024")
+    add("--live", type=int, default=256, metavar="N", help="streams in memory, the others on disk; default: 256")
+    add("--idle-s", type=float, default=300.0, help="then a stream goes to disk; default: 300")
+    add("--max-body", type=int, default=32, metavar="MIB", help="of a request; default: 32")
+    add("--max-megapixels", type=float, default=25.0, help="of an image; default: 25")
+    add("--drain-s", type=float, default=60.0, help="for the answers that wait when it is stopped; default: 60")
+    add("--no-guard", action="store_true", help="adapt without a guard, and without audits")
+    add("--budget", type=float, metavar="SHARE", help="at most this share of answers differs from the model's own")
+    add("--no-view", action="store_true", help="do not look at shifted images: cheaper, and the guard sees less")
+    add("--lr", type=float, help="learning rate; default: the method's rule")
+    add("--preset", help="constants: imagenet, cifar (or cifar10), cifar100; default: as poem predict")
+    add("--weights", help="a file or folder with the base's weights")
+    add("--mean", type=rgb_argument, help="of a model of your own, as 0.485,0.456,0.406")
+    add("--std", type=rgb_argument, help="of a model of your own, as --mean")
+    add("--resize", type=int, help="short side; default: the base's, or as --crop")
+    add("--crop", type=int, help="centre crop; default: the base's, or none")
+    add("--device", default="cpu")
+    add("--engine", choices=("local", "ray"), default="local", help="this process, or a Ray cluster; default: local")
+    add("--replicas", type=int, default=2, metavar="N", help="of --engine ray; default: 2")
+    add("--address", help="of the Ray cluster, or auto; default: start one on this machine")
+    add("--name", default="poem", help="of the application on the cluster; default: poem")
+    add("--header-s", type=float, default=10.0, help="seconds for a request's headers; default: 10")
+    add("--body-s", type=float, default=30.0, help="seconds for a request's body; default: 30")
+    add("--threads", type=int, help="of torch on a CPU; default: torch's own choice")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until a signal stops it; returns 1 where not everything could be answered and saved in time."""
+    tokens = _tokens(args)
+    settings = _settings(args)
+    checks.check_devices(args.device)
+    _require_extra()
+    import signal
+
+    import torch
+    import uvicorn
+
+    from poem.serve.access import LOOPBACK, Access
+    from poem.serve.front import build_app
+    from poem.serve.headers import timed_headers
+    from poem.serve.metrics import Metrics
+
+    os.umask(0o077)
+    if args.threads is not None:
+        torch.set_num_threads(args.threads)
+    listener = _listener(args.host, args.port)
+    metrics = Metrics()
+    engine = _engine(args, settings, metrics)
+    hosts = LOOPBACK if args.host in LOOPBACK else ()
+    app = build_app(engine, metrics, Access(tokens, hosts), args.drain_s)
+    config = uvicorn.Config(
+        app, log_level="warning", access_log=False, server_header=False, limit_concurrency=2048, timeout_keep_alive=30,
+        timeout_graceful_shutdown=int(args.drain_s) + 1, http=timed_headers(args.header_s), ws="none",
+    )  # fmt: skip
+    signal.signal(signal.SIGTERM, _ignore)  # uvicorn stops at the signal and then raises it again
+    port = listener.getsockname()[1]
+    how = "without a guard" if args.no_guard or args.method == "source" else "guarded"
+    if args.engine == "ray":
+        how += f", {args.replicas} replicas on Ray"
+    print(
+        f"{args.base}, {args.method or 'auto'}, {how}: http://{args.host}:{port} (states in {args.state})", flush=True
+    )
+    try:
+        uvicorn.Server(config).run(sockets=[listener])
+    finally:
+        done = engine.close(args.drain_s)
+    if not done:
+        print(f"not everything was answered and saved within {args.drain_s:g} s; the log says what", file=sys.stderr)
+    return 0 if done else 1
+
+
+def _engine(args: argparse.Namespace, settings: ServeSettings, metrics: Metrics) -> Engine:
+    """What answers: this process, or replicas on a cluster, each of which opens the model."""
+    if args.engine == "local":
+        from poem.serve.engine import StreamEngine
+
+        return StreamEngine(_served(args), settings, args.state, metrics)
+    import functools
+
+    from poem.serve.ray_engine import Placement, RayEngine
+
+    prepare = _served(args).prepare  # also raises here for what would fail in every replica
+    placement = Placement(
+        replicas=args.replicas, address=args.address, name=args.name, threads=args.threads or 1, cpus=args.threads or 1,
+        gpus=float(args.device.startswith("cuda")), drain_s=args.drain_s,
+    )  # fmt: skip
+    return RayEngine(functools.partial(_served, args), prepare, settings, args.state, placement, metrics)
+
+
+def _ignore(*_: Any) -> None:
+    """A signal whose work is done."""
+
+
+def _require_extra() -> None:
+    """Raise if a package of the extra `serve` is missing."""
+    from importlib.util import find_spec
+
+    needed = {"fastapi": "FastAPI", "uvicorn": "uvicorn", "prometheus_client": "prometheus-client",
+              "python_multipart": "python-multipart", "PIL": "Pillow"}  # fmt: skip
+    missing = [title for name, title in needed.items() if find_spec(name) is None]
+    if missing:
+        raise ImportError(f"poem serve needs {', '.join(missing)}: pip install 'poem-tta[serve]'")
+
+
+def _tokens(args: argparse.Namespace) -> list[str]:
+    """The tokens that are known; an address that others reach needs some."""
+    from poem._util.files import read_text
+    from poem.serve.access import LOOPBACK
+
+    if args.token_file is not None:
+        found = read_text(args.token_file).split()
+        if not found:
+            raise ValueError(f"expected a token per line in {args.token_file}, got none")
+    else:
+        found = os.environ.get("POEM_TOKEN", "").split()
+    short = [each for each in found if len(each) < 16]
+    if short:
+        raise ValueError(f"expected tokens of at least 16 characters, got one of {len(short[0])}")
+    if not found and not args.open and args.host not in LOOPBACK:
+        raise ValueError(
+            f"expected --token-file with --host {args.host}, which others can reach, got none; --open lets anybody call"
+        )
+    return found
+
+
+def _settings(args: argparse.Namespace) -> ServeSettings:
+    """The settings of the options; each error names its option."""
+    from poem.serve.settings import ServeSettings
+
+    checks.check_range(args, 1, None, "batch_size", "queue", "snapshot_every", "max_streams", "live", "max_body",
+                       "replicas")  # fmt: skip
+    checks.check_range(args, 2, 4096, "stack_images")
+    checks.check_range(args, 0, 65535, "port")
+    checks.check_range(args, 1, 1024, "threads")
+    checks.check_finite(args, "wait_ms", "deadline_ms", "idle_s", "lr", "budget", "max_megapixels", "drain_s",
+                        "header_s", "body_s")  # fmt: skip
+    checks.check_std(args.std)
+    if args.address is not None and args.engine != "ray":
+        raise ValueError("expected --engine ray with --address")
+    if args.budget is not None and (args.no_guard or args.method == "source"):
+        raise ValueError("expected a guard with --budget; leave out --no-guard, and name a method that adapts")
+    return ServeSettings(
+        batch_size=args.batch_size, wait_ms=args.wait_ms, queue=args.queue, deadline_ms=args.deadline_ms,
+        snapshot_every=args.snapshot_every, max_streams=args.max_streams, live=args.live, idle_s=args.idle_s,
+        stack=args.stack, stack_images=args.stack_images, max_body=args.max_body * MEBIBYTE,
+        max_pixels=max(1, int(args.max_megapixels * 1e6)), body_s=args.body_s,
+    )  # fmt: skip
+
+
+def _served(args: argparse.Namespace) -> Served:
+    """Open the model."""
+    from poem.cli.predict import open_model
+    from poem.recipes.methods import recipe
+    from poem.serve.learner import Served
+
+    recipe(args.method or "auto", args.preset or "imagenet")  # raises for an unknown name before a model is loaded
+    model, found, _ = open_model(
+        args.base, args.weights, device=args.device, mean=args.mean, std=args.std, resize=args.resize, crop=args.crop
+    )
+    guard: dict[str, Any] = {"budget": args.budget, "view": "none" if args.no_view else "shift"}
+    adapted: dict[str, Any] = {"mean": found["mean"], "std": found["std"], "lr": args.lr, "preset": args.preset}
+    return Served(
+        model=model, method=args.method, guard=False if args.no_guard else guard, settings=adapted,
+        prepare=found["prepare"], names=found["names"], base=args.base,
+    )  # fmt: skip
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    """A socket that listens, made before the model is loaded: an address in use is known at once."""
+    import socket
+
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    made = socket.socket(family, socket.SOCK_STREAM)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        made.bind((host, port))
+        made.listen(1024)
+    except OSError as error:
+        made.close()
+        raise OSError(f"expected an address to listen on, got {host}:{port}: {error.strerror or error}") from error
+    return made

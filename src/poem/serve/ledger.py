@@ -1,0 +1,119 @@
+"""Answers by idempotency key: a request that is sent twice is learnt from once.
+
+As the IETF draft of the header `Idempotency-Key` has it: a key whose request is done is answered as before, one that
+is in flight is a conflict (409), and one that came with another payload is refused (422). Keys are kept per token and
+stream, for a time, and are saved with the stream's snapshot: an answer that a kill has undone is not repeated.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+from poem.serve.problems import Problem
+
+
+@dataclass
+class Entry:
+    """One key: the hash of its request, its answer once there is one, and when it came."""
+
+    payload: str
+    reply: dict[str, Any] | None
+    at: float
+
+
+def scoped_key(token: str, key: str) -> str:
+    """Hash of a key together with the token it came with; the key itself is not kept."""
+    return hashlib.sha256(f"{hashlib.sha256(token.encode()).hexdigest()} {key}".encode()).hexdigest()[:32]
+
+
+class Ledger:
+    """The keys of one stream.
+
+    Args:
+        most: Answers kept, the newest ones.
+        expiry_s: Seconds for which one is kept.
+    """
+
+    def __init__(self, most: int, expiry_s: float) -> None:
+        self._most, self._expiry = most, expiry_s
+        self._entries: OrderedDict[str, Entry] = OrderedDict()
+
+    def claim(self, key: str, payload: str, now: float) -> dict[str, Any] | None:
+        """Reserve a key for a request, or return the answer that it got before.
+
+        Args:
+            key: As `scoped_key` made it.
+            payload: Hash of the request.
+            now: Seconds since the epoch.
+
+        Raises:
+            Problem: 409 while its request is in flight, 422 where it came with another payload.
+        """
+        self._expire(now)
+        found = self._entries.get(key)
+        if found is None:
+            self._entries[key] = Entry(payload, None, now)
+            return None
+        if found.payload != payload:
+            raise Problem(
+                422, "key-reused",
+                "expected the same request with the same Idempotency-Key, got another payload; take a new key for it",
+            )  # fmt: skip
+        if found.reply is None:
+            raise Problem(
+                409,
+                "key-in-flight",
+                "a request with this Idempotency-Key is being answered; wait for it",
+                retry_after=1,
+            )
+        return found.reply
+
+    def complete(self, key: str, reply: dict[str, Any], now: float) -> None:
+        """Keep the answer of a key that was claimed."""
+        found = self._entries.get(key)
+        if found is not None:
+            found.reply, found.at = reply, now
+            self._entries.move_to_end(key)
+        self._expire(now)
+
+    def release(self, key: str) -> None:
+        """Forget a key whose request was not answered: it may come again."""
+        found = self._entries.get(key)
+        if found is not None and found.reply is None:
+            del self._entries[key]
+
+    def keep_claims(self, keys: Collection[str]) -> None:
+        """Forget every answer, and every claim but those of these keys."""
+        kept = [(key, each) for key, each in self._entries.items() if each.reply is None and key in keys]
+        self._entries = OrderedDict(kept)
+
+    def to_plain(self) -> list[list[Any]]:
+        """The answers so far, as JSON takes them; what is in flight is not among them."""
+        return [[key, each.payload, each.reply, each.at] for key, each in self._entries.items() if each.reply]
+
+    def reply(self, key: str) -> dict[str, Any] | None:
+        """The answer of a key; None where there is none yet."""
+        found = self._entries.get(key)
+        return None if found is None else found.reply
+
+    def load_plain(self, values: Any) -> None:
+        """Take over what `to_plain` returned, over claims of the same keys; what is malformed is left out."""
+        for value in values if isinstance(values, list) else []:
+            if isinstance(value, list) and len(value) == 4 and isinstance(value[2], dict):
+                key, payload, reply, at = value
+                if self.reply(str(key)) is None:
+                    self._entries[str(key)] = Entry(str(payload), reply, float(at))
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def _expire(self, now: float) -> None:
+        """Drop answers that are too old, and the oldest beyond the number that is kept."""
+        done = [key for key, each in self._entries.items() if each.reply is not None]
+        old = {key for key in done if now - self._entries[key].at > self._expiry}
+        for key in (*old, *[key for key in done if key not in old][: max(0, len(done) - len(old) - self._most)]):
+            del self._entries[key]

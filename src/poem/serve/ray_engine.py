@@ -1,0 +1,474 @@
+"""The engine on many machines: replicas on a Ray cluster, each stream on one of them, placed by its id.
+
+Ray Serve's `ConsistentHashRouter` chooses the replica by the stream's id, its session; there are no fallback replicas,
+since another would be another writer. Each replica is a `StreamEngine` of its own over a folder that all share. When a
+node dies or the ring moves, the stream goes on elsewhere from its last snapshot, and whoever had it before can no
+longer write (`poem.serve.leases`). The HTTP front runs where the command runs; several may use one application.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from poem._util.outside import extend_search_path, search_path
+from poem.serve.engine import StreamEngine
+from poem.serve.learner import Served
+from poem.serve.meter import Meter
+from poem.serve.problems import Problem
+from poem.serve.settings import ServeSettings, check_stream_id
+from poem.streams.loading.prepare import Prepare
+
+log = logging.getLogger("poem")
+ROUTER = "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
+DEPLOYMENT = "Replica"
+MOST_ONGOING, MOST_QUEUED = 4096, 4096
+"""Requests of one replica, and of one front that wait for a replica; a stream's own queue is far shorter."""
+PATIENCE_S = 60.0
+"""Seconds for which a request waits for a replica that starts or a stream that moves."""
+TOLD = 100_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """How many replicas there are, and what each gets of a node."""
+
+    replicas: int = 2
+    cpus: float = 1.0
+    gpus: float = 0.0
+    threads: int = 1
+    """Of torch on a CPU."""
+    address: str | None = None
+    """Of the cluster, as `ray start --head` prints it, or "auto"; None to start one on this machine."""
+    name: str = "poem"
+    """Of the application on the cluster; a second front of that name uses the replicas that the first has started."""
+    drain_s: float = 60.0
+    """Seconds in which a replica that is stopped answers what waits and saves its streams."""
+
+
+class Recorded(Meter):
+    """Keeps what it is told until a front asks for it."""
+
+    def __init__(self) -> None:
+        self._told: deque[tuple[str, tuple[Any, ...]]] = deque(maxlen=TOLD)
+        self._last: tuple[int, int, int] = (0, 0, 0)
+
+    def taken(self) -> list[tuple[str, tuple[Any, ...]]]:
+        """What was told since the last time."""
+        found = []
+        while self._told:
+            found.append(self._told.popleft())
+        return [*found, ("streams", self._last)]
+
+    def answered(self, by: str, images: int) -> None:
+        """Images were answered."""
+        self._told.append(("answered", (by, images)))
+
+    def batch(self, images: int, seconds: float) -> None:
+        """A micro-batch was computed."""
+        self._told.append(("batch", (images, seconds)))
+
+    def waited(self, seconds: float) -> None:
+        """A request waited in its queue."""
+        self._told.append(("waited", (seconds,)))
+
+    def rejected(self) -> None:
+        """A queue was full."""
+        self._told.append(("rejected", ()))
+
+    def replayed(self) -> None:
+        """A key was answered as before."""
+        self._told.append(("replayed", ()))
+
+    def event(self, kind: str) -> None:
+        """A guard decided something."""
+        self._told.append(("event", (kind,)))
+
+    def snapshot(self, seconds: float, ok: bool) -> None:
+        """A snapshot was written, or not."""
+        self._told.append(("snapshot", (seconds, ok)))
+
+    def streams(self, live: int, idle: int, waiting: int) -> None:
+        """How many streams and waiting requests there are."""
+        self._last = (live, idle, waiting)
+
+
+class Replica:
+    """One engine of several; Ray Serve makes it on some node and calls it.
+
+    Args:
+        make: A function that opens the model, pickled by cloudpickle; called on the replica's node.
+        folders: Of the caller, in which modules are looked for too.
+        settings: Of the engine.
+        folder: That all replicas share.
+        threads: Of torch.
+        drain_s: Seconds for the end.
+    """
+
+    def __init__(
+        self, make: bytes, folders: tuple[str, ...], settings: ServeSettings, folder: str, threads: int, drain_s: float
+    ) -> None:
+        import pickle
+
+        extend_search_path(folders)
+        os.umask(0o077)
+        torch.set_num_threads(threads)
+        served: Served = pickle.loads(make)()  # from the driver of this application, not from a request
+        self._meter, self._drain, self._about = Recorded(), drain_s, {"folder": folder, "settings": repr(settings)}
+        self._name = uuid.uuid4().hex  # a process id may be another replica's on another node
+        self._engine = StreamEngine(served, settings, Path(folder), self._meter, writer=self._name)
+
+    async def submit(
+        self, stream: str, images: Any, deadline_ms: float | None, key: str | None, payload: str
+    ) -> dict[str, Any]:
+        """A reply, or a problem."""
+        found = torch.from_numpy(np.array(images))
+
+        def submitted() -> Future[dict[str, Any]]:
+            return self._engine.submit(stream, found, deadline_ms=deadline_ms, key=key, payload=payload)
+
+        return await _said(submitted)
+
+    async def command(self, stream: str, command: str, value: Any = None) -> dict[str, Any]:
+        """A command's result, or a problem."""
+        return await _said(lambda: self._engine.command(stream, command, value))
+
+    async def status(self, stream: str) -> dict[str, Any]:
+        """A stream's status, or a problem."""
+
+        def found() -> Future[dict[str, Any]]:
+            done: Future[dict[str, Any]] = Future()
+            done.set_result(self._engine.status(stream))
+            return done
+
+        return await _said(found)
+
+    async def overview(self) -> dict[str, Any]:
+        """What this replica has: its summary, its streams, its process, and what its meter was told."""
+        loop = asyncio.get_running_loop()
+        summary, streams = await loop.run_in_executor(None, lambda: (self._engine.summary(), self._engine.streams()))
+        return {"pid": os.getpid(), "summary": summary, "streams": streams, **self._about}
+
+    async def told(self) -> tuple[str, list[tuple[str, tuple[Any, ...]]]]:
+        """Its name, which no other replica has or had, and what its meter was told since the last time."""
+        return self._name, self._meter.taken()
+
+    async def stored(self) -> list[dict[str, Any]]:
+        """The status of every stream on disk."""
+        return await asyncio.get_running_loop().run_in_executor(None, self._engine.stored)
+
+    async def close(self) -> bool:
+        """Answer what waits and save every stream; says whether that was done in time."""
+        return await asyncio.get_running_loop().run_in_executor(None, self._engine.close, self._drain)
+
+    def check_health(self) -> None:
+        """Raise where the engine's thread has died: Ray Serve starts another replica then."""
+        if not self._engine.ready and not self._engine.closing:
+            raise RuntimeError("the engine's thread has died")
+
+    async def __del__(self) -> None:
+        """The end of a replica that is stopped in order."""
+        if hasattr(self, "_engine"):
+            await self.close()
+
+
+async def _said(call: Callable[[], Future[Any]]) -> dict[str, Any]:
+    """What a call of the engine returns, as plain values: a problem is no exception between processes."""
+    try:
+        future = await asyncio.get_running_loop().run_in_executor(None, call)
+        return {"value": await asyncio.wrap_future(future)}
+    except Problem as problem:
+        return {
+            "problem": {
+                "status": problem.status, "code": problem.code, "detail": problem.detail,
+                "retry_after": problem.retry_after,
+            }
+        }  # fmt: skip
+
+
+class RayEngine:
+    """What the front calls, in place of a `StreamEngine`: each call goes to the stream's replica.
+
+    Args:
+        make: A function that opens the model; called in each replica.
+        prepare: How image files become the model's input: the front reads them.
+        settings: Sizes, limits and times.
+        folder: For snapshots and audits; every node must reach it under this path.
+        placement: Replicas and cluster.
+        meter: Is told what happens in all replicas.
+
+    Raises:
+        ImportError: The extra `ray` is not installed.
+        ConnectionError: There is no such cluster.
+        ValueError: The replicas could not be started.
+    """
+
+    def __init__(
+        self, make: Callable[[], Served], prepare: Prepare, settings: ServeSettings, folder: Path,
+        placement: Placement, meter: Meter | None = None,
+    ) -> None:  # fmt: skip
+        self.prepare, self.settings, self.meter = prepare, settings, meter or Meter()
+        self._closing, self._placement = False, placement
+        self._ray, self._serve = _modules()
+        self._exceptions = import_module("ray.exceptions")
+        self._started = _connect(self._ray, placement)
+        self._deployed, self._handle = self._deploy(make, Path(folder).absolute(), placement)
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, name="poem-ray", daemon=True).start()
+
+    def submit(
+        self, stream: str, images: Tensor, *, deadline_ms: float | None = None, key: str | None = None,
+        payload: str = "",
+    ) -> Future[dict[str, Any]]:  # fmt: skip
+        """As `StreamEngine.submit`. A replica that dies meanwhile is 503 without a key; with one it is asked again."""
+        check_stream_id(stream)
+        self._check_open()
+        again = key is not None
+        return self._asked(stream, "submit", (images.numpy(), deadline_ms, key, payload), again)
+
+    def check_room(self, stream: str) -> None:
+        """Nothing is known here of the replicas' queues; a service that ends raises."""
+        self._check_open()
+
+    def command(self, stream: str, command: str, value: Any = None) -> Future[Any]:
+        """As `StreamEngine.command`."""
+        check_stream_id(stream)
+        self._check_open()
+        return self._asked(stream, "command", (command, value), command == "export")
+
+    def status(self, stream: str) -> dict[str, Any]:
+        """As `StreamEngine.status`."""
+        check_stream_id(stream)
+        found: dict[str, Any] = self._asked(stream, "status", (), True).result()
+        return found
+
+    def streams(self) -> list[dict[str, Any]]:
+        """The status of every stream: those of the replicas, then those that are on disk alone."""
+        used = [each for found in self._all("overview") for each in found["streams"]]
+        names = {each["stream"] for each in used}
+        future = asyncio.run_coroutine_threadsafe(self._call("", "stored", ()), self._loop)
+        return [*used, *(each for each in future.result(PATIENCE_S) if each["stream"] not in names)]
+
+    def summary(self) -> dict[str, Any]:
+        """What is known of the service, over all replicas."""
+        found = [each["summary"] for each in self._all("overview")]
+        if not found:
+            raise Problem(503, "no-replica", "no replica answers; wait for one to start", retry_after=5)
+        added = {name: sum(each[name] for each in found) for name in ("streams", "live", "waiting")}
+        return {**found[0], **added, "engine": "ray", "replicas": len(found), "ready": self.ready}
+
+    def refresh(self) -> None:
+        """Tell the meter what the replicas' meters were told since the last time; streams are those of who answers."""
+        gauges: dict[str, tuple[int, int, int]] = {}
+        for replica, told in self._all("told"):
+            for name, values in told:
+                if name == "streams":
+                    gauges[replica] = values
+                else:
+                    getattr(self.meter, name)(*values)
+        self.meter.streams(*(sum(each[at] for each in gauges.values()) for at in range(3)))
+
+    def replicas(self) -> list[dict[str, Any]]:
+        """What each replica has: its process, its summary, its streams."""
+        return self._all("overview")
+
+    @property
+    def ready(self) -> bool:
+        """Whether requests are taken."""
+        return not self._closing
+
+    def close(self, timeout_s: float = 60.0) -> bool:
+        """Let every replica answer what waits and save its streams, and end what was started here.
+
+        Returns:
+            Whether every replica said that it has done so; False where none answers.
+        """
+        if self._closing:
+            return True
+        self._closing = True
+        done = True
+        if self._deployed:
+            try:
+                said = self._every("close", timeout_s)
+                done = bool(said) and all(each is True for each in said)
+            finally:
+                self._serve.delete(self._placement.name)
+                if self._started:
+                    self._serve.shutdown()
+        if self._started:
+            self._ray.shutdown()
+        return done
+
+    def _check_open(self) -> None:
+        if self._closing:
+            raise Problem(503, "draining", "the service is ending and takes no more requests", retry_after=5)
+
+    def _asked(self, stream: str, method: str, values: tuple[Any, ...], again: bool) -> Future[Any]:
+        return asyncio.run_coroutine_threadsafe(self._ask(stream, method, values, again), self._loop)
+
+    async def _ask(self, stream: str, method: str, values: tuple[Any, ...], again: bool) -> Any:
+        """What a stream's replica says; asked again where the stream moves, or where that may be done twice."""
+        until = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                said = await self._call(stream, method, (stream, *values))
+            except Problem as problem:
+                if not again or problem.code != "replica-lost" or time.monotonic() > until or self._closing:
+                    raise
+            else:
+                if "value" in said:
+                    return said["value"]
+                refusal = Problem(**said["problem"])
+                if refusal.code not in ("moved", "draining") or time.monotonic() > until or self._closing:
+                    raise refusal  # "moved" and "draining" say that nothing was done
+            await asyncio.sleep(0.1)
+
+    async def _call(self, stream: str, method: str, values: tuple[Any, ...]) -> Any:
+        """One call of the stream's replica; Ray's errors as problems."""
+        handle = self._handle.options(session_id=stream) if stream else self._handle
+        try:
+            response = getattr(handle, method).remote(*values)
+            return await asyncio.wait_for(response, PATIENCE_S + (self.settings.deadline_ms or 0) / 1000)
+        except asyncio.TimeoutError as error:
+            raise Problem(
+                503, "no-replica", f"no replica answered within {PATIENCE_S:g} s; see `ray status`", retry_after=5
+            ) from error
+        except self._serve.exceptions.BackPressureError as error:
+            raise Problem(
+                429, "queue-full", "expected fewer requests waiting for replicas; send them more slowly", retry_after=1
+            ) from error
+        except self._exceptions.RayTaskError as error:
+            log.error("a replica failed: %s", error)
+            raise Problem(500, "internal", "the request failed inside the service, whose log says why") from error
+        except (self._exceptions.RayError, self._serve.exceptions.RayServeException) as error:
+            raise Problem(
+                503, "replica-lost",
+                "the stream's replica ended before it answered; with an Idempotency-Key, send it again: it is answered "
+                "as recorded where it was learnt from",
+                retry_after=1,
+            ) from error  # fmt: skip
+
+    def _all(self, method: str, timeout_s: float = 10.0) -> list[Any]:
+        """What every replica says that answers."""
+        return [each for each in self._every(method, timeout_s) if not isinstance(each, BaseException)]
+
+    def _every(self, method: str, timeout_s: float) -> list[Any]:
+        """What every replica says, an error for one that does not answer; empty where nothing is known in time."""
+        try:
+            found = list(self._handle.broadcast(method).results(timeout_s=timeout_s, return_exceptions=True))
+        except (self._exceptions.RayError, self._serve.exceptions.RayServeException, TimeoutError) as error:
+            log.warning("not every replica answers: %s", error)
+            return []
+        for each in found:
+            if isinstance(each, BaseException):
+                log.warning("a replica does not answer: %s", each)
+        return found
+
+    def _deploy(self, make: Callable[[], Served], folder: Path, placement: Placement) -> tuple[bool, Any]:
+        """Start the replicas, or use those that another front has started; says which, and their handle."""
+        cloudpickle = import_module("ray.cloudpickle")
+        config = import_module("ray.serve.config")
+        self._serve.start(proxy_location="Disabled")
+        if placement.name in self._serve.status().applications:
+            handle = self._serve.get_app_handle(placement.name)
+            theirs = handle.overview.remote().result(timeout_s=PATIENCE_S)
+            if (theirs["folder"], theirs["settings"]) != (str(folder), repr(self.settings)):
+                raise ValueError(
+                    f"expected an application {placement.name!r} of this folder and these settings on the cluster, got "
+                    f"one with {theirs['folder']}; name another with --name, or stop that one"
+                )
+            return False, handle
+        deployment = self._serve.deployment(
+            Replica, name=DEPLOYMENT, num_replicas=placement.replicas,
+            ray_actor_options={"num_cpus": placement.cpus, "num_gpus": placement.gpus},
+            max_ongoing_requests=MOST_ONGOING, max_queued_requests=MOST_QUEUED,
+            backpressure_config=config.BackpressureConfig(status_code=429, retry_after_s=1),
+            request_router_config=config.RequestRouterConfig(
+                request_router_class=ROUTER, request_router_kwargs={"num_fallback_replicas": 0}
+            ),
+            health_check_period_s=2, health_check_timeout_s=30, graceful_shutdown_wait_loop_s=0.5,
+            graceful_shutdown_timeout_s=placement.drain_s, max_constructor_retry_count=3,
+            logging_config={"enable_access_log": False, "log_level": "WARNING"},
+        )  # fmt: skip
+        free, wanted = self._ray.available_resources().get("CPU", 0.0), placement.replicas * placement.cpus
+        if free < wanted:
+            log.warning(
+                "%g replicas need %g CPUs and %g are free: waiting for more nodes", placement.replicas, wanted, free
+            )
+        bound = deployment.bind(
+            cloudpickle.dumps(make), search_path(), self.settings, str(folder), placement.threads, placement.drain_s
+        )
+        try:
+            handle = self._serve.run(bound, name=placement.name, route_prefix=None)
+        except RuntimeError as error:
+            said = self._serve.status().applications.get(placement.name)
+            why = "" if said is None else "; ".join(each.message for each in said.deployments.values())
+            self._serve.delete(self._placement.name)
+            if self._started:
+                self._serve.shutdown()
+                self._ray.shutdown()
+            raise ValueError(f"the replicas could not be started: {why or error}") from error
+        return True, handle
+
+
+def _modules() -> tuple[Any, Any]:
+    """Ray and Ray Serve."""
+    try:
+        ray, serve = import_module("ray"), import_module("ray.serve")
+        import_module("ray.serve.exceptions")
+        import_module(ROUTER.rpartition(".")[0])
+    except ImportError as error:
+        raise ImportError(
+            f"--engine ray needs Ray Serve 2.60 ({error}); type: pip install 'poem-tta[ray,serve]'"
+        ) from error
+    return ray, serve
+
+
+def _connect(ray: Any, placement: Placement) -> bool:
+    """Connect to the cluster, or start one on this machine; says whether this call did either."""
+    if ray.is_initialized():
+        return False
+    for name, value in {"RAY_worker_niceness": "0", "RAY_USAGE_STATS_ENABLED": "0"}.items():
+        os.environ.setdefault(name, value)  # count where the cluster is started here
+    settings: dict[str, Any] = {"address": placement.address, "log_to_driver": False, "logging_level": logging.ERROR}
+    if placement.address is None:
+        needed = max(os.cpu_count() or 1, int(placement.replicas * placement.cpus + 1))
+        settings.update(address="local", num_cpus=needed, include_dashboard=False)
+    with _signals_kept():
+        try:
+            ray.init(**settings)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            first = str(error).strip().splitlines()[0]
+            raise ConnectionError(f"no Ray cluster at {placement.address!r}: {first}; see `ray status`") from error
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    return True
+
+
+@contextmanager
+def _signals_kept() -> Iterator[None]:
+    """Restore the handlers of SIGINT and SIGTERM, which `ray.init` replaces."""
+    import signal
+
+    before: Mapping[int, Any] = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in before.items():
+                signal.signal(number, handler)
