@@ -42,8 +42,8 @@ NINE = (
 """The nine streams of ResNet-50; the two at severity 2 are run for it alone."""
 SHORT = ("clean", *(f"{name}-5" for name in MILD))
 """The streams at batch 8 and 1."""
-CONTINUAL, RECURRING, VISITS = 512, 250, 20
-"""Images of each corruption in `continual`; in each visit of `recurring`; and its number of visits to each."""
+VISITS = {"continual": (1, 512), "recurring": (20, 250), "recurring-short": (4, 128)}
+"""Streams that go through all corruptions in turn: how many times, and with how many images of each."""
 SPARE = 512
 """Clean images beside the stream's, without labels, for methods that measure importance on source images."""
 NOISE = -1
@@ -84,8 +84,10 @@ def names(net: str, batch: int = 64) -> tuple[str, ...]:
 
 def scored_count(stream: str, n: int) -> int:
     """Number of scored rows of a stream over n images."""
-    many = {"continual": len(CORRUPTIONS) * min(CONTINUAL, n), "recurring": VISITS * len(WORST) * min(RECURRING, n)}
-    return many.get(stream, n)
+    if stream not in VISITS:
+        return n
+    visits, size = VISITS[stream]
+    return visits * len(WORST) * min(size, n)
 
 
 def plan(stream: str, labels: Indices, seed: int) -> Plan:
@@ -103,8 +105,8 @@ def plan(stream: str, labels: Indices, seed: int) -> Plan:
         return _one(_shift(stream.removeprefix("sorted-")), Sorted()(labels, rng, seed))
     if stream == "mixed":
         return Plan(worst, rng.randint(0, len(worst), n).astype(np.int64), every, np.ones(n, bool))
-    if stream in ("continual", "recurring"):
-        visits, size = (1, CONTINUAL) if stream == "continual" else (VISITS, RECURRING)
+    if stream in VISITS:
+        visits, size = VISITS[stream]
         domains = [k for _ in range(visits) for k in range(len(worst))]
         images = [rng.permutation(n)[:size].astype(np.int64) for _ in domains]
         domain = np.repeat(np.array(domains, np.int64), len(images[0]))
@@ -235,10 +237,13 @@ class Store:
             self._write(net, seed, n, root, stem)
         about = json.loads(Path(f"{stem}.json").read_text())
         for shift in shifts:
-            path = Path(f"{stem}-{shift.corruption}-{shift.severity}.npy")
+            path = self.path(net, seed, shift)
             if shift != CLEAN and not path.is_file():
                 made = self._corrupted(key_of(net), seed, shift, np.arange(about["n"], dtype=np.int64), device)
-                np.save(path, made.cpu().numpy())
+                partial = path.with_suffix(".partial")
+                with partial.open("wb") as file:
+                    np.save(file, made.cpu().numpy())
+                partial.replace(path)  # whole or not at all: other processes read it
         return int(about["n"])
 
     def _write(self, net: str, seed: int, n: int, root: Path | None, stem: Path) -> None:
@@ -254,6 +259,10 @@ class Store:
         np.save(f"{stem}.npy", torch.stack(pixels).numpy())
         about = {"n": count, "labels": labels[rows].tolist(), "ids": rows.tolist(), "mask": mask}
         Path(f"{stem}.json").write_text(json.dumps(about))
+
+    def path(self, net: str, seed: int, shift: Shift) -> Path:
+        """The file of a seed's corrupted images, which is there where they were prepared."""
+        return Path(f"{self._stem(key_of(net), seed)}-{shift.corruption}-{shift.severity}.npy")
 
     def labels(self, net: str, seed: int) -> Indices:
         """Labels of a seed's images, spare ones left out."""
@@ -279,7 +288,7 @@ class Store:
         for number, shift in enumerate(rows.shifts):
             at = np.flatnonzero(rows.domain == number)
             which, back = np.unique(rows.image[at], return_inverse=True)
-            path = Path(f"{self._stem(key, seed)}-{shift.corruption}-{shift.severity}.npy")
+            path = self.path(net, seed, shift)
             if path.is_file():
                 made = torch.from_numpy(np.load(path, mmap_mode="r")[which]).to(device)
             else:
