@@ -50,7 +50,7 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_base_states_weights_normalisation_and_crop() -> None:
     names = zoo.bases()
-    assert len(names) == len(set(names)) == 21
+    assert len(names) == len(set(names)) == 24
     for name in names:
         base = zoo.base(name)
         assert base.tag

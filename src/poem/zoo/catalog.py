@@ -122,7 +122,7 @@ def training_records(file: str) -> dict[str, Any]:
     return json.loads(path.read_text()) if path.is_file() else {}
 
 
-def _ours(name: str, data: str, norm: tuple[Triple, Triple], notes: str) -> Base:
+def _ours(name: str, data: str, norm: tuple[Triple, Triple], notes: str, classes: int = 10) -> Base:
     record = training_records(f"{name.split('-')[0]}.json").get(name)
     known = () if record is None else (
         KnownAccuracy(data=data, accuracy=record["accuracy"], tolerance=0.3,
@@ -130,7 +130,8 @@ def _ours(name: str, data: str, norm: tuple[Triple, Triple], notes: str) -> Base
     )  # fmt: skip
     return Base(
         name=name, kind="own", arch=name, tag=name if record is None else f"{name} sha256:{record['sha256'][:12]}",
-        file=f"{name}.safetensors", mean=norm[0], std=norm[1], resize=32, crop=32, classes=10, known=known, notes=notes,
+        file=f"{name}.safetensors", mean=norm[0], std=norm[1], resize=32, crop=32, classes=classes, known=known,
+        notes=notes,
     )  # fmt: skip
 
 
@@ -221,6 +222,10 @@ _ALL = (
     ),
     *(
         _ours(f"cifar10-{norm}", "cifar10", CIFAR10, f"embedded; {words}; trained on images that are not compressed")
+        for norm, words in (("bn", "ResNet, batch norm"), ("gn", "ResNet, group norm"), ("vit", "ViT, layer norm"))
+    ),
+    *(
+        _ours(f"cifar100-{norm}", "cifar100", CIFAR100, f"{words}; yours to train: poem train-source cifar100", 100)
         for norm, words in (("bn", "ResNet, batch norm"), ("gn", "ResNet, group norm"), ("vit", "ViT, layer norm"))
     ),
 )  # fmt: skip

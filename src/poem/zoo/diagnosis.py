@@ -89,6 +89,8 @@ def diagnose(
         found.append(Finding("weights", words, score))
     elif mismatch:
         words = "no other mean/std, crop or label order explains it; other weights under this name, or other images"
+        if "re-encoded" in str(data.describe().get("provenance")):
+            words += ": these are re-encoded copies, the known accuracy is of the published files"
         found.append(Finding("unknown", words, score))
     return tuple(found)
 

@@ -187,6 +187,9 @@ NETS: dict[str, Callable[[], nn.Module]] = {
     "cifar10-bn": lambda: ResNet(widths=(20, 40, 72, 72)),
     "cifar10-gn": lambda: ResNet(widths=(20, 40, 72, 72), groups=4),
     "cifar10-vit": lambda: ViT(width=96, depth=5, heads=3, hidden=192),
+    "cifar100-bn": lambda: ResNet(widths=(20, 40, 72, 72), classes=100),
+    "cifar100-gn": lambda: ResNet(widths=(20, 40, 72, 72), classes=100, groups=4),
+    "cifar100-vit": lambda: ViT(width=96, depth=5, heads=3, hidden=192, classes=100),
 }
 """Constructors of our own networks by name; `poem.zoo.load` loads their weights."""
 

@@ -19,6 +19,7 @@ from torch.nn.functional import affine_grid, cross_entropy, grid_sample, pad
 from poem.zoo import nets
 from poem.zoo.predictions import channel_tensor
 from poem.zoo.train_data import TrainTestData
+from poem.zoo.training_check import accuracy_error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +53,8 @@ PLANS: dict[str, Plan] = {
         epochs=300, batch=256, optimizer="adamw", lr=1.5e-3, weight_decay=0.05, warmup=0.1, mix=0.3, clip=1.0
     ),
 }
-"""The plan of each network in `poem.zoo.nets`."""
+"""The plan of each network in `poem.zoo.nets`; CIFAR-100's are those of CIFAR-10."""
+PLANS |= {name.replace("cifar10-", "cifar100-"): plan for name, plan in PLANS.items() if name.startswith("cifar10-")}
 
 
 class TrainAugment:
@@ -255,9 +257,11 @@ def train(
     digest = nets.save_net(net, path, {"poem": name})
     again = nets.load_net(nets.build(name), path)
     place = torch.device(device)
+    measured = accuracy(again, task, device=place)
     return {
-        "accuracy": round(accuracy(again, task, device=place), 2),
+        "accuracy": round(measured, 2),
         "test_images": len(task.test),
+        "standard_error": round(accuracy_error(measured, len(task.test)), 2),
         "file": path.name,
         "sha256": digest,
         "bytes": path.stat().st_size,

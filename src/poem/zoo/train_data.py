@@ -1,4 +1,4 @@
-"""Data to train our own source networks on: digits and CIFAR-10, in memory, in two splits."""
+"""Data to train our own source networks on: digits, CIFAR-10 and CIFAR-100, in memory, in two splits."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from torch import Tensor
 from poem.streams import datasets
 from poem.streams.datasets import BinaryRows, ImageSet, Unreadable, cifar, mnist_digits
 from poem.streams.datasets.digit_sets import MNIST, SPLIT, digit_rows
+from poem.streams.datasets.python_cifar import PixelRows
 from poem.streams.images import size_text
-from poem.zoo.catalog import CIFAR10, DIGITS
+from poem.zoo.catalog import CIFAR10, CIFAR100, DIGITS
 
 SPLITS: tuple[Literal["train"], Literal["test"]] = ("train", "test")
 
@@ -58,15 +59,25 @@ def digits() -> TrainTestData:
 
 def cifar10(root: Path, *, partial: bool = False) -> TrainTestData:
     """CIFAR-10, all 60,000 images, as `poem.streams.datasets.cifar` finds it; `partial` accepts fewer."""
-    parts = [cifar(root, split=split, partial=partial) for split in SPLITS]
+    return _cifar(root, 10, partial)
+
+
+def cifar100(root: Path, *, partial: bool = False) -> TrainTestData:
+    """CIFAR-100 with its fine labels, all 60,000 images; `partial` accepts fewer."""
+    return _cifar(root, 100, partial)
+
+
+def _cifar(root: Path, classes: Literal[10, 100], partial: bool) -> TrainTestData:
+    parts = [cifar(root, classes=classes, split=split, partial=partial) for split in SPLITS]
     train, test = (_in_memory(part) for part in parts)
+    kind = "binary" if isinstance(parts[1], BinaryRows) else "python" if isinstance(parts[1], PixelRows) else "JPEG"
     about = {
-        "data": "CIFAR-10 (binary)" if isinstance(parts[1], BinaryRows) else "CIFAR-10 (JPEG)",
+        "data": f"CIFAR-{classes} ({kind})",
         "train": len(train),
         "test": len(test),
         "pixels_sha256": hashlib.sha256(test.images.numpy().tobytes()).hexdigest(),
     }
-    return TrainTestData(train, test, *CIFAR10, about)
+    return TrainTestData(train, test, *(CIFAR10 if classes == 10 else CIFAR100), about)
 
 
 def pack(root: Path, out: Path, *, partial: bool = False) -> int:

@@ -85,6 +85,9 @@ def _how_to_get(chosen: Base) -> str:
         return f"pip install {chosen.tag} (it carries {chosen.file}) and 'poem-tta[bench]', or {put}"
     if chosen.kind == "own":
         data = chosen.name.split("-")[0]
+        if not training_records(f"{data}.json"):
+            train = f"poem train-source {data} --nets {chosen.name} --root ROOT --out FOLDER"
+            return f"nobody publishes it: train it ({train}), and name FOLDER with --weights (weights= in Python)"
         return f"it is part of the package: install poem-tta again, or train it (`poem train-source {data}`), or {put}"
     if chosen.kind == "keras":
         return f"it is Keras' ImageNet weights, converted ({chosen.notes}); {put}"

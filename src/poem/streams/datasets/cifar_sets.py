@@ -60,6 +60,16 @@ def cifar(
     """Open CIFAR-10 or CIFAR-100: the binary or the python version, class folders, a tar of them, or a packed .npz.
 
     The python version, which torchvision downloads, is a pickle; it is read without running code (`python_cifar.py`).
+
+    Args:
+        root: The folder, tar or packed file, or a folder that holds it; by default $POEM_DATA.
+        classes: 10 or 100; of CIFAR-100 the fine labels.
+        split: The 10,000 test or the 50,000 training images.
+        partial: Accept fewer images than that, such as a small copy for a trial.
+
+    Raises:
+        FileNotFoundError: Nothing of the kind is there.
+        ValueError: A file is not whole, or holds something else.
     """
     if classes not in (10, 100) or split not in ("test", "train"):
         raise ValueError(f"expected classes 10 or 100 and split 'test' or 'train', got {classes!r} and {split!r}")
@@ -75,21 +85,26 @@ def cifar(
         (10, "test"): ["test_batch.bin"], (10, "train"): [f"data_batch_{part}.bin" for part in range(1, 6)],
         (100, "test"): ["test.bin"], (100, "train"): ["train.bin"],
     }[classes, split]  # fmt: skip
-    info = DatasetInfo(data=name, provenance=f"files as found; official: {source}", subset=f"all {count} ({split})")
+
+    def info(found: int) -> DatasetInfo:
+        words = f"all {count}" if found == count else f"{found} of {count}"
+        return DatasetInfo(data=name, provenance=f"files as found; official: {source}", subset=f"{words} ({split})")
+
     for folder in (base, base / f"cifar-{classes}-batches-bin", base / f"cifar-{classes}-binary"):
         if all((folder / file).is_file() for file in binary):
             header = 1 if classes == 10 else 2
-            rows = count // len(binary)
             paths = [folder / file for file in binary]
+            rows = paths[0].stat().st_size // (header + PIXELS) if partial else count // len(binary)
             names = CIFAR10_CLASSES if classes == 10 else None
+            labels = bin_labels(paths, max(1, rows), header, classes)
             return BinaryRows(
                 [(path, 0) for path in paths],
                 rows,
                 stride=header + PIXELS,
                 skip=header,
                 channels_last=False,
-                labels=bin_labels(paths, rows, header, classes),
-                info=info,
+                labels=labels,
+                info=info(len(labels)),
                 classes=names,
             )
     for path in (base, base / name, base / f"{name}-jpeg.tar", base / f"{name}-jpeg.tar.xz"):
@@ -111,7 +126,8 @@ def cifar(
     for folder in (base, base / f"cifar-{classes}-batches-py", base / f"cifar-{classes}-python"):
         paths = [folder / file.removesuffix(".bin") for file in binary]
         if all(path.is_file() for path in paths):
-            batches = [python_batch(path, count // len(paths), classes) for path in paths]
-            pixels, labels = (np.concatenate(each) for each in zip(*batches, strict=True))
-            return PixelRows(pixels, labels, info, CIFAR10_CLASSES if classes == 10 else None)
+            each = None if partial else count // len(paths)
+            batches = [python_batch(path, each, classes) for path in paths]
+            pixels, labels = (np.concatenate(part) for part in zip(*batches, strict=True))
+            return PixelRows(pixels, labels, info(len(labels)), CIFAR10_CLASSES if classes == 10 else None)
     raise FileNotFoundError(f"no {name} in {base}; expected {wanted}. It comes from: {source}")

@@ -81,8 +81,13 @@ def _check_memo(data: bytes) -> None:
             raise pickle.UnpicklingError(f"it puts a value at place {argument} of its memo and has {len(data)} bytes")
 
 
-def python_batch(path: Path, rows: int, classes: int) -> tuple[NDArray[np.uint8], Labels]:
+def python_batch(path: Path, rows: int | None, classes: int) -> tuple[NDArray[np.uint8], Labels]:
     """Read one file of the python version: pixels (rows, 3072), the red plane first, and labels (rows,).
+
+    Args:
+        path: The file.
+        rows: Number of images that it must hold; None for as many as it has labels.
+        classes: 10, or 100 for the fine labels of CIFAR-100.
 
     Raises:
         ValueError: The file is no batch of CIFAR, or names code to run.
@@ -97,10 +102,13 @@ def python_batch(path: Path, rows: int, classes: int) -> tuple[NDArray[np.uint8]
         raise ValueError(f"expected a batch of CIFAR's python version in {path}, got another file ({error})") from error
     values = {_text(key): value for key, value in found.items()} if isinstance(found, dict) else {}
     labels = values.get("labels" if classes == 10 else "fine_labels")
-    pixels = _pixels(values.get("data"), rows)
+    if rows is None and isinstance(labels, list):
+        rows = len(labels)
+    pixels = None if not rows else _pixels(values.get("data"), rows)
     if pixels is None or not isinstance(labels, list) or len(labels) != rows:
         raise ValueError(
-            f"expected {rows} images of 3072 bytes and as many labels in {path}, got others; download it again"
+            f"expected {rows or 'some'} images of 3072 bytes and as many labels in {path}, got others; "
+            "download it again"
         )
     if not all(type(label) is int and 0 <= label < classes for label in labels):
         raise ValueError(f"expected labels from 0 to {classes - 1} in {path}, got others; download it again")
