@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from poem.bench.cell import Cell
-from poem.bench.metrics import AURC, ECE, NLL, Accuracy, Metric, NonFinite, Windows
+from poem.bench.metrics import AURC, ECE, NLL, Accuracy, Metric, NonFinite, Windows, predicted
 from poem.bench.probes import Probes, finite_values
 from poem.bench.run_stream import AnsweredBatch, Delay
+from poem.bench.sample_cells import HASH_DIGITS, bits_text
 from poem.engine.accounting import BatchRecord
 from poem.recipes.recipe import Recipe
 
@@ -56,6 +59,8 @@ class Collector:
         self._entropy = torch.zeros(2, dtype=torch.float64)
         self._online = {True: Accuracy(), False: Accuracy()}  # by whether the batch was adapted to
         self._batches = self._adapted_batches = self._adapted_images = 0
+        self._right: list[Tensor] = []
+        self._labels = hashlib.sha256()
         self._queue: list[AnsweredBatch] = []
         self._queued_norms: list[Tensor] = []
 
@@ -87,6 +92,8 @@ class Collector:
         for metric in metrics:
             metric.update(logits, labels)
         self._update_domains(logits, labels)
+        self._right.append(predicted(logits).cpu() == labels.cpu())
+        self._labels.update(labels.cpu().numpy().astype("<i8").tobytes())
         if entries:
             entry = BatchRecord()
             entry.merge(entries)
@@ -105,7 +112,12 @@ class Collector:
             "windows": [100 * each for each in self.windows.accuracies()],
             "groups": self.probes.groups(),
             "probes": {**self.probes.result(), **online},
+            "samples": self._samples(),
         }
+
+    def _samples(self) -> dict[str, str]:
+        right = torch.cat(self._right).numpy() if self._right else np.zeros(0, bool)
+        return {"right": bits_text(right), "labels": self._labels.hexdigest()[:HASH_DIGITS]}
 
     @property
     def nonfinite(self) -> int:

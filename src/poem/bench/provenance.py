@@ -28,7 +28,7 @@ from poem.zoo.outside_bases import Factory
 if TYPE_CHECKING:
     from poem.bench.result import CellResult
 
-PACKAGE = Path(__file__).resolve().parent
+PACKAGE = Path(__file__).resolve().parents[1]
 OURS = ("poem", "__main__")
 MODULE = "module "
 """What the names of hashes of code begin with, in the provenance of a result."""

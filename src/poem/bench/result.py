@@ -23,7 +23,7 @@ from poem.streams.shift import VERSIONS
 __all__ = ["SCHEMA", "CellResult", "latest"]
 
 SCHEMA = 1
-ADDED = ("nonfinite",)
+ADDED = ("nonfinite", "samples")
 """Fields that came later within the schema: older files lack them and get the default."""
 
 
@@ -51,6 +51,10 @@ class CellResult:
     """low, newly (potentially reliable), high (the other high-entropy ones): n, pseudo-label accuracy, confidence."""
     probes: dict[str, Any] = field(default_factory=dict)
     """What figures need: transitions, entropy_bins, gradients, online."""
+    samples: dict[str, str] = field(default_factory=dict)
+    """`right`: one bit an answer, in order of arrival, as `poem.bench.sample_cells.bits_text` writes them, so that two
+    methods can be compared sample by sample; `labels`: digits of the SHA-256 of the labels, which say that two streams
+    are the same. Empty in files that do not have it."""
     ledger: dict[str, int]
     """The adapter's totals, counted in images as efficiency tables do, and source_images."""
     notes: list[str] = field(default_factory=list)
@@ -217,6 +221,7 @@ _SHAPES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "probes": (_mapping(_any), "names and values"),
     "ledger": (_mapping(_number), "names and numbers"),
     "nonfinite": (_number, "a number"),
+    "samples": (_mapping(_text), "names and texts"),
     "notes": (_list(_text), "a list of texts"),
     "provenance": (_mapping(_plain), "names and values"),
     "timing": (_mapping(_number), "names and numbers"),

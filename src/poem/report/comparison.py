@@ -149,7 +149,14 @@ def compare(a: Path, b: Path) -> Comparison:
 
 
 def _same(a: CellResult, b: CellResult) -> bool:
-    return a.identity() == b.identity()
+    return not _unequal_fields(a, b)
+
+
+def _unequal_fields(a: CellResult, b: CellResult) -> list[str]:
+    """Fields of the identity that differ; `samples`, which earlier versions did not write, where both have it."""
+    first, second = a.identity(), b.identity()
+    left_out = () if a.samples and b.samples else ("samples",)
+    return [name for name in first if name not in left_out and first[name] != second[name]]
 
 
 def _pair_by_label(first: Sequence[CellResult], second: Sequence[CellResult]) -> list[tuple[CellResult, CellResult]]:
@@ -185,12 +192,11 @@ def _namesakes(a: CellResult, b: CellResult) -> Namesakes:
 
 
 def _difference(a: CellResult, b: CellResult) -> Difference:
-    first, second = a.identity(), b.identity()
     return Difference(
         key=a.key,
         label=a.cell.label,
         metrics=_differing(a.metrics, b.metrics),
-        parts=tuple(name for name in first if name != "metrics" and first[name] != second[name]),
+        parts=tuple(name for name in _unequal_fields(a, b) if name != "metrics"),
     )
 
 

@@ -1,7 +1,8 @@
 "use strict";
 (() => {
   const root = document.documentElement;
-  const { titles, tables } = JSON.parse(document.getElementById("data").textContent);
+  const data = document.getElementById("data"); // the leaderboard has none, and no choice of a metric
+  const { titles, tables } = data ? JSON.parse(data.textContent) : { titles: {}, tables: {} };
   const said = document.getElementById("said");
 
   // Theme: the system's until somebody presses the button; remembered where the browser allows it.
@@ -62,11 +63,13 @@
     for (const line of document.querySelectorAll(".measure")) line.textContent = titles[key];
   };
   const metric = document.getElementById("metric");
-  metric.addEventListener("change", () => {
-    showMetric(metric.value);
-    said.textContent = `Tables show ${titles[metric.value]}`;
-  });
-  if (metric.value && metric.value !== "top1") showMetric(metric.value); // a reload may keep the choice
+  if (metric) {
+    metric.addEventListener("change", () => {
+      showMetric(metric.value);
+      said.textContent = `Tables show ${titles[metric.value]}`;
+    });
+    if (metric.value && metric.value !== "top1") showMetric(metric.value); // a reload may keep the choice
+  }
   const paper = document.getElementById("paper");
   if (paper) {
     // a page without any of the paper's numbers has no box for them
@@ -78,6 +81,7 @@
   // Sorting: inside each block of rows; a third press gives the order of print back.
   const valueOf = (row, at) => {
     const cell = row.cells[at];
+    if (cell.dataset.value !== undefined) return Number(cell.dataset.value); // a cell with more than its number
     const text = (cell.querySelector(".ours") || cell).textContent.trim();
     const number = parseFloat(text.replaceAll(",", "").replace("−", "-"));
     return Number.isNaN(number) ? text : number;
