@@ -1,0 +1,156 @@
+"""Measure two cells of each suite again, on a CPU, and compare them with those of results/study.
+
+    PYTHONPATH=src:benchmarks python -m study.check --suites cifar10 --data DATA
+    PYTHONPATH=src:benchmarks python -m study.check --suites imagenet-3k --data DATA --n 256
+
+A cell agrees where its accuracy differs by at most one standard error of an accuracy over so many samples. The samples
+are the same ones, so that most answers should be equal; how many are not is printed too. With `--n`, a whole number of
+batches, the first n samples of the stream are measured and compared: an answer depends on nothing that comes after it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from auto.cells import from_text, read_cells
+
+from study import measure, parts
+from study.evidence import Evidence, load_all
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A cell to measure again; seed 0, batch 64."""
+
+    part: str
+    net: str
+    stream: str
+    row: str
+
+
+CELLS = {
+    "cifar10": (Chosen("cifar10", "cifar10-bn", "fog-5", "tent"), Chosen("cifar10", "cifar10-vit", "snow-5", "poem")),
+    "imagenet-3k": (
+        Chosen("imagenet", "vit-tiny16", "snow-5", "tent"), Chosen("imagenet", "resnet50-keras", "contrast-5", "bn"),
+    ),
+    "tiny-imagenet": (
+        Chosen("lite0", "effnet-lite0", "contrast-5", "bn"), Chosen("lite0", "effnet-lite0", "fog-5", "tent"),
+    ),
+}  # fmt: skip
+"""Cheap ones, and none that collapses: a run that does is another one with every rounding."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """A cell that was measured again beside the one of the results; accuracies in percent."""
+
+    chosen: Chosen
+    n: int
+    of: int
+    """Samples of the cell in the results."""
+    now: float
+    then: float
+    other: int
+    """Samples that are right in one of the two alone."""
+
+    @property
+    def error(self) -> float:
+        """Standard error of the accuracy."""
+        share = self.then / 100
+        return 100 * math.sqrt(max(share * (1 - share), 1 / self.n**2) / self.n)
+
+    @property
+    def agrees(self) -> bool:
+        """Within a standard error."""
+        return abs(self.now - self.then) <= self.error
+
+    def __str__(self) -> str:
+        each, first = self.chosen, "" if self.n == self.of else f" (the first {self.n:,} of {self.of:,})"
+        verdict = "agrees" if self.agrees else "DIFFERS"
+        return (
+            f"{each.net} {each.row} on {each.stream}{first}: {self.now:.2f} % now, {self.then:.2f} % in the results, "
+            f"standard error {self.error:.2f}, {self.other} of {self.n:,} samples other: {verdict}"
+        )
+
+
+def compare(cell: Mapping[str, Any], evidence: Evidence, chosen: Chosen) -> Result:
+    """A measured cell beside the results'.
+
+    Raises:
+        ValueError: The results have no such cell, or one of other samples.
+    """
+    held = evidence.run(chosen.net, chosen.row, chosen.stream).get(cell["seed"])
+    if held is None:
+        raise ValueError(f"no cell {chosen.net} {chosen.row} {chosen.stream} in results/study to compare with")
+    n = cell["n"]
+    if n > len(held.bits) or (n == len(held.bits) and cell["hash"] != held.stream):
+        raise ValueError(
+            f"expected the {len(held.bits):,} samples of the results for {chosen.net} {chosen.stream}, got {n:,} "
+            "others: --data holds other images, or another copy of them"
+        )
+    now, then = from_text(cell["bits"], n), held.bits[:n]
+    return Result(
+        chosen, n, len(held.bits), 100 * float(now.mean()), 100 * float(then.mean()), int(np.sum(now != then))
+    )
+
+
+def measured(chosen: Chosen, args: argparse.Namespace, folder: Path) -> dict[str, Any] | None:
+    """The cell, measured now; None where its network or images are not found, which is printed."""
+    out = folder / "again.jsonl"
+    told = ["--parts", chosen.part, "--nets", chosen.net, "--streams", chosen.stream, "--rows", chosen.row]
+    told += ["--seeds", "0", "--again", "--device", args.device, "--processes", "1", "--out", str(out)]
+    told += ["--store", str(args.store or folder / "store")]
+    told += [] if args.data is None else ["--data", str(args.data)]
+    told += [] if args.weights is None else ["--weights", args.weights]
+    told += [] if args.n is None else ["--n", str(args.n)]
+    measure.measure(measure.parse(told))
+    cells = [cell for cell in read_cells([out]) if cell["row"] == chosen.row and cell["net"] == chosen.net]
+    return cells[-1] if cells else None
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure and compare; returns 1 where a cell differs or could not be compared."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--suites", default="cifar10", help=f"with commas between, out of {', '.join(parts.SUITES)}")
+    parser.add_argument("--data", type=Path, default=None, help="folder of the data sets; default $POEM_DATA")
+    parser.add_argument("--weights", default=None, help="folder of the large networks' weights; default $POEM_DATA")
+    parser.add_argument("--nets", default=None, help="only these networks, with commas between")
+    parser.add_argument("--n", type=int, default=None, help="at most so many samples, a multiple of 64")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--store", type=Path, default=None, help="folder for prepared images; default a temporary one")
+    args = parser.parse_args(arguments)
+    suites = args.suites.split(",")
+    if unknown := [suite for suite in suites if suite not in CELLS]:
+        parser.error(f"expected --suites out of {', '.join(CELLS)}; got {', '.join(unknown)}")
+    if args.n is not None and (args.n < 64 or args.n % 64):
+        parser.error(f"expected --n as a multiple of 64, so that batches are those of the results; got {args.n}")
+    evidence, _, _ = load_all()
+    failed = 0
+    for chosen in (each for suite in suites for each in CELLS[suite]):
+        if args.nets is not None and chosen.net not in args.nets.split(","):
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            cell = measured(chosen, args, Path(folder))
+        try:
+            if cell is None:
+                raise ValueError(f"{chosen.net} {chosen.row} on {chosen.stream} was not measured; see above")
+            result = compare(cell, evidence, chosen)
+        except ValueError as error:
+            print(error)
+            failed += 1
+            continue
+        print(result)
+        failed += not result.agrees
+    return int(failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
