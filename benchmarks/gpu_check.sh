@@ -37,9 +37,9 @@ contract() {  # every method captured, on three networks, shared between process
 agreement() {  # captured against eager: every method on three small networks, some on three large ones
     rm -f "$OUT"/agreement*.json
     local files=()
-    for shard in $(seq 0 7); do
+    for shard in $(seq 0 $((PROCESSES - 1))); do
         timeout 400 "$PYTHON" benchmarks/capture_check.py --nets digits-bn,digits-gn,digits-ln --methods every --size 32 \
-            --shard "$shard/8" --out "$OUT/agreement-$shard.json" >"$OUT/agreement-$shard.log" 2>&1 &
+            --shard "$shard/$PROCESSES" --out "$OUT/agreement-$shard.json" >"$OUT/agreement-$shard.log" 2>&1 &
         files+=("agreement-$shard.json")
     done
     for net in $NETS; do
