@@ -24,6 +24,7 @@ from anatomies import TABLE
 from nets import make_net
 
 import poem
+from poem.bench.leaderboard_rows import read_results
 from poem.bench.suites import load
 from poem.cli.list import SUFFIX_LINES, names_of
 from poem.cli.main import main
@@ -202,6 +203,31 @@ def test_the_suite_on_the_page_of_benchmarks_runs(
     rows = dict(re.findall(r"^\| (Tent|Tent by shape) \| \**([\d.]+)\** \| none", page, re.M))
     assert len(rows) == 2
     assert "select = EntropyBelow(0.4) &amp; PLPDAbove(0.1)" in page
+
+
+def test_the_row_on_the_page_of_the_leaderboard_is_made_and_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The suite, the three commands, and the file in the repository that they made."""
+    from poem.bench import provenance
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(provenance, "_commit", lambda: {"commit": "0" * 40, "dirty": False})
+    page = _read("docs/leaderboard.md")
+    blocks = re.search(r"```yaml\n(name: mine\n.*?)```\n\n```console\n(.*?)```", page, re.DOTALL)
+    assert blocks is not None
+    Path("mine.yaml").write_text(blocks[1])
+    first, second, third = (line.removeprefix("$ poem ").split() for line in blocks[2].splitlines())
+    assert main([*first, "--engine", "inline"]) == 0
+    assert main(second) == 0
+    assert main(third) == 0
+    assert "18 cells, 3 rows in 1 blocks" in capsys.readouterr().out
+    kept = {each.key: each for each in read_results(ROOT / "results" / "leaderboard" / "tent-by-shape.json")}
+    again = {each.key: each for each in read_results(Path("tent-by-shape.json"))}
+    assert set(kept) == set(again), "the file in the repository is of this suite"
+    for key, result in again.items():
+        n = result.card["total"]
+        assert result.metrics["top1"] == pytest.approx(kept[key].metrics["top1"], abs=100 * 0.5 / n**0.5)
 
 
 TABLED = re.findall(r"^\| `([\w-]+)` \|", (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8"), re.M)
