@@ -55,12 +55,15 @@ def rescaled(amount: Tensor, ratio: float) -> Tensor:
     return (amount * (ratio / (amount**2).mean()) ** 0.5).clamp(-1, 1)
 
 
-def spa(net: nn.Module, batches: list[Tensor], *, lr: float, rng: Generator, patch: int = 16) -> Iterator[Outcome]:
+def spa(
+    net: nn.Module, batches: list[Tensor], *, lr: float, rng: Generator, patch: int = 16, dropped: float | None = None
+) -> Iterator[Outcome]:
     """Three optimisers: norm layers, the predictor, and the noise, which climbs; the plain head answers."""
     student = with_batch_statistics(net)
     convolutional = isinstance(student, ConvNet)
     theta, head = all_norms(student), student.fc if isinstance(student, ConvNet) else student.head
     drop, ratio = (0.1, 0.1) if convolutional else (0.2, 0.4)
+    drop = drop if dropped is None else dropped
     predictor = nn.Parameter(torch.eye(head.in_features, dtype=head.weight.dtype))
     side = batches[0].shape[-1] // patch
     amount = nn.Parameter(torch.full((side, side), ratio**0.5, dtype=head.weight.dtype))
