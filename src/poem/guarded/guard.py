@@ -15,10 +15,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -44,11 +44,12 @@ from poem.guarded.asked import (
 )
 from poem.guarded.audit import MACHINE, Audit, AuditLines, Event, tensor_hash
 from poem.guarded.budget import AnswerBudget
-from poem.guarded.guard_state import from_plain, to_plain
+from poem.guarded.guard_state import GuardState
 from poem.guarded.judgement import BatchNumbers, Judgement, Verdict, answers, entropies, judged_tensors, mean_of
 from poem.guarded.replies import Replies, shifted_input
+from poem.guarded.saved_state import joined, parted
+from poem.guarded.settings import GuardSettings, stated
 from poem.guarded.signals import Averages, Signals
-from poem.parts.fields import Checked, Count, NotNegative, Positive, Range
 from poem.parts.readout import Uncorrected
 from poem.parts.runs import RUNS
 from poem.parts.statistics import Source
@@ -74,66 +75,6 @@ OWN_KINDS = ("header", "batch", "event", "resumed")
 """Kinds of lines that a guard writes to its audit."""
 SPIKE = 10.0
 """A gradient so many times the median of the last ones is an event."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class GuardSettings(Checked):
-    """What a guard does. The margins were chosen on four corruptions that no table uses; `docs/guard.md` says how."""
-
-    budget: float | None = None
-    every: Count = 1
-    view: Literal["shift", "none"] = "shift"
-    adapt: Literal["always", "when shifted"] = "always"
-    when_worse: Literal["roll back", "reset", "freeze", "answer"] = "roll back"
-    margin: NotNegative = 0.013
-    early: NotNegative = 0.033
-    balance: NotNegative = 0.33
-    collapse: NotNegative = 0.02
-    horizon: Count = 1024
-    ring: Annotated[int, Range(at_least=1, at_most=1024)] = 4
-    snapshot_every: Count = 8
-    alpha: Annotated[float, Range(above=0, below=1)] = 0.01
-    reference: Count = 256
-    max_updates: Count | None = None
-    max_ms: Positive | None = None
-    max_distance: Positive | None = None
-    seed: int = 0
-    name: str = ""
-
-    def __post_init__(self) -> None:
-        """Refuses a budget where the source does not answer every batch, and a name that would break a log's line."""
-        super().__post_init__()
-        if not self.name.isprintable():
-            raise ValueError(f"expected a name without line ends and control characters, got {self.name!r}")
-        if self.budget is not None:
-            AnswerBudget(self.budget)
-            if self.every != 1:
-                raise ValueError(
-                    f"expected every=1 with a budget, got every={self.every}: a share of answers that differ from the "
-                    "source's is known only where the source answers every batch; leave one of them out"
-                )
-
-
-@dataclass(frozen=True)
-class GuardState:
-    """All that a guard remembers between two batches: one value, replaced when a batch is over."""
-
-    batches: int = 0
-    verdict: Verdict = "mean"
-    averages: Averages | None = None
-    shift: ShiftAlarm = field(default_factory=ShiftAlarm)
-    worse: MeanBound = field(default_factory=MeanBound)
-    budget: AnswerBudget | None = None
-    ring: tuple[tuple[int, Snapshot], ...] = ()
-    gradients: tuple[float, ...] = ()  # of the last updates
-    updates: int = 0
-    rollbacks: int = 0
-    wait: int = 0  # batches until a rollback may be made again
-    trial: int = 0  # images for which the source answers yet, after something was undone
-    stopped: str = ""  # why nothing is learnt any more; "" while it is
-    skipped: str = ""  # why the last batch was not learnt from; "" where it was
-    learn_ms: float = 0.0  # running mean of a call that learns; with max_ms alone
-    plain_ms: float = 0.0  # and of one that does not
 
 
 @dataclass(frozen=True)
@@ -597,23 +538,13 @@ class Guard:
     def state_dict(self) -> dict[str, Any]:
         """The adapter's state, and the guard's under `guard`."""
         with self._lock:
-            state = self.adapter.state_dict()
-            plain, tensors = to_plain(self._held)
-            plain["signals"] = None if self.signals is None else self.signals.as_dict()
-            return {**state, "guard": plain, "tensors": {**state["tensors"], **tensors}}
+            return joined(self.adapter.state_dict(), self._held, self.signals)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where a guarded state left off, and note it in the audit; one without a guard's part is refused."""
-        if not isinstance(state, dict) or not isinstance(state.get("guard"), dict):
-            raise ValueError("expected the state of a guarded adapter, got one without a guard; load it unguarded")
-        if not isinstance(state.get("tensors"), dict):
-            raise ValueError("expected tensors by name in the state, got something else")
         with self._lock:
-            own = {key: tensor for key, tensor in state["tensors"].items() if not key.startswith("guard/")}
-            held = from_plain(state["guard"], state["tensors"], self._first, self.adapter.checkpoint().state)
-            rest = {key: value for key, value in state.items() if key not in ("guard", "tensors")}
-            signals = _signals(state["guard"].get("signals"))
-            self.adapter.load_state_dict({**rest, "tensors": own})
+            own, held, signals = parted(state, self._first, self.adapter.checkpoint().state)
+            self.adapter.load_state_dict(own)
             self._held, self.signals, self._answered = held, signals, None
             header = self.header()
             here = {name: header[name] for name in MACHINE if name in header}
@@ -778,7 +709,7 @@ class Guard:
             "method": self.name, **self._named, "recipe": written(self.recipe), "weights": state["source"],
             "mean": state["mean"], "std": state["std"], "mask": state["mask"], "prepared": state["prepared"],
             "reference": reference, **{name: given[name] for name in ("batch_size", "seed", "precision", "split")},
-            "guard": _stated(self.settings), "torch": torch.__version__,
+            "guard": stated(self.settings), "torch": torch.__version__,
             "device": next(self.model.parameters()).device.type, "threads": torch.get_num_threads(),
             "deterministic": torch.are_deterministic_algorithms_enabled(),
             **({"run": self._about} if self._about else {}),
@@ -886,20 +817,7 @@ def _no_signals() -> Signals:
     return Signals(*[0.0] * len(fields(Signals)))
 
 
-def _signals(values: Any) -> Signals | None:
-    """The signals of a saved state; None where it has none."""
-    try:
-        return None if values is None else Signals(**values)
-    except TypeError as error:
-        raise ValueError(f"expected the state of a guarded adapter, got one with other signals: {error}") from error
-
-
 def _shift_text(shift: ShiftAlarm) -> str:
     """What the shift alarm means, in words."""
     among = "source data" if shift.given else f"the first {shift.reference} images; a shift before them is invisible"
     return f"the source's entropies have shifted after {shift.rang_at} images (compared with {among})"
-
-
-def _stated(settings: GuardSettings) -> dict[str, Any]:
-    """The settings that decide something, as plain values; the stream's name does not."""
-    return {name: getattr(settings, name) for name in GuardSettings.__dataclass_fields__ if name != "name"}
