@@ -31,7 +31,9 @@ from poem.guarded import guard as guard_module
 from poem.guarded.audit import Audit, Event, read_audit
 from poem.guarded.guard import Guard
 from poem.guarded.replay import replay
-from poem.guarded.signals import Averages
+from poem.guarded.settings import GuardSettings
+from poem.guarded.signals import AverageNumbers, Averages
+from poem.guarded.verdict import verdict_of
 from poem.streams.datasets import mnist_digits
 
 SOON: dict[str, Any] = {"horizon": 256, "snapshot_every": 2, "early": 0.05}
@@ -111,8 +113,10 @@ def test_a_verdict_that_changes_is_an_event(
     x, _ = stream()
     told: list[Event] = []
     guard = toy(when_worse="answer", on_event=told.append, audit=tmp_path / "audit.jsonl")
-    judge, coming = guard._verdict, iter(["mean", "source", "source", "adapted", "source"])
-    monkeypatch.setattr(guard, "_verdict", lambda *args, **words: (next(coming), judge(*args, **words)[1]))
+    coming = iter(["mean", "source", "source", "adapted", "source"])
+    monkeypatch.setattr(
+        guard_module, "verdict_of", lambda *args, **words: (next(coming), verdict_of(*args, **words)[1])
+    )
     with caplog.at_level(logging.INFO, logger="poem"):
         for batch in x[:250].split(50):
             guard(batch)
@@ -660,11 +664,11 @@ def test_source_data_reach_the_guard_s_alarm() -> None:
 def test_a_lower_balance_is_no_collapse_where_steadier_answers_follow_the_runs(
     runs: tuple[float, float], steady: tuple[float, float], verdict: str
 ) -> None:
-    guarded = poem.guard(poem.adapt(make_net("gn"), "tent"))
     classes = torch.tensor([[0.25] * 4, [0.55, 0.15, 0.15, 0.15]])  # of source and adapted: the latter less balanced
     seen = replace(Averages.start(4, torch.device("cpu")), classes=classes, seen=torch.tensor(1024.0))
     seen = replace(seen, runs=torch.tensor(runs), steady=torch.tensor(steady))
-    assert guarded._verdict(seen, with_view=True)[0] == verdict
+    numbers = AverageNumbers(*seen.numbers().tolist())
+    assert verdict_of(GuardSettings(), numbers, 4, with_view=True)[0] == verdict
 
 
 @pytest.mark.parametrize(
@@ -680,13 +684,11 @@ def test_a_lower_balance_is_no_collapse_where_steadier_answers_follow_the_runs(
 def test_a_source_that_fell_is_judged_by_the_other_s_steadiness(
     fell: float, balance: float, steady: float, verdict: str
 ) -> None:
-    guarded = poem.guard(poem.adapt(make_net("gn"), "tent"))
-    averages = Averages.start(10, torch.device("cpu"))
     clear = [0.99, 0.9, 2.3, 2.3, 3.0, 2.0, 3.0, 0.1]  # steadiness, balance, runs, shared runs, most answered
-    known = [*clear, 1024.0, fell, balance, steady]
-    assert guarded._verdict(averages, with_view=True, known=known)[0] == verdict
-    early = [*clear, 128.0, fell, balance, steady]
-    assert guarded._verdict(averages, with_view=True, known=early)[0] == "source", (
+    known = AverageNumbers(*[*clear, 1024.0, fell, balance, steady])
+    assert verdict_of(GuardSettings(), known, 10, with_view=True)[0] == verdict
+    early = known._replace(images=128.0)
+    assert verdict_of(GuardSettings(), early, 10, with_view=True)[0] == "source", (
         "judged after a quarter of the horizon"
     )
 

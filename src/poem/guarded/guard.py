@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -49,9 +49,9 @@ from poem.guarded.judgement import BatchNumbers, Judgement, Verdict, answers, en
 from poem.guarded.replies import Replies, shifted_input
 from poem.guarded.saved_state import joined, parted
 from poem.guarded.settings import GuardSettings, stated
-from poem.guarded.signals import Averages, Signals
+from poem.guarded.signals import Averages, Signals, no_signals, stopped_signals
+from poem.guarded.verdict import verdict_of
 from poem.parts.readout import Uncorrected
-from poem.parts.runs import RUNS
 from poem.parts.statistics import Source
 from poem.recipes.recipe import Recipe
 from poem.recipes.text import written
@@ -61,16 +61,10 @@ ANSWERING: dict[Verdict, str] = {"source": "the source", "mean": "the mean of bo
 """Who answers, by verdict, in words."""
 STOPPED = "stopped by hand"
 TOO_SLOW = "predicting alone takes longer than max_ms={:g}, which cannot be kept; every 100th batch is learnt from"
-ONE_ANSWER, POOR = 0.95, 0.7
-"""A class's share of the source's answers from which on it gives one answer, and a poor network's steadiness."""
-MANY_LATELY = 0.4
-"""The balance that many answers have more than one lately, as a share of the most there is."""
 NO_IMAGES = (
     "the input is no batch of images (batch, channels, height, width), so it is not looked at shifted (view='none'): "
     "the verdict rests on the balance of the answers alone"
 )
-MOST_GAINED = 0.3
-"""Nats of balance gained that count for the adapted answers, at most; less where there are fewer than ten classes."""
 OWN_KINDS = ("header", "batch", "event", "resumed")
 """Kinds of lines that a guard writes to its audit."""
 SPIKE = 10.0
@@ -256,7 +250,7 @@ class Guard:
             if source is None:
                 source, _, _ = yield AskSource("images")
         if source is None:
-            measured, differs = self.signals or _no_signals(), math.nan
+            measured, differs = self.signals or no_signals(), math.nan
             answer, verdict, sound = raw, held.verdict, adapted.amax(1).isfinite()
             given: tuple[Verdict, Tensor] = ("adapted", torch.zeros(len(raw), dtype=torch.bool))
             judged, finite = verdict, bool(sound.all())
@@ -277,7 +271,7 @@ class Guard:
             finite = numbers.finite
             if shares:
                 events += self._alarm(numbers.entropies, shift, held)
-            judged, measured = self._verdict(judgement_made.averages, with_view=views, known=numbers.averages)
+            judged, measured = verdict_of(settings, numbers.averages, source.shape[1], with_view=views)
             verdict = "source" if held.trial > 0 else judged
             held = replace(held, averages=judgement_made.averages, trial=max(0, held.trial - len(images)))
             worse.update(numbers.worse)
@@ -317,10 +311,7 @@ class Guard:
     ) -> Taken:
         """The source's answer and nothing else: all but the shift alarm stays as it was when the guard was stopped."""
         answer = self.adapter.in_model_shape(source)
-        signals = replace(
-            _no_signals(), source_steadiness=None, adapted_steadiness=None, source_balance=None, adapted_balance=None,
-            runs=None, adapted_runs=None, evidence=None, drift=drift,
-        )  # fmt: skip
+        signals = stopped_signals(drift)
         given: tuple[Verdict, Tensor] = ("source", torch.ones(len(source), dtype=torch.bool))
         return Taken(images, answer, replace(held, batches=held.batches + 1), signals, given, events, learning=False)
 
@@ -362,47 +353,6 @@ class Guard:
         kept, budget = held.budget.grant(own != other, chances[rows, other] - chances[rows, own])
         kept = kept | (own == other)
         return torch.where(kept[:, None], answer, source), by_source | ~kept, replace(held, budget=budget)
-
-    def _verdict(
-        self, averages: Averages, *, with_view: bool, known: list[float] | None = None
-    ) -> tuple[Verdict, Signals]:
-        """Which answer is given, and the steadiness, balance and evidence that it is made of; `known`: its numbers.
-
-        Evidence is the adapted answers' steadiness less the source's; its margin is wider early. Where classes do not
-        come in runs, which shows after a quarter of the horizon, a higher balance counts for the adapted answers too,
-        because the source's are collapsing, and a source that gives one answer all along is steady without knowing
-        anything. Where they do, wrong answers are the more balanced ones. A lower balance than the source's is a
-        collapse; not so where classes come in runs that the adapted answers follow at least as well, and as steadily.
-        A source whose answers were many and are one now, while the adapted answers are many still, has collapsed; the
-        adapted answers are then compared with a poor network's steadiness.
-        """
-        settings = self.settings
-        known = averages.numbers().tolist() if known is None else known
-        own, other, source_balance, adapted_balance, runs, adapted_runs, shared, most, seen, *lately = known
-        fell, gained_lately, steady_lately = lately
-        classes = averages.classes.shape[1]
-        poor, most_gained = _poor(classes), MOST_GAINED * min(1.0, math.log(classes) / math.log(10))
-        early = math.sqrt(64 / max(1.0, min(seen, settings.horizon)))
-        judged = seen >= settings.horizon / 4
-        shuffled = shared < RUNS and judged
-        constant = most > ONE_ANSWER and shuffled
-        evidence = other - (min(own, poor) if constant else own) if with_view else 0.0
-        gained = adapted_balance - source_balance
-        if gained > 0 and shuffled:
-            evidence += settings.balance * min(gained, most_gained)
-        fallen = with_view and judged and fell > 0 and gained_lately > MANY_LATELY * math.log(classes)
-        if fallen:
-            evidence = max(evidence, steady_lately - poor)
-        measured = replace(
-            _no_signals(), source_steadiness=own, adapted_steadiness=other, source_balance=source_balance,
-            adapted_balance=adapted_balance, runs=runs, adapted_runs=adapted_runs, evidence=evidence,
-        )  # fmt: skip
-        margin = settings.margin + settings.early * early
-        follows = with_view and runs >= RUNS and adapted_runs >= runs and other > own
-        collapsed = gained < -settings.collapse - 0.05 * early and not follows and not fallen
-        if not math.isfinite(evidence) or collapsed or evidence < -margin:
-            return "source", measured
-        return "adapted" if evidence > margin else "mean", measured
 
     # Learning and its limits ------------------------------------------------------------------------------------------
 
@@ -800,21 +750,11 @@ def _tensors(given: Tensor | ModelInput) -> list[Tensor]:
     return given.tensors if isinstance(given, ModelInput) else [given]
 
 
-def _poor(classes: int) -> float:
-    """How steady a poor network is: more so the fewer classes there are to choose from."""
-    return max(POOR, 1 / classes + 2 / 3 * (1 - 1 / classes))
-
-
 def _timed(held: GuardState, learning: bool, milliseconds: float) -> GuardState:
     """With the running mean of the time that such a call takes moved by one more."""
     before = held.learn_ms if learning else held.plain_ms
     mean = milliseconds if before == 0 else 0.8 * before + 0.2 * milliseconds
     return replace(held, learn_ms=mean) if learning else replace(held, plain_ms=mean)
-
-
-def _no_signals() -> Signals:
-    """Before the source has answered any batch."""
-    return Signals(*[0.0] * len(fields(Signals)))
 
 
 def _shift_text(shift: ShiftAlarm) -> str:
