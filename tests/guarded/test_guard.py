@@ -508,8 +508,8 @@ def test_a_full_disk_does_not_end_the_run(tmp_path: Path, room: int, caplog: pyt
     told: list[Event] = []
     guard, other = toy(audit=tmp_path / "audit", on_event=told.append), toy()
     disk = Full(room)
-    assert isinstance(guard._audit, Audit)
-    guard._audit._file = disk  # type: ignore[assignment]
+    assert isinstance(guard._told.audit, Audit)
+    guard._told.audit._file = disk  # type: ignore[assignment]
     with caplog.at_level(logging.WARNING, logger="poem"):
         answers = run(guard, stream()[0])
     assert torch.equal(answers, run(other, stream()[0]))

@@ -12,7 +12,6 @@ import logging
 import math
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
@@ -44,6 +43,7 @@ from poem.guarded.asked import (
 )
 from poem.guarded.audit import MACHINE, Audit, AuditLines, Event, tensor_hash
 from poem.guarded.budget import AnswerBudget
+from poem.guarded.event_log import EventLog
 from poem.guarded.guard_state import GuardState
 from poem.guarded.judgement import BatchNumbers, Judgement, Verdict, answers, entropies, judged_tensors, mean_of
 from poem.guarded.replies import Replies, shifted_input
@@ -114,11 +114,12 @@ class Guard:
                 f"{adapter.name} answers as the source does, so there is nothing to guard; guard a method that adapts"
             )
         self.adapter, self.settings = adapter, settings
-        self.events: deque[Event] = deque(maxlen=1000)
+        self._told = EventLog(adapter.name, settings.name, on_event)
+        self.events = self._told.events
         """The last thousand events."""
         self.signals: Signals | None = None
         """What was seen at the last batch; None before the first."""
-        self._on_event, self._lock = on_event, threading.RLock()
+        self._lock = threading.RLock()
         self._answered: tuple[Verdict, Tensor] | None = None  # of the last batch: whose answer, and the source's rows
         self._called = self._learnt = False  # in this process: first calls are slower than all others
         norms = [each for each in adapter.model.modules() if isinstance(each, nn.modules.batchnorm._BatchNorm)]
@@ -135,9 +136,8 @@ class Guard:
         self._first = GuardState(shift=shift, worse=MeanBound(alpha=settings.alpha), budget=budget)
         self._held = copy.deepcopy(self._first)
         self._about = dict(about or {})
-        self._audit: Audit | AuditLines | None = None
         if audit is not None:
-            self._audit = Audit(Path(audit), self.header(), append=append)
+            self._told.audit = Audit(Path(audit), self.header(), append=append)
 
     # Calls ------------------------------------------------------------------------------------------------------------
 
@@ -160,12 +160,12 @@ class Guard:
         if self.adapter.is_frozen:
             raise RuntimeError("expected a guard that may learn, got one inside frozen(); repeat a run outside of it")
         with self._lock:
-            own, lines = self._audit, AuditLines()
-            self._audit = lines
+            own, lines = self._told.audit, AuditLines()
+            self._told.audit = lines
             try:
                 self._call(images, learn)
             finally:
-                self._audit = own
+                self._told.audit = own
         return lines.lines[0]
 
     def _call(self, images: Tensor | ModelInput, learn: bool | None) -> Tensor:
@@ -319,11 +319,11 @@ class Guard:
         """A batch's line to the audit; that it could not be written is one more of its events."""
         line = {
             "kind": "batch", "batch": taken.held.batches - 1, "count": len(taken.images),
-            "images": tensor_hash(*_tensors(taken.images)) if self._audit else "", "learn": taken.learning,
+            "images": tensor_hash(*_tensors(taken.images)) if self._told.audit else "", "learn": taken.learning,
             "verdict": taken.held.verdict, "events": [event.kind for event in taken.events],
-            "signals": taken.signals.as_dict(), "answer": tensor_hash(taken.answer) if self._audit else "",
+            "signals": taken.signals.as_dict(), "answer": tensor_hash(taken.answer) if self._told.audit else "",
         }  # fmt: skip
-        lost = self._write(line)
+        lost = self._told.write(line, self._held.batches)
         if lost is not None:
             taken.events.append(lost)
 
@@ -498,7 +498,7 @@ class Guard:
             self._held, self.signals, self._answered = held, signals, None
             header = self.header()
             here = {name: header[name] for name in MACHINE if name in header}
-            self._write({"kind": "resumed", "batch": held.batches, **here})
+            self._told.write({"kind": "resumed", "batch": held.batches, **here}, held.batches)
 
     def save(self, path: str | Path) -> None:
         """Write the state to a file, whole or not at all."""
@@ -510,8 +510,8 @@ class Guard:
 
     def unload(self) -> nn.Module:
         """Return the very model that came in, and close the audit."""
-        if self._audit is not None:
-            self._audit.close()
+        if self._told.audit is not None:
+            self._told.audit.close()
         self._judged.release()
         return self.adapter.unload()
 
@@ -602,37 +602,8 @@ class Guard:
     # Events -----------------------------------------------------------------------------------------------------------
 
     def _tell(self, event: Event) -> None:
-        """An event to the list, the log, the audit and the user's function, whose errors are logged."""
-        event = replace(event, name=self.settings.name)
-        self.events.append(event)
-        log.info("guard of %s: %s", self._title, event)
-        line = {"kind": "event", "batch": event.batch, "event": event.kind, "why": event.why, **self._named}
-        lost = self._write({**line, "signals": event.signals})
-        if self._on_event is not None:
-            try:
-                self._on_event(event)
-            except Exception:
-                log.exception("guard of %s: on_event failed at %s", self._title, event)
-        if lost is not None:
-            self._tell(lost)
-
-    @property
-    def _title(self) -> str:
-        """Whose guard it is, for the log: the method and, where it was given, the stream's name."""
-        return ", ".join(each for each in (self.name, self.settings.name) if each)
-
-    @property
-    def _named(self) -> dict[str, str]:
-        """The stream's name for the audit, where it was given."""
-        return {"name": self.settings.name} if self.settings.name else {}
-
-    def _write(self, line: dict[str, Any]) -> Event | None:
-        """A line to the audit; where the disk is full that is an event, and the run goes on."""
-        failed = None if self._audit is None else self._audit.write(line)
-        if failed is None:
-            return None
-        log.warning("guard of %s: the audit is lost: %s; the run goes on without it", self._title, failed)
-        return Event(self._held.batches, "audit lost", f"{failed}; the run goes on without it")
+        """An event to the list, the log, the audit and the user's function."""
+        self._told.tell(event, self._held.batches)
 
     def note(self, kind: str, **values: Any) -> None:
         """Write a line of the caller's own to the audit, where there is one; a replay passes over it.
@@ -647,7 +618,7 @@ class Guard:
         if kind in OWN_KINDS:
             raise ValueError(f"expected a kind of line that a guard does not write itself, got {kind!r}; name another")
         with self._lock:
-            lost = self._write({"kind": kind, **values})
+            lost = self._told.write({"kind": kind, **values}, self._held.batches)
             if lost is not None:
                 self._tell(lost)
 
@@ -656,7 +627,7 @@ class Guard:
         state, given, shift = self.adapter.state_dict(), self.adapter.settings, self._first.shift
         reference = tensor_hash(torch.tensor(shift.ranks.values)) if shift.given else None
         return {
-            "method": self.name, **self._named, "recipe": written(self.recipe), "weights": state["source"],
+            "method": self.name, **self._told.named, "recipe": written(self.recipe), "weights": state["source"],
             "mean": state["mean"], "std": state["std"], "mask": state["mask"], "prepared": state["prepared"],
             "reference": reference, **{name: given[name] for name in ("batch_size", "seed", "precision", "split")},
             "guard": stated(self.settings), "torch": torch.__version__,
