@@ -28,6 +28,7 @@ from poem import zoo
 from poem.engine.accounting import BatchRecord
 from poem.engine.model_lock import model_lock
 from poem.guarded import guard as guard_module
+from poem.guarded import limits
 from poem.guarded.audit import Audit, Event, read_audit
 from poem.guarded.guard import Guard
 from poem.guarded.replay import replay
@@ -320,8 +321,8 @@ def test_max_distance() -> None:
 
 def test_max_ms_learns_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
-    monkeypatch.setattr(guard_module, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
-    monkeypatch.setattr(guard_module, "seconds_apart", lambda: 0.0)
+    monkeypatch.setattr(limits, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr(limits, "seconds_apart", lambda: 0.0)
     real = poem.Adapter.answer_with_record
 
     def slow(self: poem.Adapter, images: Tensor) -> tuple[Tensor, BatchRecord]:
@@ -346,8 +347,8 @@ def test_max_ms_learns_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_max_ms_leaves_out_the_first_calls_which_are_slower(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, calls = [0.0], list[float]()
-    monkeypatch.setattr(guard_module, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
-    monkeypatch.setattr(guard_module, "seconds_apart", lambda: 0.0)
+    monkeypatch.setattr(limits, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr(limits, "seconds_apart", lambda: 0.0)
     real = poem.Adapter.answer_with_record
 
     def slow_at_first(self: poem.Adapter, images: Tensor) -> tuple[Tensor, BatchRecord]:
@@ -623,7 +624,7 @@ def test_the_time_of_a_whole_call_counts_and_a_limit_that_cannot_be_kept_is_said
 ) -> None:
     """The source's and the shifted pass take most of the time here; the adapter's own call is far below the limit."""
     clock = iter(range(0, 10_000_000, 1))
-    monkeypatch.setattr("poem.guarded.guard.time.perf_counter", lambda: next(clock) * 0.05)  # 50 ms between readings
+    monkeypatch.setattr("poem.guarded.limits.time.perf_counter", lambda: next(clock) * 0.05)  # 50 ms between readings
     guarded = poem.guard(poem.adapt(make_net("bn"), "tent"), max_ms=20.0)
     for seed in range(6):
         guarded(toys.images(8, seed=seed))

@@ -11,7 +11,6 @@ import copy
 import logging
 import math
 import threading
-import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
@@ -24,20 +23,18 @@ from torch import Tensor, nn
 
 from poem._util import state_file
 from poem.accelerate.captured_function import CapturedFunction
-from poem.adapter import Adapter, AsModule, seconds_apart
+from poem.adapter import Adapter, AsModule
 from poem.engine.accounting import BatchRecord, Totals
 from poem.engine.export import ExportStatistics
 from poem.engine.model_input import ModelInput, moved_input, read_input
-from poem.engine.state import Snapshot
+from poem.guarded.actions import act
 from poem.guarded.alarms import MeanBound, ShiftAlarm
 from poem.guarded.asked import (
     AdaptedPass,
     AskAdapted,
-    AskCheckpoint,
     AskDrift,
     Asked,
     AskJudgement,
-    AskRollback,
     AskSource,
     log_probs_of,
 )
@@ -46,6 +43,7 @@ from poem.guarded.budget import AnswerBudget
 from poem.guarded.event_log import EventLog
 from poem.guarded.guard_state import GuardState
 from poem.guarded.judgement import BatchNumbers, Judgement, Verdict, answers, entropies, judged_tensors, mean_of
+from poem.guarded.limits import CallTimes, may_learn
 from poem.guarded.replies import Replies, shifted_input
 from poem.guarded.saved_state import joined, parted
 from poem.guarded.settings import GuardSettings, stated
@@ -60,15 +58,12 @@ log = logging.getLogger("poem")
 ANSWERING: dict[Verdict, str] = {"source": "the source", "mean": "the mean of both", "adapted": "the adapted model"}
 """Who answers, by verdict, in words."""
 STOPPED = "stopped by hand"
-TOO_SLOW = "predicting alone takes longer than max_ms={:g}, which cannot be kept; every 100th batch is learnt from"
 NO_IMAGES = (
     "the input is no batch of images (batch, channels, height, width), so it is not looked at shifted (view='none'): "
     "the verdict rests on the balance of the answers alone"
 )
 OWN_KINDS = ("header", "batch", "event", "resumed")
 """Kinds of lines that a guard writes to its audit."""
-SPIKE = 10.0
-"""A gradient so many times the median of the last ones is an event."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +116,6 @@ class Guard:
         """What was seen at the last batch; None before the first."""
         self._lock = threading.RLock()
         self._answered: tuple[Verdict, Tensor] | None = None  # of the last batch: whose answer, and the source's rows
-        self._called = self._learnt = False  # in this process: first calls are slower than all others
         norms = [each for each in adapter.model.modules() if isinstance(each, nn.modules.batchnorm._BatchNorm)]
         self._rows_alone = all(norm.running_mean is not None for norm in norms)  # of a pass of the source
         # Whether the adapter's own pass has the source's answers. A budget's proof is about the model itself, and where
@@ -133,6 +127,7 @@ class Guard:
             shift.compare_with(self._source_entropies(source_data))
         budget = None if settings.budget is None else AnswerBudget(settings.budget)
         self._judged = CapturedFunction(partial(judged_tensors, settings.horizon), adapter.settings["fast"])
+        self._times = CallTimes(self._judged)
         self._first = GuardState(shift=shift, worse=MeanBound(alpha=settings.alpha), budget=budget)
         self._held = copy.deepcopy(self._first)
         self._about = dict(about or {})
@@ -224,25 +219,25 @@ class Guard:
         self, images: Tensor | ModelInput, held: GuardState, events: list[Event], learn: bool | None
     ) -> Generator[Asked, Any, Taken]:
         """Ask source and adapter about a batch, update the signals, choose the answer, snapshot or undo."""
-        settings, began, apart = self.settings, time.perf_counter(), self._seconds_apart()
-        shift, worse = held.shift.copied(), copy.copy(held.worse)
+        settings, began = self.settings, self._times.read()
+        held = replace(held, shift=held.shift.copied(), worse=copy.copy(held.worse))  # both are written into
         off = held.stopped == STOPPED and not learn
         with_source = off or held.batches % settings.every == 0 or held.verdict == "source"
         views = with_source and not off and self._views(images)
         shares, source, source_moved = self._shares and not off, None, None
         if with_source and not shares:
             source, source_moved, unsure = yield AskSource("both" if views else "images")
-            events += self._alarm(unsure, shift, held)
+            events += self._alarm(unsure, held)
         if held.batches == 0 and settings.view == "shift" and _tensor(images).dim() != 4:
             events.append(Event(0, "view", NO_IMAGES))
-        allowed, why = self._may_learn(held, shift)
+        allowed, why = may_learn(settings, held, self.adapter)
         learning = allowed if learn is None else learn
         if why not in ("", held.skipped):  # once, however many batches it holds for
             events.append(Event(held.batches, "skip", why))
         held = replace(held, skipped=why)
         if off and source is not None:
             drift: float = yield AskDrift()
-            return self._stopped_batch(images, source, replace(held, shift=shift), drift, events)
+            return self._stopped_batch(images, source, held, drift, events)
         seen: AdaptedPass = yield AskAdapted(shifted=False, learning=learning)
         raw, adapted = seen.raw, seen.log_probs
         if with_source and shares:
@@ -270,11 +265,11 @@ class Guard:
             judgement_made, numbers = found
             finite = numbers.finite
             if shares:
-                events += self._alarm(numbers.entropies, shift, held)
+                events += self._alarm(numbers.entropies, held)
             judged, measured = verdict_of(settings, numbers.averages, source.shape[1], with_view=views)
             verdict = "source" if held.trial > 0 else judged
             held = replace(held, averages=judgement_made.averages, trial=max(0, held.trial - len(images)))
-            worse.update(numbers.worse)
+            held.worse.update(numbers.worse)
             by = judgement_made.answers
             answer, by_source, differs = by.by(verdict), ~by.sound, numbers.differ[verdict]
             if verdict == "source":
@@ -290,21 +285,12 @@ class Guard:
         if verdict != held.verdict:
             why = f"{ANSWERING[verdict]} answers, in the place of {ANSWERING[held.verdict]}"
             events.append(Event(held.batches, "verdict", why, signals.as_dict()))
-        held = replace(held, shift=shift, worse=worse, verdict=verdict)
+        held = replace(held, verdict=verdict)
         if settings.max_ms is not None:
-            if answer.is_cuda:
-                torch.cuda.synchronize(answer.device)
-            took = time.perf_counter() - began - (self._seconds_apart() - apart)
-            warm = self._learnt if learning else self._called
-            held = _timed(held, learning, 1000 * took) if warm else held
-            self._called, self._learnt = True, self._learnt or learning
+            held = self._times.counted(held, began, answer, learning=learning)
         if learning:
-            held = yield from self._act(held, judged, signals, seen, finite, events)
+            held = yield from act(settings, held, signals, events, judged=judged, finite=finite, updates=seen.updates)
         return Taken(images, answer, replace(held, batches=held.batches + 1), signals, given, events, learning)
-
-    def _seconds_apart(self) -> float:
-        """What this thread spent waiting and capturing, in the adapter and here."""
-        return seconds_apart() + self._judged.capture_seconds
 
     def _stopped_batch(
         self, images: Tensor | ModelInput, source: Tensor, held: GuardState, drift: float, events: list[Event]
@@ -327,11 +313,11 @@ class Guard:
         if lost is not None:
             taken.events.append(lost)
 
-    def _alarm(self, values: list[float], shift: ShiftAlarm, held: GuardState) -> list[Event]:
+    def _alarm(self, values: list[float], held: GuardState) -> list[Event]:
         """The shift alarm with the entropies of the source's answers for one more batch: an event where it rings."""
-        if not shift.update(values):
+        if not held.shift.update(values):
             return []
-        return [Event(held.batches, "alarm", _shift_text(shift))]
+        return [Event(held.batches, "alarm", _shift_text(held.shift))]
 
     def _views(self, given: Tensor | ModelInput) -> bool:
         """Whether images are looked at shifted too: pictures of some size. What is no batch the source refuses."""
@@ -353,85 +339,6 @@ class Guard:
         kept, budget = held.budget.grant(own != other, chances[rows, other] - chances[rows, own])
         kept = kept | (own == other)
         return torch.where(kept[:, None], answer, source), by_source | ~kept, replace(held, budget=budget)
-
-    # Learning and its limits ------------------------------------------------------------------------------------------
-
-    def _may_learn(self, held: GuardState, shift: ShiftAlarm) -> tuple[bool, str]:
-        """Whether this batch is learnt from, and why not."""
-        settings = self.settings
-        if held.stopped:
-            return False, held.stopped
-        if settings.max_updates is not None and held.updates >= settings.max_updates:
-            return False, f"the budget of {settings.max_updates} updates is spent"
-        if settings.max_distance is not None and (drift := self.adapter.drift) > settings.max_distance:
-            return False, f"{drift:.3g} from the source, more than max_distance={settings.max_distance:g}"
-        if settings.adapt == "when shifted" and not shift.rang:
-            return False, "no shift has been seen yet"
-        if settings.max_ms is not None and held.learn_ms > settings.max_ms:
-            spare = settings.max_ms - held.plain_ms
-            extra = max(held.learn_ms - held.plain_ms, 0.0)
-            turn = math.ceil(extra / spare) if spare > 0 else 100
-            learns = held.batches % max(turn, 1) == 0
-            if spare <= 0:
-                return learns, TOO_SLOW.format(settings.max_ms)
-            return learns, "" if learns else f"a batch that learns takes more than max_ms={settings.max_ms:g}"
-        return True, ""
-
-    def _act(
-        self, held: GuardState, verdict: Verdict, signals: Signals, seen: AdaptedPass, finite: bool,
-        events: list[Event],
-    ) -> Generator[Asked, Any, GuardState]:  # fmt: skip
-        """What follows after a batch that was learnt from: a snapshot, a rollback, a reset, or nothing.
-
-        `verdict` is what the signals say, also where the source answers for another reason; `finite` is whether all
-        adapted answers are.
-        """
-        settings, batch, known = self.settings, held.batches, signals.as_dict()
-        gradients = [each for each in held.gradients if math.isfinite(each) and each > 0]
-        middle = sorted(gradients)[len(gradients) // 2] if len(gradients) >= 8 else math.inf
-        if signals.gradient > SPIKE * middle:
-            events.append(Event(batch, "gradient spike", f"{signals.gradient / middle:.1f} times the median", known))
-        held = replace(
-            held, updates=held.updates + seen.updates, gradients=(*held.gradients, signals.gradient)[-64:],
-            wait=max(0, held.wait - 1),
-        )  # fmt: skip
-        if not finite:
-            events.append(Event(batch, "not finite", "adapted answers are NaN or Inf; the source answers", known))
-        elif verdict != "source":
-            if (batch + 1) % settings.snapshot_every == 0:
-                good: Snapshot = yield AskCheckpoint()
-                held = replace(held, ring=(*held.ring, (batch, good))[-settings.ring :])
-            return held
-        if finite and held.wait > 0:
-            return held
-        return (yield from self._undo(held, known, events))
-
-    def _undo(
-        self, held: GuardState, known: dict[str, float | None], events: list[Event]
-    ) -> Generator[Asked, Any, GuardState]:
-        """Take back what was learnt, as the settings say."""
-        settings, batch = self.settings, held.batches
-        why = "the adapted answers are less steady or less balanced than the source's"
-        if settings.when_worse == "answer":
-            return held
-        if settings.when_worse == "freeze":
-            events.append(Event(batch, "freeze", f"{why}; nothing more is learnt", known))
-            return replace(held, stopped="frozen after its answers became worse than the source's")
-        if settings.when_worse == "roll back" and held.ring:
-            at, good = held.ring[-1]
-            yield AskRollback(good)
-            events.append(Event(batch, "roll back", f"{why}; back to batch {at}", known))
-            held = replace(held, ring=held.ring[:-1])
-        else:
-            yield AskRollback(None)
-            events.append(Event(batch, "reset", f"{why}; back to the source", known))
-        averages = held.averages
-        if averages is not None:  # what came back is judged anew, from where the source stands
-            averages = averages.as_source()
-        # The first time it answers at once. Where that was not enough, as with a batch's statistics that do harm
-        # whatever the weights are, it answers only after the source has, for as long as a judgement takes.
-        trial = settings.horizon // 2 if held.rollbacks else 0
-        return replace(held, averages=averages, rollbacks=held.rollbacks + 1, wait=settings.snapshot_every, trial=trial)
 
     def _frozen_answer(self, images: Tensor | ModelInput) -> Tensor:
         """The answer as things stand; nothing is learnt, and nothing is remembered."""
@@ -719,13 +626,6 @@ def _tensor(given: Tensor | ModelInput) -> Tensor:
 def _tensors(given: Tensor | ModelInput) -> list[Tensor]:
     """Every tensor of the model's arguments."""
     return given.tensors if isinstance(given, ModelInput) else [given]
-
-
-def _timed(held: GuardState, learning: bool, milliseconds: float) -> GuardState:
-    """With the running mean of the time that such a call takes moved by one more."""
-    before = held.learn_ms if learning else held.plain_ms
-    mean = milliseconds if before == 0 else 0.8 * before + 0.2 * milliseconds
-    return replace(held, learn_ms=mean) if learning else replace(held, plain_ms=mean)
 
 
 def _shift_text(shift: ShiftAlarm) -> str:
