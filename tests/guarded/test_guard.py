@@ -27,7 +27,7 @@ import poem
 from poem import zoo
 from poem.engine.accounting import BatchRecord
 from poem.engine.model_lock import model_lock
-from poem.guarded import guard as guard_module
+from poem.guarded import batch as batch_module
 from poem.guarded import limits
 from poem.guarded.audit import Audit, Event, read_audit
 from poem.guarded.guard import Guard
@@ -116,7 +116,7 @@ def test_a_verdict_that_changes_is_an_event(
     guard = toy(when_worse="answer", on_event=told.append, audit=tmp_path / "audit.jsonl")
     coming = iter(["mean", "source", "source", "adapted", "source"])
     monkeypatch.setattr(
-        guard_module, "verdict_of", lambda *args, **words: (next(coming), verdict_of(*args, **words)[1])
+        batch_module, "verdict_of", lambda *args, **words: (next(coming), verdict_of(*args, **words)[1])
     )
     with caplog.at_level(logging.INFO, logger="poem"):
         for batch in x[:250].split(50):

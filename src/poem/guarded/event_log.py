@@ -11,6 +11,8 @@ from typing import Any
 from poem.guarded.audit import Audit, AuditLines, Event
 
 log = logging.getLogger("poem")
+OWN_KINDS = ("header", "batch", "event", "resumed")
+"""Kinds of lines that a guard writes to its audit."""
 
 
 class EventLog:
@@ -30,23 +32,31 @@ class EventLog:
         self._on_event, self._name = on_event, name
         self._title = ", ".join(each for each in (method, name) if each)
 
-    @property
-    def named(self) -> dict[str, str]:
-        """The stream's name for the audit, where it was given."""
-        return {"name": self._name} if self._name else {}
-
     def tell(self, event: Event, batches: int) -> None:
         """An event to the list, the log, the audit and the user's function; `batches`: that the guard has taken."""
         event = replace(event, name=self._name)
         self.events.append(event)
         log.info("guard of %s: %s", self._title, event)
-        line = {"kind": "event", "batch": event.batch, "event": event.kind, "why": event.why, **self.named}
-        lost = self.write({**line, "signals": event.signals}, batches)
+        line = {"kind": "event", "batch": event.batch, "event": event.kind, "why": event.why}
+        named = {"name": event.name} if event.name else {}
+        lost = self.write({**line, **named, "signals": event.signals}, batches)
         if self._on_event is not None:
             try:
                 self._on_event(event)
             except Exception:
                 log.exception("guard of %s: on_event failed at %s", self._title, event)
+        if lost is not None:
+            self.tell(lost, batches)
+
+    def note(self, kind: str, values: dict[str, Any], batches: int) -> None:
+        """Write a line that is not the guard's own; that it could not be written is told.
+
+        Raises:
+            ValueError: A kind that a guard writes.
+        """
+        if kind in OWN_KINDS:
+            raise ValueError(f"expected a kind of line that a guard does not write itself, got {kind!r}; name another")
+        lost = self.write({"kind": kind, **values}, batches)
         if lost is not None:
             self.tell(lost, batches)
 

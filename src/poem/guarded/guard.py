@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import copy
 import logging
-import math
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -26,59 +25,26 @@ from poem.accelerate.captured_function import CapturedFunction
 from poem.adapter import Adapter, AsModule
 from poem.engine.accounting import BatchRecord, Totals
 from poem.engine.export import ExportStatistics
-from poem.engine.model_input import ModelInput, moved_input, read_input
-from poem.guarded.actions import act
+from poem.engine.model_input import ModelInput, read_input
 from poem.guarded.alarms import MeanBound, ShiftAlarm
-from poem.guarded.asked import (
-    AdaptedPass,
-    AskAdapted,
-    AskDrift,
-    Asked,
-    AskJudgement,
-    AskSource,
-    log_probs_of,
-)
-from poem.guarded.audit import MACHINE, Audit, AuditLines, Event, tensor_hash
+from poem.guarded.asked import Asked
+from poem.guarded.audit import MACHINE, Audit, AuditLines, Event
+from poem.guarded.batch import BatchSteps, Taken
 from poem.guarded.budget import AnswerBudget
 from poem.guarded.event_log import EventLog
-from poem.guarded.guard_state import GuardState
-from poem.guarded.judgement import BatchNumbers, Judgement, Verdict, answers, entropies, judged_tensors, mean_of
-from poem.guarded.limits import CallTimes, may_learn
-from poem.guarded.replies import Replies, shifted_input
+from poem.guarded.guard_state import STOPPED, GuardState
+from poem.guarded.judgement import Verdict, judged_tensors
+from poem.guarded.limits import CallTimes
+from poem.guarded.replies import Replies, pass_has_source, replied, rows_alone, source_entropies
+from poem.guarded.run_header import run_header
 from poem.guarded.saved_state import joined, parted
-from poem.guarded.settings import GuardSettings, stated
-from poem.guarded.signals import Averages, Signals, no_signals, stopped_signals
-from poem.guarded.verdict import verdict_of
+from poem.guarded.settings import GuardSettings
+from poem.guarded.signals import Signals
 from poem.parts.readout import Uncorrected
 from poem.parts.statistics import Source
 from poem.recipes.recipe import Recipe
-from poem.recipes.text import written
 
 log = logging.getLogger("poem")
-ANSWERING: dict[Verdict, str] = {"source": "the source", "mean": "the mean of both", "adapted": "the adapted model"}
-"""Who answers, by verdict, in words."""
-STOPPED = "stopped by hand"
-NO_IMAGES = (
-    "the input is no batch of images (batch, channels, height, width), so it is not looked at shifted (view='none'): "
-    "the verdict rests on the balance of the answers alone"
-)
-OWN_KINDS = ("header", "batch", "event", "resumed")
-"""Kinds of lines that a guard writes to its audit."""
-
-
-@dataclass(frozen=True)
-class Taken:
-    """A batch that a guard has taken, before it is the guard's."""
-
-    images: Tensor | ModelInput
-    answer: Tensor
-    held: GuardState
-    """What the guard remembers after it."""
-    signals: Signals
-    answered: tuple[Verdict, Tensor]
-    """Whose answer it is, and which rows (B,) the source answers."""
-    events: list[Event]
-    learning: bool
 
 
 class Guard:
@@ -95,19 +61,7 @@ class Guard:
         append: bool = False,
         about: Mapping[str, Any] | None = None,
     ) -> None:
-        if isinstance(adapter, Guard):
-            raise TypeError(
-                "expected an adapter without a guard, got a guarded one; poem.guard(guarded.adapter, ...) or "
-                "poem.adapt(..., guard={...}) makes one with other settings"
-            )
-        if not isinstance(adapter, Adapter):
-            raise TypeError(f"expected an adapter, as poem.adapt makes it, got {type(adapter).__name__}")
-        if on_event is not None and not callable(on_event):
-            raise TypeError(f"expected on_event to be a function of an Event, got {type(on_event).__name__}")
-        if _answers_as_source(adapter.recipe):
-            raise ValueError(
-                f"{adapter.name} answers as the source does, so there is nothing to guard; guard a method that adapts"
-            )
+        _check(adapter, on_event)
         self.adapter, self.settings = adapter, settings
         self._told = EventLog(adapter.name, settings.name, on_event)
         self.events = self._told.events
@@ -116,18 +70,14 @@ class Guard:
         """What was seen at the last batch; None before the first."""
         self._lock = threading.RLock()
         self._answered: tuple[Verdict, Tensor] | None = None  # of the last batch: whose answer, and the source's rows
-        norms = [each for each in adapter.model.modules() if isinstance(each, nn.modules.batchnorm._BatchNorm)]
-        self._rows_alone = all(norm.running_mean is not None for norm in norms)  # of a pass of the source
-        # Whether the adapter's own pass has the source's answers. A budget's proof is about the model itself, and where
-        # learning waits for the shift alarm the source answers first.
-        own_copy = not adapter.recipe.learns and adapter.recipe.statistics.source_copy is not None
-        self._shares = own_copy and self._rows_alone and settings.budget is None and settings.adapt == "always"
+        self._rows_alone = rows_alone(adapter.model)
         shift = ShiftAlarm(alpha=settings.alpha, reference=settings.reference, seed=settings.seed)
         if source_data is not None:
-            shift.compare_with(self._source_entropies(source_data))
+            shift.compare_with(source_entropies(adapter, source_data))
         budget = None if settings.budget is None else AnswerBudget(settings.budget)
         self._judged = CapturedFunction(partial(judged_tensors, settings.horizon), adapter.settings["fast"])
-        self._times = CallTimes(self._judged)
+        shares = self._rows_alone and pass_has_source(adapter.recipe, settings)
+        self._batch = BatchSteps(adapter, settings, shares=shares, times=CallTimes(self._judged))
         self._first = GuardState(shift=shift, worse=MeanBound(alpha=settings.alpha), budget=budget)
         self._held = copy.deepcopy(self._first)
         self._about = dict(about or {})
@@ -167,14 +117,13 @@ class Guard:
         """One batch; `learn` repeats a recorded decision instead of making one."""
         if self.adapter.is_frozen:
             with torch.inference_mode(False), torch.no_grad():
-                return self._frozen_answer(images)
+                return self._batch.frozen_answer(images, self._held)
         # Outside inference mode: what is remembered must be of use outside it too.
         with self._lock, torch.inference_mode(False), torch.no_grad():
             before = self.adapter.checkpoint()
             try:
-                taken = self._replied(
-                    self.steps(images, learn), Replies(self.adapter, self._judged, images, rows_alone=self._rows_alone)
-                )
+                replies = Replies(self.adapter, self._judged, images, rows_alone=self._rows_alone)
+                taken: Taken = replied(self.steps(images, learn), replies)
                 self.write(taken)
             except BaseException:
                 self.adapter.rollback(before, counts=True)
@@ -183,24 +132,13 @@ class Guard:
             self.tell(taken)
             return taken.answer
 
-    def _replied(self, steps: Generator[Asked, Any, Taken], reply: Callable[[Asked], Any]) -> Taken:
-        """Answer what is asked until the batch is over."""
-        given = None
-        while True:
-            try:
-                asked = steps.send(given)
-            except StopIteration as over:
-                taken: Taken = over.value
-                return taken
-            given = reply(asked)
-
     def steps(self, images: Tensor | ModelInput, learn: bool | None = None) -> Generator[Asked, Any, Taken]:
         """One batch as a generator: what it yields is to be answered; its value is the batch as it was taken.
 
         A call answers by its own adapter, and goes on with `write`, `keep` and `tell`. Until `keep` nothing of the
         guard has changed: where something fails before it, the caller sets the adapter back. Inside `holding()`.
         """
-        return (yield from self._batch(images, copy.copy(self._held), [], learn))
+        return (yield from self._batch.of(images, self._held, self.signals, learn))
 
     def holding(self) -> AbstractContextManager[Any]:
         """A context in which no other thread's call, stop or reset reaches this guard."""
@@ -215,143 +153,13 @@ class Guard:
         for event in taken.events:
             self._tell(event)
 
-    def _batch(
-        self, images: Tensor | ModelInput, held: GuardState, events: list[Event], learn: bool | None
-    ) -> Generator[Asked, Any, Taken]:
-        """Ask source and adapter about a batch, update the signals, choose the answer, snapshot or undo."""
-        settings, began = self.settings, self._times.read()
-        held = replace(held, shift=held.shift.copied(), worse=copy.copy(held.worse))  # both are written into
-        off = held.stopped == STOPPED and not learn
-        with_source = off or held.batches % settings.every == 0 or held.verdict == "source"
-        views = with_source and not off and self._views(images)
-        shares, source, source_moved = self._shares and not off, None, None
-        if with_source and not shares:
-            source, source_moved, unsure = yield AskSource("both" if views else "images")
-            events += self._alarm(unsure, held)
-        if held.batches == 0 and settings.view == "shift" and _tensor(images).dim() != 4:
-            events.append(Event(0, "view", NO_IMAGES))
-        allowed, why = may_learn(settings, held, self.adapter)
-        learning = allowed if learn is None else learn
-        if why not in ("", held.skipped):  # once, however many batches it holds for
-            events.append(Event(held.batches, "skip", why))
-        held = replace(held, skipped=why)
-        if off and source is not None:
-            drift: float = yield AskDrift()
-            return self._stopped_batch(images, source, held, drift, events)
-        seen: AdaptedPass = yield AskAdapted(shifted=False, learning=learning)
-        raw, adapted = seen.raw, seen.log_probs
-        if with_source and shares:
-            source = seen.source
-            if source is None:
-                source, _, _ = yield AskSource("images")
-        if source is None:
-            measured, differs = self.signals or no_signals(), math.nan
-            answer, verdict, sound = raw, held.verdict, adapted.amax(1).isfinite()
-            given: tuple[Verdict, Tensor] = ("adapted", torch.zeros(len(raw), dtype=torch.bool))
-            judged, finite = verdict, bool(sound.all())
-            if not finite:
-                source, _, _ = yield AskSource("images")
-                answer = self.adapter.in_model_shape(torch.where(sound[:, None], adapted, source))
-        else:
-            moved: list[Tensor] = []
-            if views:
-                again: AdaptedPass = yield AskAdapted(shifted=True, learning=False)
-                source_moved = again.source if source_moved is None else source_moved
-                if source_moved is None:
-                    _, source_moved, _ = yield AskSource("shifted")
-                moved = [source_moved, again.log_probs]
-            averages = held.averages or Averages.start(source.shape[1], source.device)
-            found: tuple[Judgement, BatchNumbers] = yield AskJudgement(averages, (source, adapted, *moved))
-            judgement_made, numbers = found
-            finite = numbers.finite
-            if shares:
-                events += self._alarm(numbers.entropies, held)
-            judged, measured = verdict_of(settings, numbers.averages, source.shape[1], with_view=views)
-            verdict = "source" if held.trial > 0 else judged
-            held = replace(held, averages=judgement_made.averages, trial=max(0, held.trial - len(images)))
-            held.worse.update(numbers.worse)
-            by = judgement_made.answers
-            answer, by_source, differs = by.by(verdict), ~by.sound, numbers.differ[verdict]
-            if verdict == "source":
-                by_source = torch.ones_like(by_source)
-            if held.budget is not None:
-                answer, by_source, held = self._within_budget(source, answer, by_source, by.mean, held)
-                differs = float((source.argmax(1) != answer.argmax(1)).float().mean())
-            given = (verdict, by_source)
-            answer = self.adapter.in_model_shape(answer)
-        selected = seen.selected if learning and self.recipe.learns else 0.0
-        gradient = seen.gradient if learning else 0.0
-        signals = replace(measured, disagreement=differs, selected=selected, gradient=gradient, drift=seen.drift)
-        if verdict != held.verdict:
-            why = f"{ANSWERING[verdict]} answers, in the place of {ANSWERING[held.verdict]}"
-            events.append(Event(held.batches, "verdict", why, signals.as_dict()))
-        held = replace(held, verdict=verdict)
-        if settings.max_ms is not None:
-            held = self._times.counted(held, began, answer, learning=learning)
-        if learning:
-            held = yield from act(settings, held, signals, events, judged=judged, finite=finite, updates=seen.updates)
-        return Taken(images, answer, replace(held, batches=held.batches + 1), signals, given, events, learning)
-
-    def _stopped_batch(
-        self, images: Tensor | ModelInput, source: Tensor, held: GuardState, drift: float, events: list[Event]
-    ) -> Taken:
-        """The source's answer and nothing else: all but the shift alarm stays as it was when the guard was stopped."""
-        answer = self.adapter.in_model_shape(source)
-        signals = stopped_signals(drift)
-        given: tuple[Verdict, Tensor] = ("source", torch.ones(len(source), dtype=torch.bool))
-        return Taken(images, answer, replace(held, batches=held.batches + 1), signals, given, events, learning=False)
-
     def write(self, taken: Taken) -> None:
         """A batch's line to the audit; that it could not be written is one more of its events."""
-        line = {
-            "kind": "batch", "batch": taken.held.batches - 1, "count": len(taken.images),
-            "images": tensor_hash(*_tensors(taken.images)) if self._told.audit else "", "learn": taken.learning,
-            "verdict": taken.held.verdict, "events": [event.kind for event in taken.events],
-            "signals": taken.signals.as_dict(), "answer": tensor_hash(taken.answer) if self._told.audit else "",
-        }  # fmt: skip
-        lost = self._told.write(line, self._held.batches)
+        if self._told.audit is None:  # nothing is hashed for it
+            return
+        lost = self._told.write(taken.audit_line(), self._held.batches)
         if lost is not None:
             taken.events.append(lost)
-
-    def _alarm(self, values: list[float], held: GuardState) -> list[Event]:
-        """The shift alarm with the entropies of the source's answers for one more batch: an event where it rings."""
-        if not held.shift.update(values):
-            return []
-        return [Event(held.batches, "alarm", _shift_text(held.shift))]
-
-    def _views(self, given: Tensor | ModelInput) -> bool:
-        """Whether images are looked at shifted too: pictures of some size. What is no batch the source refuses."""
-        images = _tensor(given)
-        if self.settings.view != "shift" or not isinstance(images, Tensor) or not images.is_floating_point():
-            return False
-        return images.dim() == 4 and min(images.shape[2:]) >= 8 and min(images.shape) > 0
-
-    def _within_budget(
-        self, source: Tensor, answer: Tensor, by_source: Tensor, both: Tensor, held: GuardState
-    ) -> tuple[Tensor, Tensor, GuardState]:
-        """The answer, the source's where the budget is spent; which rows (B,) the source answers; what is remembered.
-
-        The budget goes to the answers that are likeliest right against the source's, to the mean of both.
-        """
-        assert held.budget is not None
-        rows, own, other = torch.arange(len(source), device=source.device), source.argmax(1), answer.argmax(1)
-        chances = both.exp()
-        kept, budget = held.budget.grant(own != other, chances[rows, other] - chances[rows, own])
-        kept = kept | (own == other)
-        return torch.where(kept[:, None], answer, source), by_source | ~kept, replace(held, budget=budget)
-
-    def _frozen_answer(self, images: Tensor | ModelInput) -> Tensor:
-        """The answer as things stand; nothing is learnt, and nothing is remembered."""
-        held, verdict = self._held, self._held.verdict
-        if verdict == "source" or held.budget is not None:  # what a budget grants depends on the order of samples
-            return self.adapter.in_model_shape(log_probs_of(self.adapter.source(images)))
-        raw, record = self.adapter.answer_with_record(images)
-        adapted = log_probs_of(raw)
-        shared = record.source_logits if self._shares else None
-        source = log_probs_of(self.adapter.source(images) if shared is None else shared)
-        if self._views(images):
-            adapted = mean_of(adapted, log_probs_of(self.adapter(shifted_input(images))))
-        return self.adapter.in_model_shape(answers(source, adapted).by(verdict))
 
     # The same as an adapter's -----------------------------------------------------------------------------------------
 
@@ -522,39 +330,12 @@ class Guard:
         Raises:
             ValueError: A kind that a guard writes.
         """
-        if kind in OWN_KINDS:
-            raise ValueError(f"expected a kind of line that a guard does not write itself, got {kind!r}; name another")
         with self._lock:
-            lost = self._told.write({"kind": kind, **values}, self._held.batches)
-            if lost is not None:
-                self._tell(lost)
+            self._told.note(kind, values, self._held.batches)
 
     def header(self) -> dict[str, Any]:
         """The first line of an audit: what a replay must find the same, and where the run is made."""
-        state, given, shift = self.adapter.state_dict(), self.adapter.settings, self._first.shift
-        reference = tensor_hash(torch.tensor(shift.ranks.values)) if shift.given else None
-        return {
-            "method": self.name, **self._told.named, "recipe": written(self.recipe), "weights": state["source"],
-            "mean": state["mean"], "std": state["std"], "mask": state["mask"], "prepared": state["prepared"],
-            "reference": reference, **{name: given[name] for name in ("batch_size", "seed", "precision", "split")},
-            "guard": stated(self.settings), "torch": torch.__version__,
-            "device": next(self.model.parameters()).device.type, "threads": torch.get_num_threads(),
-            "deterministic": torch.are_deterministic_algorithms_enabled(),
-            **({"run": self._about} if self._about else {}),
-        }  # fmt: skip
-
-    def _source_entropies(self, source_data: Iterable[Any] | Tensor) -> list[float]:
-        """Entropies of the source's predictions on source images."""
-        batches = source_data.split(64) if isinstance(source_data, Tensor) else source_data
-        batches = [batches] if isinstance(batches, Mapping) else batches
-        found: list[float] = []
-        for item in batches:
-            images = item[0] if isinstance(item, tuple | list) else item
-            images = moved_input(images, next(self.model.parameters()).device)
-            found += entropies(log_probs_of(self.adapter.source(images))).tolist()
-        if not found:
-            raise ValueError("expected source_data with at least one batch of images, got none")
-        return found
+        return run_header(self.adapter, self.settings, self._first.shift, self._about)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Guard:
         """A guard of its own around a copy of the adapter; it has no audit and tells its events to no function."""
@@ -613,22 +394,23 @@ def guard_adapter(
     )  # fmt: skip
 
 
+def _check(adapter: object, on_event: object) -> None:
+    """Refuse what cannot be guarded."""
+    if isinstance(adapter, Guard):
+        raise TypeError(
+            "expected an adapter without a guard, got a guarded one; poem.guard(guarded.adapter, ...) or "
+            "poem.adapt(..., guard={...}) makes one with other settings"
+        )
+    if not isinstance(adapter, Adapter):
+        raise TypeError(f"expected an adapter, as poem.adapt makes it, got {type(adapter).__name__}")
+    if on_event is not None and not callable(on_event):
+        raise TypeError(f"expected on_event to be a function of an Event, got {type(on_event).__name__}")
+    if _answers_as_source(adapter.recipe):
+        raise ValueError(
+            f"{adapter.name} answers as the source does, so there is nothing to guard; guard a method that adapts"
+        )
+
+
 def _answers_as_source(recipe: Recipe) -> bool:
     """Whether a method neither adapts nor corrects anything."""
     return not recipe.learns and recipe.statistics == Source() and recipe.readout.correct == Uncorrected()
-
-
-def _tensor(given: Tensor | ModelInput) -> Tensor:
-    """The tensor that the adapter works on."""
-    return given.images if isinstance(given, ModelInput) else given
-
-
-def _tensors(given: Tensor | ModelInput) -> list[Tensor]:
-    """Every tensor of the model's arguments."""
-    return given.tensors if isinstance(given, ModelInput) else [given]
-
-
-def _shift_text(shift: ShiftAlarm) -> str:
-    """What the shift alarm means, in words."""
-    among = "source data" if shift.given else f"the first {shift.reference} images; a shift before them is invisible"
-    return f"the source's entropies have shifted after {shift.rang_at} images (compared with {among})"

@@ -10,6 +10,9 @@ from poem.guarded.budget import AnswerBudget
 from poem.guarded.judgement import Verdict
 from poem.guarded.signals import Averages
 
+STOPPED = "stopped by hand"
+"""Why nothing is learnt after `Guard.stop`."""
+
 
 @dataclass(frozen=True)
 class GuardState:
