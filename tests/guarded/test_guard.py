@@ -252,6 +252,8 @@ def test_weights_that_are_not_finite_are_answered_by_the_source(monkeypatch: pyt
             answer = guard(x[50:100])
         assert bool(answer.isfinite().all())
         torch.testing.assert_close(answer[3], guard.source(x[50:100])[3].log_softmax(0), atol=1e-5, rtol=1e-5)
+        assert guard.verdicts == ["source" if row == 3 else guard.verdicts[0] for row in range(50)]
+        assert guard.verdicts[0] == ("mean" if every == 1 else "adapted")
         assert kinds(guard)[-2:] == ["not finite", "reset"]
 
 

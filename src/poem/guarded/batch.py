@@ -259,13 +259,13 @@ class BatchSteps:
     def _answer_alone(self, seen: AdaptedPass, held: GuardState, last: Signals | None) -> Generator[Asked, Any, Choice]:
         """The adapted answer, where the source is not asked about this batch but for rows that are not finite."""
         answer, sound = seen.raw, seen.log_probs.amax(1).isfinite()
-        finite = bool(sound.all())
+        finite, by_source = bool(sound.all()), torch.zeros(len(sound), dtype=torch.bool)
         if not finite:
             source, _, _ = yield AskSource("images")
             answer = self._adapter.in_model_shape(torch.where(sound[:, None], seen.log_probs, source))
-        nobody = torch.zeros(len(seen.raw), dtype=torch.bool)
+            by_source = ~sound
         verdict = held.verdict
-        return Choice(answer, verdict, ("adapted", nobody), verdict, finite, last or no_signals(), math.nan)
+        return Choice(answer, verdict, ("adapted", by_source), verdict, finite, last or no_signals(), math.nan)
 
     def _signals(self, choice: Choice, seen: AdaptedPass, *, learning: bool) -> Signals:
         """The signals of the batch: what the verdict was made of, and what was learnt."""
