@@ -647,6 +647,15 @@ def test_an_export_says_where_the_guard_does_not_answer_with_the_adapted_model(
     assert "poem.check(guarded.adapter, images, labels)" in caplog.text
 
 
+@pytest.mark.parametrize(("net", "method"), [("bn", "auto"), ("gn", "tent")])
+def test_what_is_no_tensor_is_refused_as_an_adapter_refuses_it(net: str, method: str) -> None:
+    images: Any = toys.images(4, seed=0).numpy()
+    guarded = poem.adapt(make_net(net), method, guard=True)
+    with pytest.raises(TypeError, match=r"expected a tensor of images, got ndarray; use torch\.from_numpy"):
+        guarded(images)
+    assert guarded.state.batches == 0
+
+
 def test_settings_of_the_guard_beside_it_name_their_place() -> None:
     with pytest.raises(TypeError, match=r"it is the guard's, guard=\{'budget': \.\.\.\}"):
         poem.adapt(make_net("bn"), budget=0.1)

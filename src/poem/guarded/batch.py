@@ -187,9 +187,11 @@ class BatchSteps:
         return SourcePair(source, shifted)
 
     def _not_images(self, images: Images, held: GuardState) -> list[Event]:
-        """At the first batch, an event where the input cannot be looked at shifted."""
-        wanted = held.batches == 0 and self._settings.view == "shift"
-        return [Event(0, "view", NO_IMAGES)] if wanted and _tensor(images).dim() != 4 else []
+        """An event of the first batch where it cannot be looked at shifted; what is no tensor the adapter refuses."""
+        if held.batches > 0 or self._settings.view != "shift":
+            return []
+        given = _tensor(images)
+        return [Event(0, "view", NO_IMAGES)] if isinstance(given, Tensor) and given.dim() != 4 else []
 
     def _decide_learning(self, held: GuardState, learn: bool | None, events: list[Event]) -> tuple[bool, GuardState]:
         """Whether the batch is learnt from; a reason against it is an event once, however many batches it holds for."""
