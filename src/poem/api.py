@@ -16,7 +16,8 @@ from poem.accelerate.capture import Fast
 from poem.adapter import Adapter
 from poem.engine.anatomy import anatomy
 from poem.engine.precision import Precision
-from poem.guarded.guard import Guard, GuardSettings, guard_adapter
+from poem.guarded.guard import Guard, guard_adapter
+from poem.guarded.settings import GuardSettings
 from poem.parts.base import Need
 from poem.parts.objective import FisherAnchor
 from poem.recipes.known_losses import warn_of_loss

@@ -23,7 +23,8 @@ from poem.api import adapt
 from poem.engine.accounting import BatchRecord
 from poem.engine.anatomy import anatomy
 from poem.engine.network import two_columns
-from poem.guarded.guard import Guard, GuardState
+from poem.guarded.guard import Guard
+from poem.guarded.guard_state import GuardState
 from poem.parts.base import entropy as entropy_of
 from poem.streams import corrupt
 from poem.streams.datasets.archives import MAX_FILE_BYTES

@@ -137,8 +137,8 @@ def test_a_guard_goes_on_where_the_disk_is_full(path: Path) -> None:
     written, plain = guard(learner("gn"), audit=path), guard(learner("gn"))
     for seed in range(4):
         if seed == 1:
-            assert isinstance(written._audit, Audit)
-            fill_up(written._audit)
+            assert isinstance(written._told.audit, Audit)
+            fill_up(written._told.audit)
         assert torch.equal(written(batch(seed=seed)), plain(batch(seed=seed)))
     lost = [event for event in written.events if event.kind == "audit lost"]
     assert len(lost) == 1

@@ -27,11 +27,14 @@ import poem
 from poem import zoo
 from poem.engine.accounting import BatchRecord
 from poem.engine.model_lock import model_lock
-from poem.guarded import guard as guard_module
+from poem.guarded import batch as batch_module
+from poem.guarded import limits
 from poem.guarded.audit import Audit, Event, read_audit
 from poem.guarded.guard import Guard
 from poem.guarded.replay import replay
-from poem.guarded.signals import Averages
+from poem.guarded.settings import GuardSettings
+from poem.guarded.signals import AverageNumbers, Averages
+from poem.guarded.verdict import verdict_of
 from poem.streams.datasets import mnist_digits
 
 SOON: dict[str, Any] = {"horizon": 256, "snapshot_every": 2, "early": 0.05}
@@ -111,8 +114,10 @@ def test_a_verdict_that_changes_is_an_event(
     x, _ = stream()
     told: list[Event] = []
     guard = toy(when_worse="answer", on_event=told.append, audit=tmp_path / "audit.jsonl")
-    judge, coming = guard._verdict, iter(["mean", "source", "source", "adapted", "source"])
-    monkeypatch.setattr(guard, "_verdict", lambda *args, **words: (next(coming), judge(*args, **words)[1]))
+    coming = iter(["mean", "source", "source", "adapted", "source"])
+    monkeypatch.setattr(
+        batch_module, "verdict_of", lambda *args, **words: (next(coming), verdict_of(*args, **words)[1])
+    )
     with caplog.at_level(logging.INFO, logger="poem"):
         for batch in x[:250].split(50):
             guard(batch)
@@ -247,6 +252,8 @@ def test_weights_that_are_not_finite_are_answered_by_the_source(monkeypatch: pyt
             answer = guard(x[50:100])
         assert bool(answer.isfinite().all())
         torch.testing.assert_close(answer[3], guard.source(x[50:100])[3].log_softmax(0), atol=1e-5, rtol=1e-5)
+        assert guard.verdicts == ["source" if row == 3 else guard.verdicts[0] for row in range(50)]
+        assert guard.verdicts[0] == ("mean" if every == 1 else "adapted")
         assert kinds(guard)[-2:] == ["not finite", "reset"]
 
 
@@ -316,8 +323,8 @@ def test_max_distance() -> None:
 
 def test_max_ms_learns_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
-    monkeypatch.setattr(guard_module, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
-    monkeypatch.setattr(guard_module, "seconds_apart", lambda: 0.0)
+    monkeypatch.setattr(limits, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr(limits, "seconds_apart", lambda: 0.0)
     real = poem.Adapter.answer_with_record
 
     def slow(self: poem.Adapter, images: Tensor) -> tuple[Tensor, BatchRecord]:
@@ -342,8 +349,8 @@ def test_max_ms_learns_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_max_ms_leaves_out_the_first_calls_which_are_slower(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, calls = [0.0], list[float]()
-    monkeypatch.setattr(guard_module, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
-    monkeypatch.setattr(guard_module, "seconds_apart", lambda: 0.0)
+    monkeypatch.setattr(limits, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr(limits, "seconds_apart", lambda: 0.0)
     real = poem.Adapter.answer_with_record
 
     def slow_at_first(self: poem.Adapter, images: Tensor) -> tuple[Tensor, BatchRecord]:
@@ -504,8 +511,8 @@ def test_a_full_disk_does_not_end_the_run(tmp_path: Path, room: int, caplog: pyt
     told: list[Event] = []
     guard, other = toy(audit=tmp_path / "audit", on_event=told.append), toy()
     disk = Full(room)
-    assert isinstance(guard._audit, Audit)
-    guard._audit._file = disk  # type: ignore[assignment]
+    assert isinstance(guard._told.audit, Audit)
+    guard._told.audit._file = disk  # type: ignore[assignment]
     with caplog.at_level(logging.WARNING, logger="poem"):
         answers = run(guard, stream()[0])
     assert torch.equal(answers, run(other, stream()[0]))
@@ -619,7 +626,7 @@ def test_the_time_of_a_whole_call_counts_and_a_limit_that_cannot_be_kept_is_said
 ) -> None:
     """The source's and the shifted pass take most of the time here; the adapter's own call is far below the limit."""
     clock = iter(range(0, 10_000_000, 1))
-    monkeypatch.setattr("poem.guarded.guard.time.perf_counter", lambda: next(clock) * 0.05)  # 50 ms between readings
+    monkeypatch.setattr("poem.guarded.limits.time.perf_counter", lambda: next(clock) * 0.05)  # 50 ms between readings
     guarded = poem.guard(poem.adapt(make_net("bn"), "tent"), max_ms=20.0)
     for seed in range(6):
         guarded(toys.images(8, seed=seed))
@@ -638,6 +645,15 @@ def test_an_export_says_where_the_guard_does_not_answer_with_the_adapted_model(
     with caplog.at_level("WARNING", logger="poem"):
         guarded.export()
     assert "poem.check(guarded.adapter, images, labels)" in caplog.text
+
+
+@pytest.mark.parametrize(("net", "method"), [("bn", "auto"), ("gn", "tent")])
+def test_what_is_no_tensor_is_refused_as_an_adapter_refuses_it(net: str, method: str) -> None:
+    images: Any = toys.images(4, seed=0).numpy()
+    guarded = poem.adapt(make_net(net), method, guard=True)
+    with pytest.raises(TypeError, match=r"expected a tensor of images, got ndarray; use torch\.from_numpy"):
+        guarded(images)
+    assert guarded.state.batches == 0
 
 
 def test_settings_of_the_guard_beside_it_name_their_place() -> None:
@@ -660,11 +676,11 @@ def test_source_data_reach_the_guard_s_alarm() -> None:
 def test_a_lower_balance_is_no_collapse_where_steadier_answers_follow_the_runs(
     runs: tuple[float, float], steady: tuple[float, float], verdict: str
 ) -> None:
-    guarded = poem.guard(poem.adapt(make_net("gn"), "tent"))
     classes = torch.tensor([[0.25] * 4, [0.55, 0.15, 0.15, 0.15]])  # of source and adapted: the latter less balanced
     seen = replace(Averages.start(4, torch.device("cpu")), classes=classes, seen=torch.tensor(1024.0))
     seen = replace(seen, runs=torch.tensor(runs), steady=torch.tensor(steady))
-    assert guarded._verdict(seen, with_view=True)[0] == verdict
+    numbers = AverageNumbers(*seen.numbers().tolist())
+    assert verdict_of(GuardSettings(), numbers, 4, with_view=True)[0] == verdict
 
 
 @pytest.mark.parametrize(
@@ -680,13 +696,11 @@ def test_a_lower_balance_is_no_collapse_where_steadier_answers_follow_the_runs(
 def test_a_source_that_fell_is_judged_by_the_other_s_steadiness(
     fell: float, balance: float, steady: float, verdict: str
 ) -> None:
-    guarded = poem.guard(poem.adapt(make_net("gn"), "tent"))
-    averages = Averages.start(10, torch.device("cpu"))
     clear = [0.99, 0.9, 2.3, 2.3, 3.0, 2.0, 3.0, 0.1]  # steadiness, balance, runs, shared runs, most answered
-    known = [*clear, 1024.0, fell, balance, steady]
-    assert guarded._verdict(averages, with_view=True, known=known)[0] == verdict
-    early = [*clear, 128.0, fell, balance, steady]
-    assert guarded._verdict(averages, with_view=True, known=early)[0] == "source", (
+    known = AverageNumbers(*[*clear, 1024.0, fell, balance, steady])
+    assert verdict_of(GuardSettings(), known, 10, with_view=True)[0] == verdict
+    early = known._replace(images=128.0)
+    assert verdict_of(GuardSettings(), early, 10, with_view=True)[0] == "source", (
         "judged after a quarter of the horizon"
     )
 

@@ -42,7 +42,7 @@ def test_the_numbers_are_those_of_the_tensors() -> None:
 
     seen = judgement(call, start, source, adapted, log_probs(2), log_probs(3))
     numbers = seen.read()
-    assert numbers.averages == seen.averages.numbers().tolist()
+    assert numbers.averages == tuple(seen.averages.numbers().tolist())
     assert numbers.finite
     assert numbers.differ == dict(zip(VERDICTS, seen.answers.differ.tolist(), strict=True))
     assert numbers.differ["source"] == 0

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from poem.guarded.guard import GuardState
+    from poem.guarded.guard_state import GuardState
     from poem.predict import Answer
 
 

@@ -118,7 +118,7 @@ def run(args: argparse.Namespace) -> int:
     from poem._util.signals import StopSignal, raise_stop_signals
     from poem.cli._checkpoint import FileCheckpoint
     from poem.cli._predictions_csv import COLUMNS, GUARDED_COLUMNS, check_own_file, write_csv
-    from poem.guarded.guard import GuardState
+    from poem.guarded.guard_state import GuardState
     from poem.predict import answers, find_images, summary
     from poem.recipes.methods import recipe
     from poem.streams.loading.prepare import MAX_SIDE
@@ -208,7 +208,7 @@ def _check_guard(args: argparse.Namespace) -> bool:
     """Check the options of a guarded run before a model is loaded; returns whether its audit goes on."""
     from poem._util.files import check_file_writable
     from poem.cli._checkpoint import checkpoint_files
-    from poem.guarded.guard import GuardSettings
+    from poem.guarded.settings import GuardSettings
 
     checks.check_finite(args, "budget")
     GuardSettings(budget=args.budget)

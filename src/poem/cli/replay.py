@@ -143,7 +143,7 @@ def _guard(model: nn.Module, header: dict[str, Any], audit: Path, method: Recipe
     Parts of other packages are taken from the method that the user has named.
     """
     from poem.api import adapt
-    from poem.guarded.guard import GuardSettings
+    from poem.guarded.settings import GuardSettings
 
     try:
         strange = [name for name in header["guard"] if name not in GuardSettings.__dataclass_fields__]

@@ -52,3 +52,20 @@ class AnswerBudget:
                 room = [left - 1 if index >= place else left for index, left in enumerate(room)]
         kept = torch.tensor(granted, dtype=torch.bool, device=differs.device)
         return kept, replace(self, seen=self.seen + len(wanted), spent=self.spent + sum(granted))
+
+
+def granted_rows(budget: AnswerBudget, source: Tensor, answer: Tensor, both: Tensor) -> tuple[Tensor, AnswerBudget]:
+    """Which rows (B,) keep their answer, where the others get the source's; and the budget after them.
+
+    The budget goes to the answers that are likeliest right against the source's, by the mean of both.
+
+    Args:
+        budget: Before these rows.
+        source: Log-probabilities (B, C) of the source.
+        answer: Those that are to be given.
+        both: Those of the mean.
+    """
+    rows, own, other = torch.arange(len(source), device=source.device), source.argmax(1), answer.argmax(1)
+    chances = both.exp()
+    kept, budget = budget.grant(own != other, chances[rows, other] - chances[rows, own])
+    return kept | (own == other), budget

@@ -9,146 +9,42 @@ from __future__ import annotations
 
 import copy
 import logging
-import math
 import threading
-import time
-from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 
 from poem._util import state_file
 from poem.accelerate.captured_function import CapturedFunction
-from poem.adapter import Adapter, AsModule, seconds_apart
+from poem.adapter import Adapter, AsModule
 from poem.engine.accounting import BatchRecord, Totals
 from poem.engine.export import ExportStatistics
-from poem.engine.model_input import ModelInput, moved_input, read_input
-from poem.engine.state import Snapshot
+from poem.engine.model_input import ModelInput, read_input
 from poem.guarded.alarms import MeanBound, ShiftAlarm
-from poem.guarded.asked import (
-    AdaptedPass,
-    AskAdapted,
-    AskCheckpoint,
-    AskDrift,
-    Asked,
-    AskJudgement,
-    AskRollback,
-    AskSource,
-    log_probs_of,
-)
-from poem.guarded.audit import MACHINE, Audit, AuditLines, Event, tensor_hash
+from poem.guarded.asked import Asked
+from poem.guarded.audit import MACHINE, Audit, AuditLines, Event
+from poem.guarded.batch import BatchSteps, Taken
 from poem.guarded.budget import AnswerBudget
-from poem.guarded.guard_state import from_plain, to_plain
-from poem.guarded.judgement import BatchNumbers, Judgement, Verdict, answers, entropies, judged_tensors, mean_of
-from poem.guarded.replies import Replies, shifted_input
-from poem.guarded.signals import Averages, Signals
-from poem.parts.fields import Checked, Count, NotNegative, Positive, Range
+from poem.guarded.event_log import EventLog
+from poem.guarded.guard_state import STOPPED, GuardState
+from poem.guarded.judgement import Verdict, judged_tensors
+from poem.guarded.limits import CallTimes
+from poem.guarded.replies import Replies, pass_has_source, replied, rows_alone, source_entropies
+from poem.guarded.run_header import run_header
+from poem.guarded.saved_state import joined, parted
+from poem.guarded.settings import GuardSettings
+from poem.guarded.signals import Signals
 from poem.parts.readout import Uncorrected
-from poem.parts.runs import RUNS
 from poem.parts.statistics import Source
 from poem.recipes.recipe import Recipe
-from poem.recipes.text import written
 
 log = logging.getLogger("poem")
-ANSWERING: dict[Verdict, str] = {"source": "the source", "mean": "the mean of both", "adapted": "the adapted model"}
-"""Who answers, by verdict, in words."""
-STOPPED = "stopped by hand"
-TOO_SLOW = "predicting alone takes longer than max_ms={:g}, which cannot be kept; every 100th batch is learnt from"
-ONE_ANSWER, POOR = 0.95, 0.7
-"""A class's share of the source's answers from which on it gives one answer, and a poor network's steadiness."""
-MANY_LATELY = 0.4
-"""The balance that many answers have more than one lately, as a share of the most there is."""
-NO_IMAGES = (
-    "the input is no batch of images (batch, channels, height, width), so it is not looked at shifted (view='none'): "
-    "the verdict rests on the balance of the answers alone"
-)
-MOST_GAINED = 0.3
-"""Nats of balance gained that count for the adapted answers, at most; less where there are fewer than ten classes."""
-OWN_KINDS = ("header", "batch", "event", "resumed")
-"""Kinds of lines that a guard writes to its audit."""
-SPIKE = 10.0
-"""A gradient so many times the median of the last ones is an event."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class GuardSettings(Checked):
-    """What a guard does. The margins were chosen on four corruptions that no table uses; `docs/guard.md` says how."""
-
-    budget: float | None = None
-    every: Count = 1
-    view: Literal["shift", "none"] = "shift"
-    adapt: Literal["always", "when shifted"] = "always"
-    when_worse: Literal["roll back", "reset", "freeze", "answer"] = "roll back"
-    margin: NotNegative = 0.013
-    early: NotNegative = 0.033
-    balance: NotNegative = 0.33
-    collapse: NotNegative = 0.02
-    horizon: Count = 1024
-    ring: Annotated[int, Range(at_least=1, at_most=1024)] = 4
-    snapshot_every: Count = 8
-    alpha: Annotated[float, Range(above=0, below=1)] = 0.01
-    reference: Count = 256
-    max_updates: Count | None = None
-    max_ms: Positive | None = None
-    max_distance: Positive | None = None
-    seed: int = 0
-    name: str = ""
-
-    def __post_init__(self) -> None:
-        """Refuses a budget where the source does not answer every batch, and a name that would break a log's line."""
-        super().__post_init__()
-        if not self.name.isprintable():
-            raise ValueError(f"expected a name without line ends and control characters, got {self.name!r}")
-        if self.budget is not None:
-            AnswerBudget(self.budget)
-            if self.every != 1:
-                raise ValueError(
-                    f"expected every=1 with a budget, got every={self.every}: a share of answers that differ from the "
-                    "source's is known only where the source answers every batch; leave one of them out"
-                )
-
-
-@dataclass(frozen=True)
-class GuardState:
-    """All that a guard remembers between two batches: one value, replaced when a batch is over."""
-
-    batches: int = 0
-    verdict: Verdict = "mean"
-    averages: Averages | None = None
-    shift: ShiftAlarm = field(default_factory=ShiftAlarm)
-    worse: MeanBound = field(default_factory=MeanBound)
-    budget: AnswerBudget | None = None
-    ring: tuple[tuple[int, Snapshot], ...] = ()
-    gradients: tuple[float, ...] = ()  # of the last updates
-    updates: int = 0
-    rollbacks: int = 0
-    wait: int = 0  # batches until a rollback may be made again
-    trial: int = 0  # images for which the source answers yet, after something was undone
-    stopped: str = ""  # why nothing is learnt any more; "" while it is
-    skipped: str = ""  # why the last batch was not learnt from; "" where it was
-    learn_ms: float = 0.0  # running mean of a call that learns; with max_ms alone
-    plain_ms: float = 0.0  # and of one that does not
-
-
-@dataclass(frozen=True)
-class Taken:
-    """A batch that a guard has taken, before it is the guard's."""
-
-    images: Tensor | ModelInput
-    answer: Tensor
-    held: GuardState
-    """What the guard remembers after it."""
-    signals: Signals
-    answered: tuple[Verdict, Tensor]
-    """Whose answer it is, and which rows (B,) the source answers."""
-    events: list[Event]
-    learning: bool
 
 
 class Guard:
@@ -165,44 +61,28 @@ class Guard:
         append: bool = False,
         about: Mapping[str, Any] | None = None,
     ) -> None:
-        if isinstance(adapter, Guard):
-            raise TypeError(
-                "expected an adapter without a guard, got a guarded one; poem.guard(guarded.adapter, ...) or "
-                "poem.adapt(..., guard={...}) makes one with other settings"
-            )
-        if not isinstance(adapter, Adapter):
-            raise TypeError(f"expected an adapter, as poem.adapt makes it, got {type(adapter).__name__}")
-        if on_event is not None and not callable(on_event):
-            raise TypeError(f"expected on_event to be a function of an Event, got {type(on_event).__name__}")
-        if _answers_as_source(adapter.recipe):
-            raise ValueError(
-                f"{adapter.name} answers as the source does, so there is nothing to guard; guard a method that adapts"
-            )
+        _check(adapter, on_event)
         self.adapter, self.settings = adapter, settings
-        self.events: deque[Event] = deque(maxlen=1000)
+        self._told = EventLog(adapter.name, settings.name, on_event)
+        self.events = self._told.events
         """The last thousand events."""
         self.signals: Signals | None = None
         """What was seen at the last batch; None before the first."""
-        self._on_event, self._lock = on_event, threading.RLock()
+        self._lock = threading.RLock()
         self._answered: tuple[Verdict, Tensor] | None = None  # of the last batch: whose answer, and the source's rows
-        self._called = self._learnt = False  # in this process: first calls are slower than all others
-        norms = [each for each in adapter.model.modules() if isinstance(each, nn.modules.batchnorm._BatchNorm)]
-        self._rows_alone = all(norm.running_mean is not None for norm in norms)  # of a pass of the source
-        # Whether the adapter's own pass has the source's answers. A budget's proof is about the model itself, and where
-        # learning waits for the shift alarm the source answers first.
-        own_copy = not adapter.recipe.learns and adapter.recipe.statistics.source_copy is not None
-        self._shares = own_copy and self._rows_alone and settings.budget is None and settings.adapt == "always"
+        self._rows_alone = rows_alone(adapter.model)
         shift = ShiftAlarm(alpha=settings.alpha, reference=settings.reference, seed=settings.seed)
         if source_data is not None:
-            shift.compare_with(self._source_entropies(source_data))
+            shift.compare_with(source_entropies(adapter, source_data))
         budget = None if settings.budget is None else AnswerBudget(settings.budget)
         self._judged = CapturedFunction(partial(judged_tensors, settings.horizon), adapter.settings["fast"])
+        shares = self._rows_alone and pass_has_source(adapter.recipe, settings)
+        self._batch = BatchSteps(adapter, settings, shares=shares, times=CallTimes(self._judged))
         self._first = GuardState(shift=shift, worse=MeanBound(alpha=settings.alpha), budget=budget)
         self._held = copy.deepcopy(self._first)
         self._about = dict(about or {})
-        self._audit: Audit | AuditLines | None = None
         if audit is not None:
-            self._audit = Audit(Path(audit), self.header(), append=append)
+            self._told.audit = Audit(Path(audit), self.header(), append=append)
 
     # Calls ------------------------------------------------------------------------------------------------------------
 
@@ -225,26 +105,25 @@ class Guard:
         if self.adapter.is_frozen:
             raise RuntimeError("expected a guard that may learn, got one inside frozen(); repeat a run outside of it")
         with self._lock:
-            own, lines = self._audit, AuditLines()
-            self._audit = lines
+            own, lines = self._told.audit, AuditLines()
+            self._told.audit = lines
             try:
                 self._call(images, learn)
             finally:
-                self._audit = own
+                self._told.audit = own
         return lines.lines[0]
 
     def _call(self, images: Tensor | ModelInput, learn: bool | None) -> Tensor:
         """One batch; `learn` repeats a recorded decision instead of making one."""
         if self.adapter.is_frozen:
             with torch.inference_mode(False), torch.no_grad():
-                return self._frozen_answer(images)
+                return self._batch.frozen_answer(images, self._held)
         # Outside inference mode: what is remembered must be of use outside it too.
         with self._lock, torch.inference_mode(False), torch.no_grad():
             before = self.adapter.checkpoint()
             try:
-                taken = self._replied(
-                    self.steps(images, learn), Replies(self.adapter, self._judged, images, rows_alone=self._rows_alone)
-                )
+                replies = Replies(self.adapter, self._judged, images, rows_alone=self._rows_alone)
+                taken: Taken = replied(self.steps(images, learn), replies)
                 self.write(taken)
             except BaseException:
                 self.adapter.rollback(before, counts=True)
@@ -253,24 +132,13 @@ class Guard:
             self.tell(taken)
             return taken.answer
 
-    def _replied(self, steps: Generator[Asked, Any, Taken], reply: Callable[[Asked], Any]) -> Taken:
-        """Answer what is asked until the batch is over."""
-        given = None
-        while True:
-            try:
-                asked = steps.send(given)
-            except StopIteration as over:
-                taken: Taken = over.value
-                return taken
-            given = reply(asked)
-
     def steps(self, images: Tensor | ModelInput, learn: bool | None = None) -> Generator[Asked, Any, Taken]:
         """One batch as a generator: what it yields is to be answered; its value is the batch as it was taken.
 
         A call answers by its own adapter, and goes on with `write`, `keep` and `tell`. Until `keep` nothing of the
         guard has changed: where something fails before it, the caller sets the adapter back. Inside `holding()`.
         """
-        return (yield from self._batch(images, copy.copy(self._held), [], learn))
+        return (yield from self._batch.of(images, self._held, self.signals, learn))
 
     def holding(self) -> AbstractContextManager[Any]:
         """A context in which no other thread's call, stop or reset reaches this guard."""
@@ -285,275 +153,13 @@ class Guard:
         for event in taken.events:
             self._tell(event)
 
-    def _batch(
-        self, images: Tensor | ModelInput, held: GuardState, events: list[Event], learn: bool | None
-    ) -> Generator[Asked, Any, Taken]:
-        """Ask source and adapter about a batch, update the signals, choose the answer, snapshot or undo."""
-        settings, began, apart = self.settings, time.perf_counter(), self._seconds_apart()
-        shift, worse = held.shift.copied(), copy.copy(held.worse)
-        off = held.stopped == STOPPED and not learn
-        with_source = off or held.batches % settings.every == 0 or held.verdict == "source"
-        views = with_source and not off and self._views(images)
-        shares, source, source_moved = self._shares and not off, None, None
-        if with_source and not shares:
-            source, source_moved, unsure = yield AskSource("both" if views else "images")
-            events += self._alarm(unsure, shift, held)
-        if held.batches == 0 and settings.view == "shift" and _tensor(images).dim() != 4:
-            events.append(Event(0, "view", NO_IMAGES))
-        allowed, why = self._may_learn(held, shift)
-        learning = allowed if learn is None else learn
-        if why not in ("", held.skipped):  # once, however many batches it holds for
-            events.append(Event(held.batches, "skip", why))
-        held = replace(held, skipped=why)
-        if off and source is not None:
-            drift: float = yield AskDrift()
-            return self._stopped_batch(images, source, replace(held, shift=shift), drift, events)
-        seen: AdaptedPass = yield AskAdapted(shifted=False, learning=learning)
-        raw, adapted = seen.raw, seen.log_probs
-        if with_source and shares:
-            source = seen.source
-            if source is None:
-                source, _, _ = yield AskSource("images")
-        if source is None:
-            measured, differs = self.signals or _no_signals(), math.nan
-            answer, verdict, sound = raw, held.verdict, adapted.amax(1).isfinite()
-            given: tuple[Verdict, Tensor] = ("adapted", torch.zeros(len(raw), dtype=torch.bool))
-            judged, finite = verdict, bool(sound.all())
-            if not finite:
-                source, _, _ = yield AskSource("images")
-                answer = self.adapter.in_model_shape(torch.where(sound[:, None], adapted, source))
-        else:
-            moved: list[Tensor] = []
-            if views:
-                again: AdaptedPass = yield AskAdapted(shifted=True, learning=False)
-                source_moved = again.source if source_moved is None else source_moved
-                if source_moved is None:
-                    _, source_moved, _ = yield AskSource("shifted")
-                moved = [source_moved, again.log_probs]
-            averages = held.averages or Averages.start(source.shape[1], source.device)
-            found: tuple[Judgement, BatchNumbers] = yield AskJudgement(averages, (source, adapted, *moved))
-            judgement_made, numbers = found
-            finite = numbers.finite
-            if shares:
-                events += self._alarm(numbers.entropies, shift, held)
-            judged, measured = self._verdict(judgement_made.averages, with_view=views, known=numbers.averages)
-            verdict = "source" if held.trial > 0 else judged
-            held = replace(held, averages=judgement_made.averages, trial=max(0, held.trial - len(images)))
-            worse.update(numbers.worse)
-            by = judgement_made.answers
-            answer, by_source, differs = by.by(verdict), ~by.sound, numbers.differ[verdict]
-            if verdict == "source":
-                by_source = torch.ones_like(by_source)
-            if held.budget is not None:
-                answer, by_source, held = self._within_budget(source, answer, by_source, by.mean, held)
-                differs = float((source.argmax(1) != answer.argmax(1)).float().mean())
-            given = (verdict, by_source)
-            answer = self.adapter.in_model_shape(answer)
-        selected = seen.selected if learning and self.recipe.learns else 0.0
-        gradient = seen.gradient if learning else 0.0
-        signals = replace(measured, disagreement=differs, selected=selected, gradient=gradient, drift=seen.drift)
-        if verdict != held.verdict:
-            why = f"{ANSWERING[verdict]} answers, in the place of {ANSWERING[held.verdict]}"
-            events.append(Event(held.batches, "verdict", why, signals.as_dict()))
-        held = replace(held, shift=shift, worse=worse, verdict=verdict)
-        if settings.max_ms is not None:
-            if answer.is_cuda:
-                torch.cuda.synchronize(answer.device)
-            took = time.perf_counter() - began - (self._seconds_apart() - apart)
-            warm = self._learnt if learning else self._called
-            held = _timed(held, learning, 1000 * took) if warm else held
-            self._called, self._learnt = True, self._learnt or learning
-        if learning:
-            held = yield from self._act(held, judged, signals, seen, finite, events)
-        return Taken(images, answer, replace(held, batches=held.batches + 1), signals, given, events, learning)
-
-    def _seconds_apart(self) -> float:
-        """What this thread spent waiting and capturing, in the adapter and here."""
-        return seconds_apart() + self._judged.capture_seconds
-
-    def _stopped_batch(
-        self, images: Tensor | ModelInput, source: Tensor, held: GuardState, drift: float, events: list[Event]
-    ) -> Taken:
-        """The source's answer and nothing else: all but the shift alarm stays as it was when the guard was stopped."""
-        answer = self.adapter.in_model_shape(source)
-        signals = replace(
-            _no_signals(), source_steadiness=None, adapted_steadiness=None, source_balance=None, adapted_balance=None,
-            runs=None, adapted_runs=None, evidence=None, drift=drift,
-        )  # fmt: skip
-        given: tuple[Verdict, Tensor] = ("source", torch.ones(len(source), dtype=torch.bool))
-        return Taken(images, answer, replace(held, batches=held.batches + 1), signals, given, events, learning=False)
-
     def write(self, taken: Taken) -> None:
         """A batch's line to the audit; that it could not be written is one more of its events."""
-        line = {
-            "kind": "batch", "batch": taken.held.batches - 1, "count": len(taken.images),
-            "images": tensor_hash(*_tensors(taken.images)) if self._audit else "", "learn": taken.learning,
-            "verdict": taken.held.verdict, "events": [event.kind for event in taken.events],
-            "signals": taken.signals.as_dict(), "answer": tensor_hash(taken.answer) if self._audit else "",
-        }  # fmt: skip
-        lost = self._write(line)
+        if self._told.audit is None:  # nothing is hashed for it
+            return
+        lost = self._told.write(taken.audit_line(), self._held.batches)
         if lost is not None:
             taken.events.append(lost)
-
-    def _alarm(self, values: list[float], shift: ShiftAlarm, held: GuardState) -> list[Event]:
-        """The shift alarm with the entropies of the source's answers for one more batch: an event where it rings."""
-        if not shift.update(values):
-            return []
-        return [Event(held.batches, "alarm", _shift_text(shift))]
-
-    def _views(self, given: Tensor | ModelInput) -> bool:
-        """Whether images are looked at shifted too: pictures of some size. What is no batch the source refuses."""
-        images = _tensor(given)
-        if self.settings.view != "shift" or not isinstance(images, Tensor) or not images.is_floating_point():
-            return False
-        return images.dim() == 4 and min(images.shape[2:]) >= 8 and min(images.shape) > 0
-
-    def _within_budget(
-        self, source: Tensor, answer: Tensor, by_source: Tensor, both: Tensor, held: GuardState
-    ) -> tuple[Tensor, Tensor, GuardState]:
-        """The answer, the source's where the budget is spent; which rows (B,) the source answers; what is remembered.
-
-        The budget goes to the answers that are likeliest right against the source's, to the mean of both.
-        """
-        assert held.budget is not None
-        rows, own, other = torch.arange(len(source), device=source.device), source.argmax(1), answer.argmax(1)
-        chances = both.exp()
-        kept, budget = held.budget.grant(own != other, chances[rows, other] - chances[rows, own])
-        kept = kept | (own == other)
-        return torch.where(kept[:, None], answer, source), by_source | ~kept, replace(held, budget=budget)
-
-    def _verdict(
-        self, averages: Averages, *, with_view: bool, known: list[float] | None = None
-    ) -> tuple[Verdict, Signals]:
-        """Which answer is given, and the steadiness, balance and evidence that it is made of; `known`: its numbers.
-
-        Evidence is the adapted answers' steadiness less the source's; its margin is wider early. Where classes do not
-        come in runs, which shows after a quarter of the horizon, a higher balance counts for the adapted answers too,
-        because the source's are collapsing, and a source that gives one answer all along is steady without knowing
-        anything. Where they do, wrong answers are the more balanced ones. A lower balance than the source's is a
-        collapse; not so where classes come in runs that the adapted answers follow at least as well, and as steadily.
-        A source whose answers were many and are one now, while the adapted answers are many still, has collapsed; the
-        adapted answers are then compared with a poor network's steadiness.
-        """
-        settings = self.settings
-        known = averages.numbers().tolist() if known is None else known
-        own, other, source_balance, adapted_balance, runs, adapted_runs, shared, most, seen, *lately = known
-        fell, gained_lately, steady_lately = lately
-        classes = averages.classes.shape[1]
-        poor, most_gained = _poor(classes), MOST_GAINED * min(1.0, math.log(classes) / math.log(10))
-        early = math.sqrt(64 / max(1.0, min(seen, settings.horizon)))
-        judged = seen >= settings.horizon / 4
-        shuffled = shared < RUNS and judged
-        constant = most > ONE_ANSWER and shuffled
-        evidence = other - (min(own, poor) if constant else own) if with_view else 0.0
-        gained = adapted_balance - source_balance
-        if gained > 0 and shuffled:
-            evidence += settings.balance * min(gained, most_gained)
-        fallen = with_view and judged and fell > 0 and gained_lately > MANY_LATELY * math.log(classes)
-        if fallen:
-            evidence = max(evidence, steady_lately - poor)
-        measured = replace(
-            _no_signals(), source_steadiness=own, adapted_steadiness=other, source_balance=source_balance,
-            adapted_balance=adapted_balance, runs=runs, adapted_runs=adapted_runs, evidence=evidence,
-        )  # fmt: skip
-        margin = settings.margin + settings.early * early
-        follows = with_view and runs >= RUNS and adapted_runs >= runs and other > own
-        collapsed = gained < -settings.collapse - 0.05 * early and not follows and not fallen
-        if not math.isfinite(evidence) or collapsed or evidence < -margin:
-            return "source", measured
-        return "adapted" if evidence > margin else "mean", measured
-
-    # Learning and its limits ------------------------------------------------------------------------------------------
-
-    def _may_learn(self, held: GuardState, shift: ShiftAlarm) -> tuple[bool, str]:
-        """Whether this batch is learnt from, and why not."""
-        settings = self.settings
-        if held.stopped:
-            return False, held.stopped
-        if settings.max_updates is not None and held.updates >= settings.max_updates:
-            return False, f"the budget of {settings.max_updates} updates is spent"
-        if settings.max_distance is not None and (drift := self.adapter.drift) > settings.max_distance:
-            return False, f"{drift:.3g} from the source, more than max_distance={settings.max_distance:g}"
-        if settings.adapt == "when shifted" and not shift.rang:
-            return False, "no shift has been seen yet"
-        if settings.max_ms is not None and held.learn_ms > settings.max_ms:
-            spare = settings.max_ms - held.plain_ms
-            extra = max(held.learn_ms - held.plain_ms, 0.0)
-            turn = math.ceil(extra / spare) if spare > 0 else 100
-            learns = held.batches % max(turn, 1) == 0
-            if spare <= 0:
-                return learns, TOO_SLOW.format(settings.max_ms)
-            return learns, "" if learns else f"a batch that learns takes more than max_ms={settings.max_ms:g}"
-        return True, ""
-
-    def _act(
-        self, held: GuardState, verdict: Verdict, signals: Signals, seen: AdaptedPass, finite: bool,
-        events: list[Event],
-    ) -> Generator[Asked, Any, GuardState]:  # fmt: skip
-        """What follows after a batch that was learnt from: a snapshot, a rollback, a reset, or nothing.
-
-        `verdict` is what the signals say, also where the source answers for another reason; `finite` is whether all
-        adapted answers are.
-        """
-        settings, batch, known = self.settings, held.batches, signals.as_dict()
-        gradients = [each for each in held.gradients if math.isfinite(each) and each > 0]
-        middle = sorted(gradients)[len(gradients) // 2] if len(gradients) >= 8 else math.inf
-        if signals.gradient > SPIKE * middle:
-            events.append(Event(batch, "gradient spike", f"{signals.gradient / middle:.1f} times the median", known))
-        held = replace(
-            held, updates=held.updates + seen.updates, gradients=(*held.gradients, signals.gradient)[-64:],
-            wait=max(0, held.wait - 1),
-        )  # fmt: skip
-        if not finite:
-            events.append(Event(batch, "not finite", "adapted answers are NaN or Inf; the source answers", known))
-        elif verdict != "source":
-            if (batch + 1) % settings.snapshot_every == 0:
-                good: Snapshot = yield AskCheckpoint()
-                held = replace(held, ring=(*held.ring, (batch, good))[-settings.ring :])
-            return held
-        if finite and held.wait > 0:
-            return held
-        return (yield from self._undo(held, known, events))
-
-    def _undo(
-        self, held: GuardState, known: dict[str, float | None], events: list[Event]
-    ) -> Generator[Asked, Any, GuardState]:
-        """Take back what was learnt, as the settings say."""
-        settings, batch = self.settings, held.batches
-        why = "the adapted answers are less steady or less balanced than the source's"
-        if settings.when_worse == "answer":
-            return held
-        if settings.when_worse == "freeze":
-            events.append(Event(batch, "freeze", f"{why}; nothing more is learnt", known))
-            return replace(held, stopped="frozen after its answers became worse than the source's")
-        if settings.when_worse == "roll back" and held.ring:
-            at, good = held.ring[-1]
-            yield AskRollback(good)
-            events.append(Event(batch, "roll back", f"{why}; back to batch {at}", known))
-            held = replace(held, ring=held.ring[:-1])
-        else:
-            yield AskRollback(None)
-            events.append(Event(batch, "reset", f"{why}; back to the source", known))
-        averages = held.averages
-        if averages is not None:  # what came back is judged anew, from where the source stands
-            averages = averages.as_source()
-        # The first time it answers at once. Where that was not enough, as with a batch's statistics that do harm
-        # whatever the weights are, it answers only after the source has, for as long as a judgement takes.
-        trial = settings.horizon // 2 if held.rollbacks else 0
-        return replace(held, averages=averages, rollbacks=held.rollbacks + 1, wait=settings.snapshot_every, trial=trial)
-
-    def _frozen_answer(self, images: Tensor | ModelInput) -> Tensor:
-        """The answer as things stand; nothing is learnt, and nothing is remembered."""
-        held, verdict = self._held, self._held.verdict
-        if verdict == "source" or held.budget is not None:  # what a budget grants depends on the order of samples
-            return self.adapter.in_model_shape(log_probs_of(self.adapter.source(images)))
-        raw, record = self.adapter.answer_with_record(images)
-        adapted = log_probs_of(raw)
-        shared = record.source_logits if self._shares else None
-        source = log_probs_of(self.adapter.source(images) if shared is None else shared)
-        if self._views(images):
-            adapted = mean_of(adapted, log_probs_of(self.adapter(shifted_input(images))))
-        return self.adapter.in_model_shape(answers(source, adapted).by(verdict))
 
     # The same as an adapter's -----------------------------------------------------------------------------------------
 
@@ -597,27 +203,17 @@ class Guard:
     def state_dict(self) -> dict[str, Any]:
         """The adapter's state, and the guard's under `guard`."""
         with self._lock:
-            state = self.adapter.state_dict()
-            plain, tensors = to_plain(self._held)
-            plain["signals"] = None if self.signals is None else self.signals.as_dict()
-            return {**state, "guard": plain, "tensors": {**state["tensors"], **tensors}}
+            return joined(self.adapter.state_dict(), self._held, self.signals)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where a guarded state left off, and note it in the audit; one without a guard's part is refused."""
-        if not isinstance(state, dict) or not isinstance(state.get("guard"), dict):
-            raise ValueError("expected the state of a guarded adapter, got one without a guard; load it unguarded")
-        if not isinstance(state.get("tensors"), dict):
-            raise ValueError("expected tensors by name in the state, got something else")
         with self._lock:
-            own = {key: tensor for key, tensor in state["tensors"].items() if not key.startswith("guard/")}
-            held = from_plain(state["guard"], state["tensors"], self._first, self.adapter.checkpoint().state)
-            rest = {key: value for key, value in state.items() if key not in ("guard", "tensors")}
-            signals = _signals(state["guard"].get("signals"))
-            self.adapter.load_state_dict({**rest, "tensors": own})
+            own, held, signals = parted(state, self._first, self.adapter.checkpoint().state)
+            self.adapter.load_state_dict(own)
             self._held, self.signals, self._answered = held, signals, None
             header = self.header()
             here = {name: header[name] for name in MACHINE if name in header}
-            self._write({"kind": "resumed", "batch": held.batches, **here})
+            self._told.write({"kind": "resumed", "batch": held.batches, **here}, held.batches)
 
     def save(self, path: str | Path) -> None:
         """Write the state to a file, whole or not at all."""
@@ -629,8 +225,8 @@ class Guard:
 
     def unload(self) -> nn.Module:
         """Return the very model that came in, and close the audit."""
-        if self._audit is not None:
-            self._audit.close()
+        if self._told.audit is not None:
+            self._told.audit.close()
         self._judged.release()
         return self.adapter.unload()
 
@@ -721,37 +317,8 @@ class Guard:
     # Events -----------------------------------------------------------------------------------------------------------
 
     def _tell(self, event: Event) -> None:
-        """An event to the list, the log, the audit and the user's function, whose errors are logged."""
-        event = replace(event, name=self.settings.name)
-        self.events.append(event)
-        log.info("guard of %s: %s", self._title, event)
-        line = {"kind": "event", "batch": event.batch, "event": event.kind, "why": event.why, **self._named}
-        lost = self._write({**line, "signals": event.signals})
-        if self._on_event is not None:
-            try:
-                self._on_event(event)
-            except Exception:
-                log.exception("guard of %s: on_event failed at %s", self._title, event)
-        if lost is not None:
-            self._tell(lost)
-
-    @property
-    def _title(self) -> str:
-        """Whose guard it is, for the log: the method and, where it was given, the stream's name."""
-        return ", ".join(each for each in (self.name, self.settings.name) if each)
-
-    @property
-    def _named(self) -> dict[str, str]:
-        """The stream's name for the audit, where it was given."""
-        return {"name": self.settings.name} if self.settings.name else {}
-
-    def _write(self, line: dict[str, Any]) -> Event | None:
-        """A line to the audit; where the disk is full that is an event, and the run goes on."""
-        failed = None if self._audit is None else self._audit.write(line)
-        if failed is None:
-            return None
-        log.warning("guard of %s: the audit is lost: %s; the run goes on without it", self._title, failed)
-        return Event(self._held.batches, "audit lost", f"{failed}; the run goes on without it")
+        """An event to the list, the log, the audit and the user's function."""
+        self._told.tell(event, self._held.batches)
 
     def note(self, kind: str, **values: Any) -> None:
         """Write a line of the caller's own to the audit, where there is one; a replay passes over it.
@@ -763,39 +330,12 @@ class Guard:
         Raises:
             ValueError: A kind that a guard writes.
         """
-        if kind in OWN_KINDS:
-            raise ValueError(f"expected a kind of line that a guard does not write itself, got {kind!r}; name another")
         with self._lock:
-            lost = self._write({"kind": kind, **values})
-            if lost is not None:
-                self._tell(lost)
+            self._told.note(kind, values, self._held.batches)
 
     def header(self) -> dict[str, Any]:
         """The first line of an audit: what a replay must find the same, and where the run is made."""
-        state, given, shift = self.adapter.state_dict(), self.adapter.settings, self._first.shift
-        reference = tensor_hash(torch.tensor(shift.ranks.values)) if shift.given else None
-        return {
-            "method": self.name, **self._named, "recipe": written(self.recipe), "weights": state["source"],
-            "mean": state["mean"], "std": state["std"], "mask": state["mask"], "prepared": state["prepared"],
-            "reference": reference, **{name: given[name] for name in ("batch_size", "seed", "precision", "split")},
-            "guard": _stated(self.settings), "torch": torch.__version__,
-            "device": next(self.model.parameters()).device.type, "threads": torch.get_num_threads(),
-            "deterministic": torch.are_deterministic_algorithms_enabled(),
-            **({"run": self._about} if self._about else {}),
-        }  # fmt: skip
-
-    def _source_entropies(self, source_data: Iterable[Any] | Tensor) -> list[float]:
-        """Entropies of the source's predictions on source images."""
-        batches = source_data.split(64) if isinstance(source_data, Tensor) else source_data
-        batches = [batches] if isinstance(batches, Mapping) else batches
-        found: list[float] = []
-        for item in batches:
-            images = item[0] if isinstance(item, tuple | list) else item
-            images = moved_input(images, next(self.model.parameters()).device)
-            found += entropies(log_probs_of(self.adapter.source(images))).tolist()
-        if not found:
-            raise ValueError("expected source_data with at least one batch of images, got none")
-        return found
+        return run_header(self.adapter, self.settings, self._first.shift, self._about)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Guard:
         """A guard of its own around a copy of the adapter; it has no audit and tells its events to no function."""
@@ -854,52 +394,23 @@ def guard_adapter(
     )  # fmt: skip
 
 
+def _check(adapter: object, on_event: object) -> None:
+    """Refuse what cannot be guarded."""
+    if isinstance(adapter, Guard):
+        raise TypeError(
+            "expected an adapter without a guard, got a guarded one; poem.guard(guarded.adapter, ...) or "
+            "poem.adapt(..., guard={...}) makes one with other settings"
+        )
+    if not isinstance(adapter, Adapter):
+        raise TypeError(f"expected an adapter, as poem.adapt makes it, got {type(adapter).__name__}")
+    if on_event is not None and not callable(on_event):
+        raise TypeError(f"expected on_event to be a function of an Event, got {type(on_event).__name__}")
+    if _answers_as_source(adapter.recipe):
+        raise ValueError(
+            f"{adapter.name} answers as the source does, so there is nothing to guard; guard a method that adapts"
+        )
+
+
 def _answers_as_source(recipe: Recipe) -> bool:
     """Whether a method neither adapts nor corrects anything."""
     return not recipe.learns and recipe.statistics == Source() and recipe.readout.correct == Uncorrected()
-
-
-def _tensor(given: Tensor | ModelInput) -> Tensor:
-    """The tensor that the adapter works on."""
-    return given.images if isinstance(given, ModelInput) else given
-
-
-def _tensors(given: Tensor | ModelInput) -> list[Tensor]:
-    """Every tensor of the model's arguments."""
-    return given.tensors if isinstance(given, ModelInput) else [given]
-
-
-def _poor(classes: int) -> float:
-    """How steady a poor network is: more so the fewer classes there are to choose from."""
-    return max(POOR, 1 / classes + 2 / 3 * (1 - 1 / classes))
-
-
-def _timed(held: GuardState, learning: bool, milliseconds: float) -> GuardState:
-    """With the running mean of the time that such a call takes moved by one more."""
-    before = held.learn_ms if learning else held.plain_ms
-    mean = milliseconds if before == 0 else 0.8 * before + 0.2 * milliseconds
-    return replace(held, learn_ms=mean) if learning else replace(held, plain_ms=mean)
-
-
-def _no_signals() -> Signals:
-    """Before the source has answered any batch."""
-    return Signals(*[0.0] * len(fields(Signals)))
-
-
-def _signals(values: Any) -> Signals | None:
-    """The signals of a saved state; None where it has none."""
-    try:
-        return None if values is None else Signals(**values)
-    except TypeError as error:
-        raise ValueError(f"expected the state of a guarded adapter, got one with other signals: {error}") from error
-
-
-def _shift_text(shift: ShiftAlarm) -> str:
-    """What the shift alarm means, in words."""
-    among = "source data" if shift.given else f"the first {shift.reference} images; a shift before them is invisible"
-    return f"the source's entropies have shifted after {shift.rang_at} images (compared with {among})"
-
-
-def _stated(settings: GuardSettings) -> dict[str, Any]:
-    """The settings that decide something, as plain values; the stream's name does not."""
-    return {name: getattr(settings, name) for name in GuardSettings.__dataclass_fields__ if name != "name"}

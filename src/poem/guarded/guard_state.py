@@ -1,122 +1,36 @@
-"""The guard's memory as plain values and tensors, for states and files, and back."""
+"""What a guard remembers from one batch to the next."""
 
 from __future__ import annotations
 
-import copy
-from array import array
-from dataclasses import asdict, fields, replace
-from typing import TYPE_CHECKING, Any
-
-import torch
-from torch import Tensor
+from dataclasses import dataclass, field
 
 from poem.engine.state import Snapshot
-from poem.guarded.alarms import Bet, Jumper, MeanBound, Ranks, ShiftAlarm
+from poem.guarded.alarms import MeanBound, ShiftAlarm
 from poem.guarded.budget import AnswerBudget
+from poem.guarded.judgement import Verdict
 from poem.guarded.signals import Averages
 
-if TYPE_CHECKING:
-    from poem.guarded.guard import GuardState
-
-GUARD_SCHEMA = 2
-"""Version of the guard's part of a saved state; it is stored in every one."""
-GROUPS = ("moving", "teacher", "memory")
-PLAIN = (
-    "batches", "verdict", "gradients", "updates", "rollbacks", "wait", "trial", "stopped", "skipped", "learn_ms",
-    "plain_ms",
-)  # fmt: skip
-VERDICTS = ("source", "mean", "adapted")
+STOPPED = "stopped by hand"
+"""Why nothing is learnt after `Guard.stop`."""
 
 
-def to_plain(held: GuardState) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Plain values for JSON, and tensors whose names begin with `guard/`."""
-    tensors: dict[str, Tensor] = {}
-    if held.averages is not None:
-        for item in fields(Averages):
-            tensors[f"guard/averages/{item.name}"] = getattr(held.averages, item.name).clone()
-    tensors["guard/ranks"] = torch.tensor(held.shift.ranks.values, dtype=torch.float64)
-    for place, (_, snapshot) in enumerate(held.ring):
-        for name, tensor in _tensors(snapshot).items():
-            tensors[f"guard/ring/{place}/{name}"] = tensor.clone()
-        tensors[f"guard/ring/{place}/rng"] = snapshot.rng.clone()
-    shift = {**asdict(held.shift), "ranks": {**asdict(held.shift.ranks), "values": []}}
-    plain = {"schema": GUARD_SCHEMA, **{name: getattr(held, name) for name in PLAIN}}
-    plain |= {
-        "shift": shift, "worse": asdict(held.worse), "ring": [batch for batch, _ in held.ring],
-        "budget": None if held.budget is None else asdict(held.budget),
-    }  # fmt: skip
-    return plain, tensors
+@dataclass(frozen=True)
+class GuardState:
+    """All that a guard remembers between two batches: one value, replaced when a batch is over."""
 
-
-def from_plain(plain: dict[str, Any], tensors: dict[str, Tensor], fresh: GuardState, now: Snapshot) -> GuardState:
-    """The memory that `to_plain` described; `now` gives the device, and what a snapshot need not hold.
-
-    Raises:
-        ValueError: A state of another version of the format, or one that lacks something.
-    """
-    if plain.get("schema") != GUARD_SCHEMA:
-        came = f"number {plain['schema']!r}" if "schema" in plain else "none, as of an older version"
-        raise ValueError(
-            f"expected the guard's state in format number {GUARD_SCHEMA}, got {came}; begin the stream anew, or go on "
-            "with the version that saved it"
-        )
-    device = now.values["source"]["theta"].device
-    try:
-        held = {name: plain[name] for name in PLAIN}
-        shift = dict(plain["shift"])
-        ranks = Ranks(**{**shift.pop("ranks"), "values": array("d", tensors["guard/ranks"].tolist())})
-        jumper = Jumper(**{**shift["jumper"], "wealths": tuple(shift["jumper"]["wealths"])})
-        alarm = ShiftAlarm(**{**shift, "bet": Bet(**shift["bet"]), "jumper": jumper, "ranks": ranks})
-        averages = None
-        if "guard/averages/seen" in tensors:
-            averages = Averages(*(tensors[f"guard/averages/{item.name}"].to(device) for item in fields(Averages)))
-        ring = tuple((batch, _snapshot(place, tensors, now, device)) for place, batch in enumerate(plain["ring"]))
-        budget = None if plain["budget"] is None else AnswerBudget(**plain["budget"])
-        worse = MeanBound(**plain["worse"])
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"expected the state of a guarded adapter, got one that lacks {error}") from error
-    if held["verdict"] not in VERDICTS:
-        raise ValueError(f"expected the verdict {', '.join(VERDICTS)} in the state, got {held['verdict']!r}")
-    for batch, snapshot in ring:
-        own = _tensors(snapshot)
-        for name, tensor in _tensors(now).items():
-            other = own.get(name)
-            if other is None or (other.shape, other.dtype) != (tensor.shape, tensor.dtype):
-                came = "none" if other is None else f"{tuple(other.shape)} of {other.dtype}"
-                raise ValueError(
-                    f"expected {name} as {tuple(tensor.shape)} of {tensor.dtype} in the snapshot of batch {batch}, "
-                    f"got {came}"
-                )
-            if name.startswith("moving/") and not bool(other.isfinite().all()):
-                raise ValueError(f"expected {name} to be finite in the snapshot of batch {batch}")
-    if (budget and budget.share) != (fresh.budget and fresh.budget.share):
-        raise ValueError(
-            f"expected a state with the budget {fresh.budget and fresh.budget.share}, got one with "
-            f"{budget and budget.share}; make the guard with budget={budget and budget.share}"
-        )
-    held |= {"gradients": tuple(held["gradients"]), "shift": alarm, "worse": worse, "averages": averages}
-    return replace(fresh, **held, ring=ring, budget=budget)
-
-
-def _tensors(snapshot: Snapshot) -> dict[str, Tensor]:
-    """What a snapshot must hold to go back to it."""
-    values = snapshot.values
-    found = {f"{group}/{name}": tensor for group in GROUPS for name, tensor in values[group].items()}
-    return found | {f"steps/{key}/{name}": each for key, step in values["steps"].items() for name, each in step.items()}
-
-
-def _snapshot(place: int, tensors: dict[str, Tensor], now: Snapshot, device: torch.device) -> Snapshot:
-    """A snapshot of the ring, from its tensors."""
-    prefix = f"guard/ring/{place}/"
-    own = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
-    rng = own.pop("rng")
-    values = copy.copy(now.values)
-    values.update({group: {} for group in GROUPS}, steps={})
-    for key, tensor in own.items():
-        group, _, name = key.partition("/")
-        if group == "steps":
-            step, _, name = name.rpartition("/")
-            values["steps"].setdefault(step, {})[name] = tensor.to(device)
-        else:
-            values[group][name] = tensor.to(device)
-    return Snapshot(values, rng)
+    batches: int = 0
+    verdict: Verdict = "mean"
+    averages: Averages | None = None
+    shift: ShiftAlarm = field(default_factory=ShiftAlarm)
+    worse: MeanBound = field(default_factory=MeanBound)
+    budget: AnswerBudget | None = None
+    ring: tuple[tuple[int, Snapshot], ...] = ()
+    gradients: tuple[float, ...] = ()  # of the last updates
+    updates: int = 0
+    rollbacks: int = 0
+    wait: int = 0  # batches until a rollback may be made again
+    trial: int = 0  # images for which the source answers yet, after something was undone
+    stopped: str = ""  # why nothing is learnt any more; "" while it is
+    skipped: str = ""  # why the last batch was not learnt from; "" where it was
+    learn_ms: float = 0.0  # running mean of a call that learns; with max_ms alone
+    plain_ms: float = 0.0  # and of one that does not

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from poem.guarded.signals import Averages, as_sure_as
+from poem.guarded.signals import AverageNumbers, Averages, as_sure_as
 
 Verdict = Literal["source", "mean", "adapted"]
 VERDICTS: tuple[Verdict, ...] = ("source", "mean", "adapted")
@@ -55,7 +55,7 @@ def answers(source: Tensor, adapted: Tensor) -> Answers:
 class BatchNumbers:
     """All numbers of a batch that the host decides by, from one read of the device."""
 
-    averages: list[float]  # those of `Averages.numbers`
+    averages: AverageNumbers
     differ: dict[Verdict, float]
     finite: bool  # all adapted answers
     worse: list[float]  # of each image, for the alarm
@@ -75,7 +75,9 @@ class Judgement:
         values, rows = self.numbers.tolist(), len(self.answers.sound)
         rest, worse, entropies = values[: -2 * rows], values[-2 * rows : -rows], values[-rows:]
         *averages, finite = rest[:-3]
-        return BatchNumbers(averages, dict(zip(VERDICTS, rest[-3:], strict=True)), bool(finite), worse, entropies)
+        return BatchNumbers(
+            AverageNumbers(*averages), dict(zip(VERDICTS, rest[-3:], strict=True)), bool(finite), worse, entropies
+        )
 
 
 def judgement(call: Callable[..., Sequence[Tensor]], averages: Averages, *log_probs: Tensor) -> Judgement:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from poem.adapter import Adapter
 from poem.engine.accounting import BatchRecord
-from poem.engine.model_input import ModelInput
-from poem.guarded.asked import AskAdapted, AskCheckpoint, AskDrift, Asked, AskJudgement, AskSource, log_probs_of
+from poem.engine.model_input import ModelInput, moved_input
+from poem.guarded.asked import AskAdapted, AskCheckpoint, AskDrift, Asked, AskJudgement, AskSource, Steps, log_probs_of
 from poem.guarded.judgement import entropies, judgement
+from poem.guarded.settings import GuardSettings
 from poem.guarded.signals import shifted
+from poem.recipes.recipe import Recipe
 
 
 class Replies:
@@ -111,6 +113,50 @@ class _Adapted:
         return self._adapter.drift
 
 
+def replied(steps: Steps, reply: Callable[[Asked], Any]) -> Any:
+    """Answer what is asked until the batch is over; its value."""
+    given = None
+    while True:
+        try:
+            asked = steps.send(given)
+        except StopIteration as over:
+            return over.value
+        given = reply(asked)
+
+
+def rows_alone(model: nn.Module) -> bool:
+    """Whether no image's answer by the model as it came depends on others of its batch."""
+    norms = [each for each in model.modules() if isinstance(each, nn.modules.batchnorm._BatchNorm)]
+    return all(norm.running_mean is not None for norm in norms)
+
+
+def pass_has_source(recipe: Recipe, settings: GuardSettings) -> bool:
+    """Whether the source's answers are taken from the adapter's own pass, which has a copy with its statistics.
+
+    A budget's proof is about the model itself, and where learning waits for the shift alarm the source answers first.
+    """
+    own_copy = not recipe.learns and recipe.statistics.source_copy is not None
+    return own_copy and settings.budget is None and settings.adapt == "always"
+
+
 def shifted_input(given: Tensor | ModelInput) -> Tensor | ModelInput:
     """Images moved by a few pixels; what goes along stays."""
     return replace(given, images=shifted(given.images)) if isinstance(given, ModelInput) else shifted(given)
+
+
+def source_entropies(adapter: Adapter, source_data: Iterable[Any] | Tensor) -> list[float]:
+    """Entropies of the source's predictions on source images: a tensor, or batches that may come with labels.
+
+    Raises:
+        ValueError: There is no batch.
+    """
+    batches = source_data.split(64) if isinstance(source_data, Tensor) else source_data
+    batches = [batches] if isinstance(batches, Mapping) else batches
+    found: list[float] = []
+    for item in batches:
+        images = item[0] if isinstance(item, tuple | list) else item
+        images = moved_input(images, next(adapter.model.parameters()).device)
+        found += entropies(log_probs_of(adapter.source(images))).tolist()
+    if not found:
+        raise ValueError("expected source_data with at least one batch of images, got none")
+    return found

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -56,6 +57,41 @@ class Signals:
     def as_dict(self) -> dict[str, float | None]:
         """For an event or a file."""
         return asdict(self)
+
+
+def no_signals() -> Signals:
+    """Before the source has answered any batch."""
+    return Signals(*[0.0] * len(fields(Signals)))
+
+
+def stopped_signals(drift: float) -> Signals:
+    """Of a batch that the source alone was asked about, because the guard was stopped by hand."""
+    return replace(
+        no_signals(), source_steadiness=None, adapted_steadiness=None, source_balance=None, adapted_balance=None,
+        runs=None, adapted_runs=None, evidence=None, drift=drift,
+    )  # fmt: skip
+
+
+class AverageNumbers(NamedTuple):
+    """What a verdict is made of: the numbers of `Averages.numbers`, in its order."""
+
+    source_steadiness: float
+    adapted_steadiness: float
+    source_balance: float
+    adapted_balance: float
+    runs: float
+    adapted_runs: float
+    shared_runs: float
+    """The runs that both see."""
+    most_answered: float
+    """Share of the class that the source answers most."""
+    images: float
+    fell: float
+    """1 where the source's answers were many and are one now, else 0."""
+    gained_lately: float
+    """How much more balanced the adapted answers to the last images are than the source's."""
+    steady_lately: float
+    """How steady the adapted answers to the last images are."""
 
 
 @dataclass(frozen=True)
@@ -114,12 +150,7 @@ class Averages:
         return replace(self, **twice)
 
     def numbers(self) -> Tensor:
-        """What a verdict is made of.
-
-        Steadiness, balance and runs of both; the runs that both see, the share of the class that the source answers
-        most, images; whether the source fell; and of the last images how much more balanced the adapted answers are
-        than the source's, and how steady.
-        """
+        """What a verdict is made of, as one tensor; `AverageNumbers` names each."""
         gained = self.lately_balances[1] - self.lately_balances[0]
         rest = [shared_runs(self.runs), self.classes[0].max(), self.seen, self.fell, gained, self.lately_steady[1]]
         return torch.cat([self.steady, self.balances, self.runs, torch.stack(rest)])

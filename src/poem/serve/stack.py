@@ -36,7 +36,8 @@ from poem.guarded.asked import (
     AskSource,
     log_probs_of,
 )
-from poem.guarded.guard import Guard, Taken
+from poem.guarded.batch import Taken
+from poem.guarded.guard import Guard
 from poem.guarded.judgement import AVERAGES, Answers, Judgement, entropies, judged_tensors
 from poem.guarded.signals import Averages, shifted
 from poem.parts.base import Batch, Outputs
