@@ -9,6 +9,27 @@ import pytest
 import torch
 
 
+def triton_or_skip(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton, whose interpreter from now on reads a number from an array of one.
+
+    Up to Triton 3.6 it does so by `int`, which numpy refuses since 2.4; with both, kernels fail at every loop over a
+    number that was computed or given, and the library, which tries them first, would leave them out.
+    """
+    pytest.importorskip("triton")
+    if torch.cuda.is_available():
+        return
+
+    from triton.runtime import interpreter
+
+    own = interpreter._patch_lang_tensor
+
+    def patch(tensor: Any, *scope: Any) -> None:
+        own(tensor, *scope)
+        tensor.__index__ = lambda self: int(self.handle.data.item())
+
+    monkeypatch.setattr(interpreter, "_patch_lang_tensor", patch)
+
+
 def round_to_nearest(monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on it rounds to half precision as a GPU does; by itself it cuts digits off."""
     import triton.language as tl

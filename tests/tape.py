@@ -1,7 +1,7 @@
 """A CUDA graph's stand-in on the CPU: operations are noted as they run, and done again on the same tensors.
 
-It keeps the rules that matter: what ran outside a capture is not repeated, outputs stay at their addresses, and the
-host may not read inside. `installed` lets every adapter capture with it.
+It keeps the rules that matter: what ran outside a capture is not repeated, inputs and outputs stay at their addresses,
+and the host may not read inside. `installed` lets every adapter capture with it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 import poem.accelerate.capture
 import poem.accelerate.graph_pool
@@ -34,8 +34,9 @@ class Tape(TorchDispatchMode):
             raise RuntimeError(f"the host reads inside a capture: {func}")
         if any(isinstance(each, Tensor) and each.dtype == torch.bool for each in _indices(func, args)):
             raise RuntimeError("a mask as an index has no fixed shape")
+        before = _where_it_is((args, kwargs or {}))
         out = func(*args, **(kwargs or {}))
-        self.done.append((func, args, kwargs or {}, out))
+        self.done.append((func, *before, _where_it_is(out)))
         return out
 
     def spoil(self) -> None:
@@ -58,6 +59,14 @@ class Tape(TorchDispatchMode):
                 for old, new in zip(tree_leaves(out), tree_leaves(again), strict=True):
                     if isinstance(old, Tensor):
                         old.copy_(new)
+
+
+def _where_it_is(tensors: Any) -> Any:
+    """The same memory and shapes, of which a graph notes no more: `set_` may lead a tensor elsewhere afterwards.
+
+    So does the library with a layer's output that is a view; of linear layers it is one in some versions of torch.
+    """
+    return tree_map_only(Tensor, Tensor.detach, tensors)
 
 
 def _indices(func: Any, args: Any) -> list[Any]:

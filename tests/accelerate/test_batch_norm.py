@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from inside import branch_backward, doubles, moving, network
+from interpreted import triton_or_skip
 from nets import make_net
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -29,7 +30,7 @@ LAST = torch.channels_last
 @pytest.fixture
 def fused(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The kernels, which the library takes on whatever device there is."""
-    pytest.importorskip("triton")
+    triton_or_skip(monkeypatch)
     monkeypatch.setattr(_fused, "DEVICES", ("cuda", "cpu"))
     return _fused.kernels()
 

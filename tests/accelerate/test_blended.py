@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from interpreted import round_to_nearest
+from interpreted import round_to_nearest, triton_or_skip
 from nets import make_net
 from torch import Tensor, nn
 from toys import stream
@@ -32,7 +32,7 @@ TWO = Blended((0.5, 1.0), (1.0, 0.05), (0.0, 3.0))
 @pytest.fixture
 def fused(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The kernels, which the library takes on whatever device there is; interpreted, as few programs as can be."""
-    pytest.importorskip("triton")
+    triton_or_skip(monkeypatch)
     monkeypatch.setattr(blended, "DEVICES", ("cuda", "cpu"))
     if DEVICE == "cpu":
         monkeypatch.setattr(blended.kernels(), "WIDE", 128)

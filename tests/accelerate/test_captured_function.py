@@ -48,6 +48,19 @@ def test_a_replay_gives_what_the_function_gives_in_memory_of_its_own(device: str
         assert bool(larger) == bool((one > two).any())
 
 
+def test_tensors_that_are_led_to_other_memory_are_read_there(device: str) -> None:
+    kept = torch.ones(3, device=device)
+
+    def led(one: Tensor) -> list[Tensor]:
+        return [sum(each.new_empty(0).set_(each) for each in (one * 2, kept))]  # type: ignore[list-item, call-overload]
+
+    function = CapturedFunction(led, fast=True)
+    assert [function(torch.full((3,), n, device=device))[0].tolist() for n in (1.0, 2.0, 4.0)] == [
+        [3.0] * 3, [5.0] * 3, [9.0] * 3,
+    ]  # fmt: skip
+    assert kept.tolist() == [1.0] * 3
+
+
 def test_each_set_of_shapes_is_captured_by_itself(device: str) -> None:
     inner = Counted()
     function = CapturedFunction(inner, fast=True)

@@ -13,7 +13,7 @@ import pytest
 import torch
 from adapters import capturing
 from inside import branch_backward, captured_sizes, doubles, moving, network
-from interpreted import round_to_nearest
+from interpreted import round_to_nearest, triton_or_skip
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.module import register_module_forward_hook
@@ -34,7 +34,7 @@ NEITHER, RELU, ADD, BOTH = (False, False), (False, True), (True, False), (True, 
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The kernels of batch norm, group norm and `Blended`, which the library takes on whatever device there is."""
-    pytest.importorskip("triton")
+    triton_or_skip(monkeypatch)
     if DEVICE == "cpu":
         round_to_nearest(monkeypatch)
         monkeypatch.setattr(blended.kernels(), "WIDE", 128)

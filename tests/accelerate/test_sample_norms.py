@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from inside import branch_backward, cached_layers, captured_sizes, doubles, moving, network
+from interpreted import triton_or_skip
 from nets import make_net
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -28,7 +29,7 @@ BF16 = torch.bfloat16
 @pytest.fixture
 def fused(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The kernels of group norm and of layer norm, which the library takes on whatever device there is."""
-    pytest.importorskip("triton")
+    triton_or_skip(monkeypatch)
     monkeypatch.setattr(sample_norms, "DEVICES", ("cuda", "cpu"))
     return sample_norms.kernels()
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from poem.engine.acceleration import Acceleration
 from poem.engine.anatomy import is_norm
 from poem.engine.model_input import ModelInput
-from poem.engine.norm_layers import Doubled, ForwardContext, PatchedNorm
+from poem.engine.norm_layers import Doubled, ForwardContext, PatchedNorm, contiguous_on_cpu
 from poem.engine.parameter_groups import HALF, ParameterGroup, Swap, by_module, memory_places, swapped
 from poem.engine.precision import Autocast, Precision, enter_tf32, leave_tf32
 from poem.engine.sample_rows import ConstantMoments
@@ -183,7 +183,7 @@ class Network:
             # A hook also keeps torch's fused transformer layers from reading the weights without calling the forward.
             module.register_forward_pre_hook(self._inside)
             if isinstance(module, nn.GroupNorm):
-                module.register_forward_pre_hook(_contiguous_on_cpu)
+                module.register_forward_pre_hook(_contiguous_first)
         for norm in self.norms:
             norm.patch()
         self.acceleration.patch()
@@ -528,15 +528,12 @@ class Network:
             self._current.features = args[0].flatten(1)
 
 
-def _contiguous_on_cpu(_: nn.Module, args: tuple[Any, ...]) -> Any:
-    """Contiguous input for the first adapted group norm: torch 2.6 to 2.8, maybe later, crash on its backward pass.
-
-    On a CPU, channels last, where the gradient of the input is not asked for, they write to memory that is not there.
-    """
+def _contiguous_first(_: nn.Module, args: tuple[Any, ...]) -> Any:
+    """For the first adapted group norm, whose input needs no gradient."""
     x = args[0] if args else None
-    if not isinstance(x, Tensor) or x.device.type != "cpu" or x.requires_grad or not torch.is_grad_enabled():
+    if not isinstance(x, Tensor) or x.requires_grad or not torch.is_grad_enabled():
         return None
-    return None if x.is_contiguous() else (x.contiguous(), *args[1:])
+    return (contiguous_on_cpu(x), *args[1:])
 
 
 def two_columns(logits: Tensor) -> Tensor:

@@ -67,6 +67,14 @@ class ForwardContext:
     attention: Tensor | None = None  # (B, 1 + T) of the class token, in the last block
 
 
+def contiguous_on_cpu(x: Tensor) -> Tensor:
+    """Contiguous input for a group norm on a CPU, where torch 2.6 to 2.11, maybe later, crash on its backward pass.
+
+    Channels last, and where the gradient of the input is not asked for, they write to memory that is not there.
+    """
+    return x.contiguous() if x.device.type == "cpu" else x
+
+
 class PatchedNorm:
     """Replaces a norm layer's forward; every method ends in the layer's own forward, or in a faster equal of it."""
 
@@ -134,7 +142,9 @@ class PatchedNorm:
         if fused is not None:
             return fused
         if not self.batch:
-            return self.own(x, *rest, **named)
+            # A branch's gradient is asked for without that of its first layers' input; see `contiguous_on_cpu`.
+            alone = key != self.key and isinstance(self.layer, nn.GroupNorm) and torch.is_grad_enabled()
+            return self.own(contiguous_on_cpu(x) if alone else x, *rest, **named)
         plain = rest or named or run.theta_rows or run.branch_rows
         made = None if plain else self._acceleration.copies_norm(self, x, run, key)
         if made is None:
