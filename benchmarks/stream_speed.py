@@ -9,9 +9,12 @@ side 256, centre 224. Rows: clean images, and images corrupted on the fly by eac
 of loader processes. ResNet-50 with random weights, POEM with one update, all samples selected (`--select 100`), bf16,
 CUDA graphs. Needs torch, torchvision, numpy and Pillow. poem is found beside this file, installed or not.
 
-- loader: the batches alone, nothing else running.
+- loader: the batches alone, as the run takes them, nothing else running: pixels where the device is a GPU, else
+  floating point. `loader_cpu_ms` is CPU time of this process per batch: with loader processes it is the part that more
+  of them do not share. `batch_bytes` go to the device.
 - adapter: the adapter alone, on images that are on the device.
-- run: `StreamRun`, with batches loaded ahead; "in turn" the same with `prefetch=0`.
+- run: `StreamRun`, with batches loaded ahead; "in turn" the same with `prefetch=0`. `run_cpu_ms` is CPU time of this
+  process per batch, of the adapter's thread and of the one that loads ahead.
 
 The clock starts when the first batch is there; `start_s` is how long that took. The file is written after every row.
 """
@@ -87,20 +90,23 @@ def made_adapter(args: argparse.Namespace) -> Any:
 
 
 def timed(items: Iterable[Any], seconds: float) -> dict[str, float]:
-    """Items per second after the first one, until there are no more or the time is over."""
-    began, count, first, last = time.perf_counter(), 0, 0.0, 0.0
+    """Items per second, and CPU seconds per item, after the first one, until none are left or the time is over."""
+    began, count, first, last, cpu = time.perf_counter(), 0, 0.0, 0.0, 0.0
     coming: Iterator[Any] = iter(items)
     for item in coming:
         del item
         last = time.perf_counter()
-        first, count = first or last, count + 1
+        first, cpu, count = first or last, cpu or time.process_time(), count + 1
         if last - first > seconds:
             break
+    spent = time.process_time() - cpu
     if hasattr(coming, "close"):
         coming.close()
     if count < 2:
         raise ValueError(f"expected two batches or more, got {count}; raise --batches or --seconds")
-    return {"per_s": (count - 1) / (last - first), "start_s": first - began, "batches": count}
+    return {
+        "per_s": (count - 1) / (last - first), "cpu_s": spent / (count - 1), "start_s": first - began, "batches": count,
+    }  # fmt: skip
 
 
 def adapter_alone(adapter: Any, args: argparse.Namespace) -> float:
@@ -114,15 +120,19 @@ def adapter_alone(adapter: Any, args: argparse.Namespace) -> float:
 
 def measured(data: Images, adapter: Any, args: argparse.Namespace, corruption: str, workers: int) -> dict[str, Any]:
     """One row."""
-    loader = timed(loaded(data, args, corruption, workers), args.seconds)
+    pixels = args.device.startswith("cuda")
+    alone = loaded(data, args, corruption, workers)
+    loader = timed(alone.pixels() if pixels else alone, args.seconds)
     row: dict[str, Any] = {"images": corruption, "workers": workers, "batch": args.batch, "status": "ok"}
     row |= {"loader_images_per_s": args.batch * loader["per_s"], "start_s": loader["start_s"]}
+    row |= {"loader_cpu_ms": 1000 * loader["cpu_s"], "batch_bytes": args.batch * data[0].numel() * (1 if pixels else 4)}
     for name, depth in (("run", args.prefetch), ("in_turn", 0)):
         run = StreamRun(adapter, prefetch=depth)
         found = timed(run.answers(loaded(data, args, corruption, workers)), args.seconds)
         row |= {
             f"{name}_images_per_s": args.batch * found["per_s"], f"{name}_adapt_s": run.adapt_seconds,
             f"{name}_load_s": run.load_seconds, f"{name}_batches": found["batches"],
+            f"{name}_cpu_ms": 1000 * found["cpu_s"],
         }  # fmt: skip
     return row
 
@@ -143,7 +153,8 @@ def line(row: dict[str, Any]) -> str:
         f"{row['images']:>16} {row['workers']:>3} processes: loader {row['loader_images_per_s']:7.0f}/s, "
         f"adapter {row['adapter_images_per_s']:7.0f}/s, run {row['run_images_per_s']:7.0f}/s = "
         f"{row['of_adapter']:.0%} of the adapter, {row['of_slower']:.0%} of the slower, "
-        f"{row['over_in_turn']:.2f} x in turn"
+        f"{row['over_in_turn']:.2f} x in turn; CPU per batch: loader {row['loader_cpu_ms']:.1f} ms, run "
+        f"{row['run_cpu_ms']:.1f} ms"
     )
 
 

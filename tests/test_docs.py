@@ -335,6 +335,16 @@ def test_what_loading_costs() -> None:
     assert said in " ".join(page.split())
 
 
+def test_what_handing_over_a_batch_costs() -> None:
+    """Both ways for each number of processes, as in the file."""
+    page = _read("docs/speed.md").split("## From files to answers")[1]
+    for row in json.loads(_read("results/streams/hand_over.json"))["rows"]:
+        times = [f"{row[way]['taker_ms']:.1f}" for way in ("tensors", "slots")]
+        gain = f"{row['slots_over_tensors']['images_per_s']:.1f}"
+        assert f"| {row['images']}, {row['workers']} | {times[0]} | {times[1]} | {gain} |" in page
+        assert [round(row[way]["bytes"] / 1e6, 1) for way in ("tensors", "slots")] == [38.5, 9.6]
+
+
 def _speeds() -> ModuleType:
     """`benchmarks/speed_docs.py`, which is in no package."""
     spec = importlib.util.spec_from_file_location("speed_docs", ROOT / "benchmarks" / "speed_docs.py")

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -220,12 +221,14 @@ def test_evaluate_reads_ahead_what_it_was_given(monkeypatch: pytest.MonkeyPatch)
 
 def test_loader_processes_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     add_base(monkeypatch, "large", side=224)
+    add_base(monkeypatch, "huge", side=768)
     monkeypatch.setattr(load_cell, "available_cores", lambda: 24)
-    monkeypatch.setattr(load_cell, "_forks", lambda: True)
+    monkeypatch.setattr(load_cell, "forks", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
 
-    def found(base: str = "large", free: int = 64 << 30, **machine: Any) -> int:
-        monkeypatch.setattr(load_cell, "_shared_memory", lambda: free)
+    def found(base: str = "large", free: int = 64 << 30, memory: int = 64 << 30, **machine: Any) -> int:
+        monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=free))
+        monkeypatch.setattr(load_cell, "memory", lambda: memory)
         return CellData(cell(base=base, batch_size=64), poem.zoo.base(base), Machine(**machine)).workers
 
     assert found(device="cuda:0") == 12
@@ -233,10 +236,13 @@ def test_loader_processes_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found(device="cuda:0", workers=0) == 0
     assert found(device="cpu") == 0
     assert found("digits-bn", device="cuda:0") == 0
-    assert found(device="cuda:0", free=64 << 20) == 1, "as many as hand over their batches in a container's 64 MiB"
+    assert found(device="cuda:0", free=64 << 20) == 12, "a container's 64 MiB of /dev/shm are not used"
+    assert found(device="cuda:0", memory=1 << 30) == 5, "a quarter of the memory"
+    assert found("huge", device="cuda:0") == 12
+    assert found("huge", device="cuda:0", free=1 << 30) == 1, "batches that fit no slot are handed over there"
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     assert found(device="cuda:0") == load_cell.MOST_LOADERS
-    monkeypatch.setattr(load_cell, "_forks", lambda: False)
+    monkeypatch.setattr(load_cell, "forks", lambda: False)
     assert found(device="cuda:0") == 0
 
 
@@ -286,12 +292,59 @@ def test_the_next_batch_is_copied_before_this_one_is_used(depth: int, monkeypatc
     assert later == ["wait 1", "copy 2", "use 1", "wait 2", "copy 3", "use 2", "wait 3", "use 3"]
 
 
+@pytest.mark.parametrize("pinned", [False, True])
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("depth", [0, 1, 5])
+def test_pixels_are_copied_to_a_gpu(depth: int, workers: int, pinned: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A quarter of the bytes, in memory that no later batch is written to before the copy, and the same numbers."""
+    plain, copied = list(stream()), list[torch.dtype]()
+
+    def moved(images: Tensor, device: torch.device) -> Tensor:
+        copied.append(images.dtype)
+        cuda.calls.append("copy")
+        return images.clone()
+
+    cuda = Device()
+    for name in ("Stream", "current_stream", "stream"):
+        monkeypatch.setattr(torch.cuda, name, getattr(cuda, name))
+    monkeypatch.setattr(device_batches, "moved_input", moved)
+    monkeypatch.setattr(device_batches, "_pin", Tensor.clone if pinned else lambda value: value)
+    found = list(DeviceBatches(stream(workers), CUDA, depth))
+    assert copied == [torch.uint8] * len(plain)
+    assert len(found) == len(plain) == 12
+    for one, other in zip(plain, found, strict=True):
+        assert other.images.dtype == torch.float32
+        assert torch.equal(one.images, other.images)
+        assert torch.equal(one.labels, other.labels)
+        assert other.segment is not None
+        assert other.segment.shifts == one.segment.shifts
+
+
+def test_only_streams_of_this_package_are_read_as_pixels() -> None:
+    """A subclass may do more in `__iter__`, and uint8 images of another loader are for the adapter to refuse."""
+
+    class Doubled(Stream):
+        def __iter__(self) -> Iterator[Any]:
+            for images, labels, segment in super().__iter__():
+                yield images / 2, labels, segment
+
+    order = continual(["fog"], seed=3)
+    (plain,) = DeviceBatches(Stream(data=toy(n=4), order=order, batch_size=4), CPU, 0)
+    (halved,) = DeviceBatches(Doubled(data=toy(n=4), order=order, batch_size=4), CPU, 2)
+    assert torch.equal(halved.images, plain.images / 2)
+    levels = torch.randint(256, (2, 3, 8, 8), dtype=torch.uint8)
+    for depth in (0, 2):
+        (found,) = DeviceBatches([(levels, [0, 1])], CPU, depth)
+        assert found.images is levels
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("depth", DEPTHS)
-def test_on_a_gpu_the_images_are_those_of_the_stream(depth: int) -> None:
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("depth", [0, *DEPTHS])
+def test_on_a_gpu_the_images_are_those_of_the_stream(depth: int, workers: int) -> None:
     plain = list(stream())
     found = []
-    for each in DeviceBatches(stream(), CUDA, depth):
+    for each in DeviceBatches(stream(workers), CUDA, depth):
         torch.cuda._sleep(10_000_000)
         found.append(each.images * 1)
         del each

@@ -218,6 +218,24 @@ def test_from_files_to_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str
     for row in content["rows"]:
         assert row["run_batches"] == row["in_turn_batches"] == 3
         assert row["of_adapter"] == pytest.approx(row["run_images_per_s"] / row["adapter_images_per_s"])
+        assert row["batch_bytes"] == 4 * 3 * 224 * 224 * 4
+        assert min(row["loader_cpu_ms"], row["run_cpu_ms"]) > 0
     assert "of the adapter" in capsys.readouterr().out
     with pytest.raises(ValueError, match="expected two batches or more, got 1"):
         stream_speed.timed([0], 1.0)
+
+
+def test_what_handing_over_costs(tmp_path: Path) -> None:
+    """Pixels against floating point: a quarter of the bytes, and less time of the process that takes them."""
+    pytest.importorskip("PIL")
+    hand_over, out, before = _script("hand_over"), tmp_path / "hand_over.json", torch.get_num_threads()
+    words = "--batch 16 --batches 8 --turns 2 --images 16 --workers 1 --out"
+    try:
+        assert hand_over.main([*words.split(), str(out)]) == 0
+    finally:
+        torch.set_num_threads(before)
+    rows = json.loads(out.read_text())["rows"]
+    assert [(row["images"], row["workers"]) for row in rows] == [("memory", 1), ("files", 1)]
+    for row in rows:
+        assert (row["slots"]["bytes"], row["tensors"]["bytes"]) == (16 * 3 * 224 * 224, 16 * 3 * 224 * 224 * 4)
+        assert row["slots_over_tensors"]["taker_ms"] < 0.7

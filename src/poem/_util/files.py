@@ -148,7 +148,10 @@ def read_bytes(path: Path, limit: int | None = None) -> bytes:
         if limit is not None and found.st_size > limit:
             raise OSError(errno.EFBIG, f"expected at most {limit} bytes, got {found.st_size}", str(path))
         with open(descriptor, "rb", closefd=False) as file:
-            return file.read(-1 if limit is None else limit)
+            if limit is None:
+                return file.read()
+            data = file.read(min(limit, found.st_size + 1))  # Python allocates as much as is asked for
+            return data if len(data) <= found.st_size else data + file.read(limit - len(data))  # it has grown
     finally:
         os.close(descriptor)
 

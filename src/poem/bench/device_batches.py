@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 
 from poem.engine.model_input import moved_input
 from poem.streams.loading.batches import Batches
+from poem.streams.loading.pixels import PixelBatch, to_float
 from poem.streams.loading.read_ahead import DEPTH, ReadAhead
 from poem.streams.orders import Segment
 from poem.streams.stream import Stream
@@ -25,11 +26,16 @@ class ArrivedBatch(NamedTuple):
     segment: Segment | None
 
 
+_Received = ArrivedBatch | PixelBatch
+"""A batch as the thread has it ready."""
+
+
 class DeviceBatches:
     """Iterator over the batches of a stream, with their images on a device; values and order are the stream's.
 
     With a depth, a thread loads that many batches ahead. For a GPU it also puts their images into page-locked memory,
-    and when a batch is returned, the next one is copied on a CUDA stream of its own, if it has been loaded.
+    and when a batch is returned, the next one is copied on a CUDA stream of its own, if it has been loaded. Batches of
+    this package are copied to a GPU as uint8, a quarter of the bytes, and become floating point there.
 
     Args:
         stream: Batches that begin with images and labels.
@@ -43,7 +49,7 @@ class DeviceBatches:
     def __init__(self, stream: Iterable[Any], device: torch.device, depth: int) -> None:
         self._device = device
         self._copying = torch.cuda.Stream(device) if depth and device.type == "cuda" else None
-        self._ahead = ReadAhead(stream, depth, convert=_split if self._copying is None else _pinned)
+        self._ahead = ReadAhead[_Received](as_pixels(stream), depth, convert=self._received)
         self._copied: tuple[ArrivedBatch, torch.cuda.Event] | None = None  # the batch that comes next
 
     def __iter__(self) -> Iterator[ArrivedBatch]:
@@ -72,14 +78,29 @@ class DeviceBatches:
         self._copied = None
         self._ahead.close()
 
-    def _copy(self, batch: ArrivedBatch, copying: torch.cuda.Stream) -> tuple[ArrivedBatch, torch.cuda.Event]:
+    def _received(self, batch: Any) -> _Received:
+        """A batch to keep until it is used, page-locked where it is copied ahead; the thread calls this."""
+        pin = self._copying is not None
+        if isinstance(batch, PixelBatch) and self._device.type == "cuda" and batch.images.dtype == torch.uint8:
+            return batch._replace(images=_own_pinned(batch.images)) if pin else batch
+        arrived = _split(batch)
+        return _pinned(arrived) if pin else arrived
+
+    def _copy(self, batch: _Received, copying: torch.cuda.Stream) -> tuple[ArrivedBatch, torch.cuda.Event]:
         with torch.cuda.stream(copying):
             return self._moved(batch), copying.record_event()
 
-    def _moved(self, batch: ArrivedBatch) -> ArrivedBatch:
+    def _moved(self, batch: _Received) -> ArrivedBatch:
+        if isinstance(batch, PixelBatch):
+            return ArrivedBatch(to_float(moved_input(batch.images, self._device)), batch.labels, batch.segment)
         if not isinstance(batch.images, Tensor | Mapping):
             return batch
         return batch._replace(images=moved_input(batch.images, self._device))
+
+
+def as_pixels(stream: Iterable[Any]) -> Iterable[Any]:
+    """The batches of a stream or of a data set of this package as pixels; any other iterable, or subclass, as it is."""
+    return stream.pixels() if isinstance(stream, Stream | Batches) and type(stream) in (Stream, Batches) else stream
 
 
 def depth_for(stream: Any, device: torch.device) -> int:
@@ -95,7 +116,9 @@ def depth_for(stream: Any, device: torch.device) -> int:
 
 
 def _split(batch: Any) -> ArrivedBatch:
-    """Images, labels and the segment of a batch of a loader or a stream."""
+    """Images, labels and the segment of a batch of a loader or a stream; pixels as floating point."""
+    if isinstance(batch, PixelBatch):
+        return ArrivedBatch(to_float(batch.images), batch.labels, batch.segment)
     if isinstance(batch, tuple | list) and len(batch) >= 2:
         return ArrivedBatch(batch[0], batch[1], getattr(batch, "segment", None))
     of = f" of {len(batch)}" if isinstance(batch, tuple | list) else ""
@@ -104,12 +127,18 @@ def _split(batch: Any) -> ArrivedBatch:
     )
 
 
-def _pinned(batch: Any) -> ArrivedBatch:
+def _pinned(batch: ArrivedBatch) -> ArrivedBatch:
     """A batch with its images in page-locked memory, from which a copy does not keep the host waiting."""
-    images, labels, segment = _split(batch)
+    images = batch.images
     if isinstance(images, Mapping):
-        return ArrivedBatch({name: _pin(value) for name, value in images.items()}, labels, segment)
-    return ArrivedBatch(_pin(images), labels, segment)
+        return batch._replace(images={name: _pin(value) for name, value in images.items()})
+    return batch._replace(images=_pin(images))
+
+
+def _own_pinned(pixels: Tensor) -> Tensor:
+    """A copy of images whose memory will be used again: page-locked where that is possible."""
+    pinned: Tensor = _pin(pixels)
+    return pixels.clone() if pinned is pixels else pinned
 
 
 def _pin(value: Any) -> Any:

@@ -6,7 +6,6 @@ cached changes: an adapter restores its model on `unload`, and data is only read
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import shutil
 from collections.abc import Callable
@@ -21,13 +20,14 @@ from torch import Tensor, nn
 
 from poem import zoo
 from poem._util.caching import Key, LRUCache, cache_key, fingerprint
-from poem._util.limits import available_cores
+from poem._util.limits import available_cores, memory
 from poem.bench.cell import Cell
 from poem.parts import FisherAnchor, Need
 from poem.streams.datasets import Batches, Domains, Prepare, Stream, batches, canonical, image_folder, mnist_digits
 from poem.streams.datasets import open_dataset as open_named
 from poem.streams.datasets.named_sets import NAMED_SETS, locate
 from poem.streams.images import DatasetInfo, Images, ImageSet, Labels, Unreadable
+from poem.streams.loading.processes import SLOT_SIDE, forks
 from poem.streams.orders import Order, generator
 from poem.streams.shift import CLEAN, Shift
 from poem.zoo.hub_bases import build_hugging_face
@@ -40,7 +40,7 @@ CACHE_BYTES = 256 << 20
 LARGE = 64
 """Side in pixels from which images are loaded by processes, unless the machine states their number."""
 HANDED_OVER = 5
-"""Batches per loader process in shared memory: two of a domain, two of the next, one in use."""
+"""Batches per loader process that are under way: two of a domain, two of the next, one in use."""
 MOST_LOADERS = 16
 """The most loader processes for one GPU, unless the machine states their number."""
 
@@ -310,16 +310,16 @@ class CellData:
     def workers(self) -> int:
         """Loader processes: as the machine states, else none on a CPU, which they would share with the adapter.
 
-        For a GPU one per core, up to 16, shared by the GPUs, where images are of 64 pixels or more and their batches
-        fit in shared memory; where processes are not forked, none.
+        For a GPU one per core, up to 16, shared by the GPUs, where images are of 64 pixels or more and there is room
+        for their batches; where processes are not forked, none.
         """
         stated, side = self.machine.workers, self.base.crop or self.base.resize
         if stated is not None:
             return stated
-        if torch.device(self.machine.device).type != "cuda" or side < LARGE or not _forks():
+        if torch.device(self.machine.device).type != "cuda" or side < LARGE or not forks():
             return 0
         cores = available_cores() // max(torch.cuda.device_count(), 1)
-        return min(cores, MOST_LOADERS, _shared_memory() // (HANDED_OVER * self.cell.batch_size * 3 * side**2))
+        return min(cores, MOST_LOADERS, _room(side) // (HANDED_OVER * self.cell.batch_size * 3 * side**2))
 
     def _fits_cache(self, clean: Images) -> bool:
         if self.base.crop:
@@ -347,18 +347,17 @@ class CellData:
     def _corrupt(self, clean: Images, shift: Shift) -> Corrupted:
         seed, workers = self.cell.seed, self.workers
         found = batches(clean, range(len(clean)), 256, corruption=shift, seed=seed, workers=workers)
-        pixels = [(images * 255).round_().to(torch.uint8) for images, _ in found]
-        return Corrupted(torch.cat(pixels), clean, shift)
+        return Corrupted(torch.cat([batch.images.clone() for batch in found.pixels()]), clean, shift)
 
 
-def _forks() -> bool:
-    """Whether processes are forked, so that they start at once and any data set can be handed to them."""
-    known = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
-    return known == "fork"
+def _room(side: int) -> int:
+    """Bytes for batches of images of a side on their way from loader processes.
 
-
-def _shared_memory() -> int:
-    """Free bytes of the shared memory in which loader processes hand over batches; containers may have little."""
+    They are in memory that is mapped before the processes start, of which they may fill a quarter. Images that are too
+    large for it pass through `/dev/shm`, which is small in many containers.
+    """
+    if side <= SLOT_SIDE:
+        return memory() // 4
     try:
         return shutil.disk_usage("/dev/shm").free
     except OSError:

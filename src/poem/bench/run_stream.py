@@ -18,7 +18,7 @@ from torch import Tensor
 
 from poem._util.caching import fingerprint
 from poem.adapter import Adapter
-from poem.bench.device_batches import DeviceBatches, depth_for
+from poem.bench.device_batches import DeviceBatches, as_pixels, depth_for
 from poem.engine.accounting import BatchRecord
 from poem.engine.network import two_columns
 from poem.guarded.guard import Guard
@@ -192,7 +192,7 @@ class SameBatches:
     def checked(self, name: str, stream: Iterable[Any]) -> Iterator[Any]:
         """The batches of the stream, hashed as they come and compared with those of the first method."""
         seen: list[str] = []
-        for batch in stream:
+        for batch in as_pixels(stream):
             seen.append(fingerprint(*_tensors(batch[:2] if isinstance(batch, tuple | list) else ())))
             self._compare(name, seen[-1], len(seen))
             yield batch

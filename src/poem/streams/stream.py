@@ -12,7 +12,9 @@ from torch import Tensor
 
 from poem.streams.card import Card
 from poem.streams.images import Images, Labels
-from poem.streams.loading.batches import Batches, BatchLoader, OnError, segment_batches, shift_to_apply
+from poem.streams.loading.batches import Batches, OnError, segment_batches, shift_to_apply
+from poem.streams.loading.load_batch import BatchLoader
+from poem.streams.loading.pixels import PixelBatch, to_float
 from poem.streams.orders import Order, Segment
 from poem.streams.shift import CLEAN, Shift
 
@@ -93,6 +95,11 @@ class Stream:
         self.failures: list[str] = []
 
     def __iter__(self) -> Iterator[StreamBatch]:
+        for images, labels, segment in self.pixels():
+            yield StreamBatch(to_float(images), labels, segment)
+
+    def pixels(self) -> Iterator[PixelBatch]:
+        """The batches with their images as uint8, which are valid until the next batch is asked for."""
         self.failures = []
         labels = self._first_domain().labels
         coming = (self._batches(segment, labels) for segment in self.order.over(labels))
@@ -100,10 +107,10 @@ class Stream:
         while found is not None:
             following: Batches | Exception | None = None
             last = max(len(found) - 2 * self.workers, 0)  # from then on loader processes have nothing more to begin
-            for at, batch in enumerate(found.with_segments()):
+            for at, batch in enumerate(found.pixels()):
                 if at == last and self.workers:
                     following = _started(coming)
-                yield StreamBatch(*batch)
+                yield batch
             self.failures += found.failures
             if isinstance(following, Exception):
                 raise following

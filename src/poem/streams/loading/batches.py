@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from poem.streams.images import Images, Unreadable, size_text
+from poem.streams.images import Images, Unreadable
+from poem.streams.loading.load_batch import BatchIndices, BatchLoader, LoadedBatch
+from poem.streams.loading.pixels import PixelBatch, to_float
+from poem.streams.loading.processes import ProcessBatches
 from poem.streams.orders import Segment
 from poem.streams.orders.within_domain import Indices
 from poem.streams.shift import CLEAN, Shift
@@ -18,60 +21,6 @@ from poem.streams.shift import CLEAN, Shift
 log = logging.getLogger("poem")
 
 OnError = Literal["raise", "report"]
-
-
-class LoadedBatch(NamedTuple):
-    """One batch as a worker returns it: uint8 images, their labels, and the images that did not decode."""
-
-    images: Tensor | None
-    labels: Tensor
-    failures: list[str]
-    positions: list[int]
-    """Positions in the batch of the images that were read."""
-
-
-class BatchLoader:
-    """Reads and corrupts one batch; can be pickled for worker processes."""
-
-    def __init__(self, sources: Sequence[Images], shifts: Sequence[Shift], seed: int, profile: str | None) -> None:
-        self.sources, self.shifts, self.seed, self.profile = list(sources), list(shifts), seed, profile
-
-    def __len__(self) -> int:
-        return sum(map(len, self.sources))
-
-    def __getitems__(self, batch: list[tuple[int, int]]) -> LoadedBatch:
-        """Load the images and labels of (source, index) pairs; images that do not decode are left out and named."""
-        images, labels, kept, failures, positions = [], [], [], [], []
-        for position, (which, index) in enumerate(batch):
-            try:
-                images.append(self.sources[which][index])
-            except Unreadable as error:
-                failures.append(str(error))
-                continue
-            labels.append(int(self.sources[which].labels[index]))
-            kept.append((which, index))
-            positions.append(position)
-        sizes = sorted({size_text(image) for image in images})
-        if len(sizes) > 1:
-            raise ValueError(
-                f"expected images of one size in a batch, got {', '.join(sizes[:5])}; pass prepare=Prepare(...)"
-            )
-        stacked = self._corrupted(torch.stack(images), kept) if images else None
-        return LoadedBatch(stacked, torch.tensor(labels, dtype=torch.int64), failures, positions)
-
-    def _corrupted(self, images: Tensor, kept: list[tuple[int, int]]) -> Tensor:
-        which = torch.tensor([each for each, _ in kept])
-        ids = [index for _, index in kept]
-        for number, shift in enumerate(self.shifts):
-            rows = (which == number).nonzero().flatten()
-            if shift != CLEAN and len(rows):
-                from poem.streams.corruptions import corrupt
-
-                names = [ids[row] for row in rows.tolist()]
-                images[rows] = corrupt(
-                    images[rows], shift.corruption, shift.severity, seed=self.seed, ids=names, profile=self.profile
-                )
-        return images
 
 
 class Batches:
@@ -85,19 +34,22 @@ class Batches:
         """Images that could not be read in the latest iteration, and why; always empty with `on_error="raise"`."""
 
     def __len__(self) -> int:
-        return len(_BatchIndices(self._segment, self._size))
+        return len(BatchIndices(self._segment, self._size))
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        for images, labels, _ in self.with_segments():
-            yield images, labels
+        for images, labels, _ in self.pixels():
+            yield to_float(images), labels
 
     def start(self) -> None:
         """Start the loader processes, if there are any, for the iteration that comes next."""
         if self._workers and self._started is None:
-            self._started = iter(self._processes())
+            self._started = self._processes()
 
-    def with_segments(self) -> Iterator[tuple[Tensor, Tensor, Segment]]:
-        """Yield images and labels with each batch's segment of the order, less the images that were left out."""
+    def pixels(self) -> Iterator[PixelBatch]:
+        """The batches with their segments of the order, and their images as uint8, less those that were left out.
+
+        The images of a batch are valid until the next one is asked for.
+        """
         self.failures = []
         reset = False  # of a batch without a readable image: it moves on to the next batch
         for loaded, piece in zip(self._load(), self._segment.cut(self._size), strict=True):
@@ -109,7 +61,7 @@ class Batches:
             self.failures += failures
             if images is not None:
                 read = Segment(piece.shifts, piece.indices[positions], reset, piece.which[positions])
-                yield images.float().div_(255), labels, read
+                yield PixelBatch(images, torch.tensor(labels, dtype=torch.int64), read)
                 reset = False
         if self.failures:
             shown = "; ".join(self.failures[:3])
@@ -117,38 +69,12 @@ class Batches:
 
     def _load(self) -> Iterator[LoadedBatch]:
         if self._workers == 0:
-            return map(self._loader.__getitems__, _BatchIndices(self._segment, self._size))
+            return map(self._loader.load, BatchIndices(self._segment, self._size))
         started, self._started = self._started, None
-        return iter(self._processes()) if started is None else started
+        return self._processes() if started is None else started
 
-    def _processes(self) -> Any:
-        from torch.utils.data import DataLoader
-
-        return DataLoader(
-            self._loader,  # type: ignore[arg-type]  # it has __getitems__ alone
-            batch_sampler=_BatchIndices(self._segment, self._size),
-            num_workers=self._workers,
-            collate_fn=_identity,
-            generator=torch.Generator(),  # otherwise the loader draws its workers' seed from the global generator
-        )
-
-
-class _BatchIndices:
-    """A batch sampler over a segment: lists of (source, index)."""
-
-    def __init__(self, segment: Segment, size: int) -> None:
-        self.segment, self.size = segment, size
-
-    def __len__(self) -> int:
-        return -(-len(self.segment) // self.size)
-
-    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        for piece in self.segment.cut(self.size):
-            yield list(zip(piece.which.tolist(), piece.indices.tolist(), strict=True))
-
-
-def _identity(batch: Any) -> Any:
-    return batch
+    def _processes(self) -> ProcessBatches:
+        return ProcessBatches(self._loader, BatchIndices(self._segment, self._size), self._workers)
 
 
 def batches(
