@@ -13,9 +13,9 @@ import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
-import numpy as np
-
 import poem
+from poem.streams.datasets import Stream, open_dataset
+from poem.streams.orders import single
 
 NEEDED = ("fastapi", "uvicorn", "prometheus_client", "python_multipart", "PIL")
 
@@ -49,15 +49,17 @@ def main() -> None:
 
 
 def use(client: poem.Client) -> None:
-    """Two streams: a door by day, and a yard at night."""
-    rng = np.random.default_rng(0)
-    for _ in range(4):
-        frames = rng.integers(0, 256, (16, 3, 32, 32), dtype=np.uint8)
-        client.predict("door", frames)
-        client.predict("yard", frames // 4, deadline_ms=5000)  # or the source's answer, marked `late`
-    for name in ("door", "yard"):
+    """Two streams of the same digits: one as they are, one in fog."""
+    digits = open_dataset("digits-test")
+    for name, shift in (("door", "clean"), ("yard", "fog")):
+        right = count = 0
+        for images, labels, _ in Stream(data=digits, order=single([shift]), batch_size=32):
+            answer = client.predict(name, images.numpy(), deadline_ms=5000)  # or the source's answer, marked `late`
+            right += sum(a == b for a, b in zip(answer.labels, labels.tolist(), strict=True))
+            count += len(labels)
         status = client.status(name)
-        print(name, "after", status["batches"], "batches: answers with the", status["verdict"])
+        print(f"{name}: {right / count:.0%} right; {status['verdict']} answers; agreement with the source", end=" ")
+        print(f"{1 - status['signals']['disagreement']:.0%} in the last of {status['batches']} batches")
     client.load_state("copy", client.state("door"))  # a stream that goes on from another's state
     client.delete("copy")
     print("streams:", ", ".join(sorted(each["stream"] for each in client.streams())))

@@ -45,6 +45,31 @@ def engine(folder: Path, method: str | None = None, **settings: Any) -> Iterator
         assert made.close(60)
 
 
+@contextmanager
+def running(folder: Path, *tokens: str, **settings: Any) -> Iterator[str]:
+    """A service on a free port of the loopback address, in a thread of its own; its address."""
+    import socket
+    import threading
+
+    import uvicorn
+
+    from poem.serve.access import LOOPBACK, Access
+    from poem.serve.front import build_app
+    from poem.serve.metrics import Metrics
+
+    listener, metrics = socket.create_server(("127.0.0.1", 0)), Metrics()
+    made = StreamEngine(served(), ServeSettings(**settings), folder / "states", metrics)
+    app = build_app(made, metrics, Access(tokens, LOOPBACK))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(60)
+
+
 def image_file(kind: str, wide: int = 40, high: int = 36, seed: int = 0) -> bytes:
     """A JPEG or PNG file of noise."""
     import io

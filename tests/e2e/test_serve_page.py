@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import socket
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,20 +14,14 @@ pytest.importorskip("prometheus_client")
 pytest.importorskip("uvicorn")
 pytest.importorskip("selenium", reason="pip install selenium")
 
-import uvicorn
+from browser import CHROMIUM, DRIVER, chromium_driver, complaints, set_scheme, set_size
 from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
-from served import pictures, served
+from served import pictures, running
 
 from poem.serve.client import Client
-from poem.serve.engine import StreamEngine
-from poem.serve.front import build_app
-from poem.serve.metrics import Metrics
-from poem.serve.settings import ServeSettings
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-DRIVER = shutil.which("chromedriver")
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not CHROMIUM or not DRIVER, reason="no chromium with chromedriver on the path"),
@@ -39,24 +30,14 @@ pytestmark = [
 
 @pytest.fixture
 def url(tmp_path: Path) -> Iterator[str]:
-    listener, metrics = socket.create_server(("127.0.0.1", 0)), Metrics()
-    engine = StreamEngine(served(), ServeSettings(batch_size=4), tmp_path / "states", metrics)
-    server = uvicorn.Server(uvicorn.Config(build_app(engine, metrics), log_level="warning"))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-    thread.start()
-    yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    server.should_exit = True
-    thread.join(60)
+    with running(tmp_path, batch_size=4) as found:
+        yield found
 
 
 @pytest.fixture
-def browser() -> Iterator[webdriver.Chrome]:
-    options = webdriver.ChromeOptions()
-    options.binary_location = str(CHROMIUM)
-    for flag in ("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--window-size=1500,700"):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    made = webdriver.Chrome(options, webdriver.ChromeService(str(DRIVER)))
+def browser(tmp_path: Path) -> Iterator[webdriver.Chrome]:
+    made = chromium_driver(tmp_path / "profile")
+    set_size(made, 1500)
     yield made
     made.quit()
 
@@ -91,13 +72,68 @@ def test_streams_are_shown_and_opened_with_the_keyboard(url: str, browser: webdr
     assert browser.switch_to.active_element.text != name
     colours = []
     for theme in ("light", "dark"):
-        media = {"features": [{"name": "prefers-color-scheme", "value": theme}]}
-        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
+        set_scheme(browser, theme)
         script = "return getComputedStyle(document.documentElement).getPropertyValue('--mark')"
         colours.append(browser.execute_script(script))
     assert colours[0] != colours[1]
-    complaints = [each for each in browser.get_log("browser") if "favicon" not in each["message"]]  # type: ignore[no-untyped-call]
-    assert complaints == []
+    assert [each for each in complaints(browser) if "favicon" not in each] == []
+
+
+def shown(browser: webdriver.Chrome, count: int) -> list[list[str]]:
+    """The rows of the table, once there are so many, or after 20 seconds."""
+    until = time.monotonic() + 20
+    while True:
+        rows = browser.execute_script(
+            "return [...document.querySelectorAll('tbody tr')]"
+            ".map(row => [...row.cells].map(cell => cell.innerText.trim()))"
+        )
+        if len(rows) == count or time.monotonic() > until:
+            found: list[list[str]] = rows
+            return found
+        time.sleep(0.1)
+
+
+def test_columns_sort_streams_are_found_and_values_are_curves(url: str, browser: webdriver.Chrome) -> None:
+    with Client(url) as client:
+        for name, batches in (("cam-2", 3), ("cam-10", 5), ("yard", 1)):
+            for seed in range(batches):
+                client.predict(name, pictures(4, seed))
+        browser.get(url)
+        assert [row[0] for row in shown(browser, 3)] == ["cam-2", "cam-10", "yard"], "by number, not by letter"
+        heads = {each.text: each for each in browser.find_elements(By.CSS_SELECTOR, "th button")}
+        heads["batches"].send_keys(Keys.ENTER)
+        assert [row[2] for row in shown(browser, 3)] == ["5", "3", "1"]
+        assert browser.find_element(By.CSS_SELECTOR, "th[aria-sort=descending]").text.startswith("batches")
+        browser.switch_to.active_element.send_keys(Keys.ENTER)
+        assert [row[2] for row in shown(browser, 3)] == ["1", "3", "5"]
+        browser.find_element(By.ID, "filter").send_keys("cam")
+        assert {row[0] for row in shown(browser, 2)} == {"cam-2", "cam-10"}
+        assert not browser.find_element(By.ID, "token").is_displayed(), "this service has no token"
+        browser.find_element(By.CSS_SELECTOR, "button[data-stream=cam-10]").send_keys(Keys.ENTER)
+        for seed in range(3):
+            client.predict("cam-10", pictures(4, seed))
+            time.sleep(2.2)  # the page reads the status every two seconds
+    curves = browser.find_elements(By.CSS_SELECTOR, "#charts figure")
+    assert {each.text.split(":")[0] for each in curves} == {
+        "agreement", "entropy", "selected", "newly reliable", "drift", "latency ms"
+    }  # fmt: skip
+    points = browser.find_element(By.CSS_SELECTOR, "#charts polyline").get_attribute("points") or ""
+    assert len(points.split()) >= 3
+    assert "NaN" not in points
+    assert [each for each in complaints(browser) if "favicon" not in each] == []
+
+
+def test_a_token_is_asked_for_where_the_service_has_one(tmp_path: Path, browser: webdriver.Chrome) -> None:
+    with running(tmp_path, "a-long-secret") as url:
+        browser.get(url)
+        until = time.monotonic() + 20
+        while not browser.find_element(By.ID, "token").is_displayed() and time.monotonic() < until:
+            time.sleep(0.1)
+        assert "Bearer" in browser.find_element(By.ID, "service").text
+        browser.find_element(By.ID, "token").send_keys("a-long-secret")
+        while "guarded" not in browser.find_element(By.ID, "service").text and time.monotonic() < until:
+            time.sleep(0.1)
+        assert "digits-bn, auto, guarded" in browser.find_element(By.ID, "service").text
 
 
 def test_the_routes_are_shown_from_the_services_own_schema(url: str, browser: webdriver.Chrome) -> None:
@@ -110,5 +146,4 @@ def test_the_routes_are_shown_from_the_services_own_schema(url: str, browser: we
     assert len(heads) >= 10
     loaded = browser.execute_script("return performance.getEntriesByType('resource').map(each => each.name)")
     assert all(name.startswith(url) for name in loaded), loaded
-    said = browser.get_log("browser")  # type: ignore[no-untyped-call]
-    assert [each for each in said if "favicon" not in each["message"]] == []
+    assert [each for each in complaints(browser) if "favicon" not in each] == []

@@ -25,6 +25,11 @@ class Access:
         self._tokens = [_digest(each) for each in tokens]
         self._hosts = frozenset(hosts)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether anybody may call who reaches the address."""
+        return not self._tokens
+
     def check(self, headers: Mapping[str, str]) -> str:
         """The token that a request came with, "" in an open service.
 
@@ -37,7 +42,7 @@ class Access:
         origin = headers.get("origin")
         if origin is not None and urlsplit(origin).netloc != host:
             raise Problem(403, "cross-site", f"expected no request of another site's page, got one of {origin[:80]!r}")
-        if not self._tokens:
+        if self.is_open:
             return ""
         kind, _, token = headers.get("authorization", "").partition(" ")
         given, known = _digest(token.strip()), False

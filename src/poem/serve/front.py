@@ -10,16 +10,17 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from importlib.resources import files
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
-from fastapi import Depends, FastAPI, Query, Request, Response
+from fastapi import Depends, FastAPI, Path, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse, JSONResponse
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 from fastapi.security import HTTPBearer
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect
+from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from torch import Tensor
 
@@ -30,7 +31,7 @@ from poem.serve.ledger import scoped_key
 from poem.serve.metrics import Metrics
 from poem.serve.payload import TYPES, PayloadReader
 from poem.serve.problems import Problem
-from poem.serve.settings import ServeSettings, check_stream_id
+from poem.serve.settings import STREAM_ID, ServeSettings, check_stream_id
 from poem.streams.loading.prepare import Prepare
 
 MAX_DEADLINE_MS = 600_000
@@ -43,7 +44,10 @@ _BODY = {
     "content": {
         "image/jpeg": _BINARY, "image/png": _BINARY, "application/octet-stream": _BINARY, "application/x-npy": _BINARY,
         "multipart/form-data": {
-            "schema": {"type": "object", "properties": {"images": {"type": "array", "items": _BINARY["schema"]}}}
+            "schema": {
+                "type": "object", "required": ["images"], "additionalProperties": False,
+                "properties": {"images": {"type": "array", "minItems": 1, "items": _BINARY["schema"]}},
+            }
         },
         "application/json": {
             "schema": {
@@ -55,9 +59,13 @@ _BODY = {
     },
 }  # fmt: skip
 _KEY_HEADER = {
-    "name": "Idempotency-Key", "in": "header", "required": False, "schema": {"type": "string", "maxLength": 257},
+    "name": "Idempotency-Key", "in": "header", "required": False,
+    "schema": {"type": "string", "pattern": f"^({KEY.pattern})$"},
     "description": "A request sent again with the same key and body is answered as before, and learnt from once.",
 }  # fmt: skip
+
+StreamId = Annotated[str, Path(json_schema_extra={"pattern": f"^{STREAM_ID.pattern}$"})]
+"""A stream's id as the page of routes describes it; `check_stream_id` refuses others, in words."""
 
 
 class Engine(Protocol):
@@ -170,7 +178,10 @@ def _add_service(app: FastAPI) -> None:
             raise Problem(503, "draining", "the service is ending and takes no more requests")
         return {"status": "ready"}
 
-    @app.get("/metrics", tags=["service"], summary="For Prometheus", dependencies=GUARDED, responses=REFUSED)
+    @app.get(
+        "/metrics", tags=["service"], summary="For Prometheus", dependencies=GUARDED, responses=REFUSED,
+        response_class=PlainTextResponse,
+    )  # fmt: skip
     async def prometheus() -> Response:
         await run_in_threadpool(engine.refresh)
         return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
@@ -211,7 +222,7 @@ def _add_streams(app: FastAPI) -> None:
         openapi_extra={"requestBody": _BODY, "parameters": [_KEY_HEADER]},
     )  # fmt: skip
     async def predict(
-        request: Request, stream: str, deadline_ms: float | None = Query(None, gt=0, le=MAX_DEADLINE_MS)
+        request: Request, stream: StreamId, deadline_ms: float | None = Query(None, gt=0, le=MAX_DEADLINE_MS)
     ) -> JSONResponse:
         """JPEG or PNG bytes, several as multipart, an npy array, or JSON; the first request makes the stream.
 
@@ -242,14 +253,14 @@ def _add_streams(app: FastAPI) -> None:
         "/v1/streams/{stream}/status", tags=["streams"], summary="What is known of a stream", dependencies=GUARDED,
         responses={**REFUSED, **UNKNOWN},
     )  # fmt: skip
-    async def status(stream: str) -> dict[str, Any]:
+    async def status(stream: StreamId) -> dict[str, Any]:
         return await run_in_threadpool(engine.status, stream)
 
     @app.post(
         "/v1/streams/{stream}/reset", tags=["streams"], summary="Forget what was learnt", dependencies=GUARDED,
         responses={**REFUSED, **UNKNOWN, 429: FULL[429]},
     )  # fmt: skip
-    async def reset(stream: str) -> dict[str, Any]:
+    async def reset(stream: StreamId) -> dict[str, Any]:
         found: dict[str, Any] = await asyncio.wrap_future(await run_in_threadpool(engine.command, stream, "reset"))
         return found
 
@@ -259,7 +270,7 @@ def _add_streams(app: FastAPI) -> None:
             **REFUSED, **UNKNOWN, 429: FULL[429], 200: {"content": {"application/octet-stream": _BINARY}},
         }, response_class=Response,
     )  # fmt: skip
-    async def export(stream: str) -> Response:
+    async def export(stream: StreamId) -> Response:
         content = await asyncio.wrap_future(await run_in_threadpool(engine.command, stream, "export"))
         named = {"Content-Disposition": 'attachment; filename="state.safetensors"'}
         return Response(content, media_type="application/octet-stream", headers=named)
@@ -269,7 +280,7 @@ def _add_streams(app: FastAPI) -> None:
         dependencies=GUARDED, responses={**REFUSED, **FULL, 408: TAKEN[408]},
         openapi_extra={"requestBody": {"required": True, "content": {"application/octet-stream": _BINARY}}},
     )  # fmt: skip
-    async def load(request: Request, stream: str) -> dict[str, Any]:
+    async def load(request: Request, stream: StreamId) -> dict[str, Any]:
         check_stream_id(stream)
         body = await _body(request, settings.max_state, settings.body_s)
 
@@ -289,7 +300,7 @@ def _add_streams(app: FastAPI) -> None:
         "/v1/streams/{stream}", tags=["streams"], summary="Forget a stream and its state", dependencies=GUARDED,
         status_code=204, responses={**REFUSED, **UNKNOWN, 429: FULL[429]}, response_class=Response,
     )  # fmt: skip
-    async def delete(stream: str) -> Response:
+    async def delete(stream: StreamId) -> Response:
         await asyncio.wrap_future(await run_in_threadpool(engine.command, stream, "delete"))
         return Response(status_code=204)
 
@@ -379,6 +390,8 @@ def _add_errors(app: FastAPI) -> None:
         answer = _answer(Problem(error.status_code, code, detail))
         for name, value in (error.headers or {}).items():
             answer.headers[name] = value
+        if error.status_code == 405:
+            answer.headers["Allow"] = ", ".join(_allowed(app, request))
         return answer
 
     @app.exception_handler(Exception)
@@ -394,9 +407,24 @@ def _add_errors(app: FastAPI) -> None:
         found.setdefault("components", {}).setdefault("schemas", {})["Problem"] = {
             "type": "object", "required": list(names), "properties": properties,
         }  # fmt: skip
+        if app.state.access.is_open:
+            found["components"].pop("securitySchemes", None)
+            for operation in (each for path in found["paths"].values() for each in path.values()):
+                operation.pop("security", None)
         return found
 
     app.openapi = with_problem  # type: ignore[method-assign]
+
+
+def _allowed(app: FastAPI, request: Request) -> list[str]:
+    """What all routes of a request's path take together; Starlette names what the first one does."""
+    found = {
+        method
+        for route in app.routes
+        if route.matches(request.scope)[0] is not Match.NONE
+        for method in getattr(route, "methods", None) or ()
+    }
+    return sorted(found)
 
 
 def _answer(problem: Problem) -> JSONResponse:
