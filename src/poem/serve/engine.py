@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from poem._util.malloc import return_freed_memory
 from poem._util.state_file import state_bytes
 from poem.adapter import Adapter
 from poem.guarded.audit import Event, tensor_hash
@@ -40,6 +41,8 @@ log = logging.getLogger("poem")
 COMMANDS = ("reset", "export", "import", "delete")
 REFUSALS = (ValueError, TypeError)
 """What an adapter raises for images that it does not take."""
+TRIM_S = 60.0
+"""Seconds between two times at which freed memory is returned to the operating system."""
 BROKEN_STATE = (ValueError, TypeError, KeyError, AttributeError, IndexError, RuntimeError, OverflowError)
 """What a state may raise that was not written by a service of this kind."""
 
@@ -78,6 +81,7 @@ class StreamEngine:
         self._changed = threading.Condition()
         found = {} if self._store.shared else self._store.known()  # shared: each is known when it is asked for
         self._streams = {name: self._revived(name, about) for name, about in found.items()}
+        self._trimmed, self._worked = time.monotonic(), False  # when memory was returned; whether any was used since
         self._looked = 0.0  # when other services' questions were looked for
         self._turn_s = self._source_s = 0.0  # running means of what a turn and a pass of the source take
         self._closing = False
@@ -374,7 +378,7 @@ class StreamEngine:
     def _ledger(self, stream: Stream) -> Ledger:
         """The stream's idempotency keys, from its snapshot where they are not in memory."""
         if stream.ledger is None:
-            stream.ledger = Ledger(self.settings.keys, self.settings.key_expiry_s)
+            stream.ledger = Ledger(self.settings.keys, self.settings.key_expiry_s, self.settings.key_bytes)
             if stream.stored:
                 stream.ledger.load_plain(self._store.about(stream.id).get("keys"))
         return stream.ledger
@@ -411,6 +415,7 @@ class StreamEngine:
         """Wait for work and do it; says whether there may be more."""
         if self._store.shared:
             self._release_asked(time.monotonic())
+        self._return_memory(time.monotonic())
         with self._changed:
             now = time.monotonic()
             ahead = self._turn_s + self._source_s
@@ -424,6 +429,7 @@ class StreamEngine:
                 longest = 0.05 if self._store.shared else 1.0
                 self._changed.wait(longest if due is None else min(longest, max(0.0005, due - now)))
                 return True
+        self._worked = True
         try:
             if late is not None and not self._gone(late[0], [late[1]]):
                 self._answer_late(*late)
@@ -439,6 +445,12 @@ class StreamEngine:
                 self._fail(stream, jobs, _internal(learnt=not late))
         self._tell_streams()
         return True
+
+    def _return_memory(self, now: float) -> None:
+        """Give freed pages back after work, at most once in `TRIM_S`: glibc would keep each page that was ever used."""
+        if self._worked and now - self._trimmed >= TRIM_S:
+            self._trimmed, self._worked = now, False
+            return_freed_memory()
 
     def _take_turns(self, picked: Picked) -> None:
         """A command, a micro-batch, or micro-batches of several streams: at once where they can be, else in turn."""

@@ -51,6 +51,8 @@ NEAR, NEAR_COARSE = 5e-4, 3e-2
 """How far a stacked probability may be from that of the stream alone when a model is tried."""
 THIN_EVERY = 16
 """Rounds after which rows of rounds that few streams still hold are copied out of them."""
+MOST_SHAPES = 256
+"""Shapes of batches for which it is remembered whether they can be stacked."""
 ORDER = (AskDrift, AskSource, AskAdapted, AskJudgement, AskCheckpoint, AskRollback)
 
 
@@ -141,6 +143,8 @@ class Stack:
             return "another size of images than before"
         shape = tuple(images.shape)
         if shape not in self._tried:
+            while len(self._tried) >= MOST_SHAPES:  # images of any size may come where the model has none of its own
+                del self._tried[next(iter(self._tried))]
             self._tried[shape] = self._tried_on(shape)
         return self._tried[shape]
 
