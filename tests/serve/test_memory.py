@@ -68,7 +68,7 @@ def test_shapes_for_which_stacking_was_tried_are_bounded(monkeypatch: pytest.Mon
     stack = Stack.__new__(Stack)
     tried: list[tuple[int, ...]] = []
     stack._why, stack._tried = "", {}
-    stack._recipe = SimpleNamespace(recover=SimpleNamespace(due=lambda calls: False))  # type: ignore[assignment]
+    stack.recipe = SimpleNamespace(recover=SimpleNamespace(due=lambda calls: False))  # type: ignore[assignment]
 
     def tried_on(self: Stack, shape: tuple[int, ...]) -> str:
         tried.append(shape)

@@ -18,7 +18,7 @@ from poem.adapter import Adapter, Between
 from poem.engine.accounting import BatchRecord, Costs, FirstLast, RunningTotals
 from poem.engine.state import Snapshot, State
 from poem.parts.base import Memory
-from poem.serve.stack_loop import Arrays, Round
+from poem.serve.stack_values import Arrays, Round
 
 COSTS = ("forwards", "backwards", "forwards_computed", "backwards_computed", "taught", "rounds", "updates")
 COUNTED = (*COSTS, "not_finite", "idle", "reset", "selected", "newly", "gone")
