@@ -59,15 +59,21 @@ class Commands:
 
     def _import(self, stream: Stream, state: Any) -> dict[str, Any]:
         """Go on from a state: tried on a learner of its own first, so that one that does not fit changes nothing."""
-        keeper = self._keeper
+        keeper, store = self._keeper, self._keeper.store
         self._check_fits(state)
+        keeper.make_room({id(stream)})
+        number = store.last_audit(stream.id) + 1
+        learner = keeper.learner(stream, number, append=False)
+        try:
+            store.save_start(stream.id, number, state)
+            learner.load_state_dict(state)
+        except BaseException:  # as where the disk is full: the stream goes on as it was
+            learner.close()
+            store.discard_audit(stream.id, number)
+            raise
         keeper.drop(stream)
-        stream.audit = keeper.store.last_audit(stream.id) + 1
-        stream.learner = learner = keeper.learner(stream, append=False)
-        stream.opened = stream.number
-        keeper.store.save_start(stream.id, stream.audit, state)
-        learner.load_state_dict(state)
         with keeper.changed:
+            stream.learner, stream.audit, stream.opened = learner, number, stream.number
             stream.info, stream.dirty = learner.status(), True
         keeper.snapshot(stream)
         return self._status(stream.id)
@@ -96,6 +102,7 @@ class Commands:
         keeper.drop(stream)
         keeper.store.delete(stream.id)
         with keeper.changed:
-            stream.ledger, stream.stored, stream.dirty, stream.unsaved, stream.info = None, False, False, 0, {}
+            keeper.forget_keys(stream)
+            stream.stored, stream.dirty, stream.unsaved, stream.info = False, False, 0, {}
             if not stream.jobs:
                 keeper.streams.pop(stream.id, None)

@@ -107,20 +107,24 @@ class Keeper:
             for job in jobs:
                 if job.key is not None:
                     self.ledger(stream).release(job.key)
-                job.fail(problem)
             fresh = not stream.stored and not stream.dirty and (stream.learner is None or not stream.learner.batches)
             if fresh and not stream.jobs:
+                begun = stream.learner is not None
                 self.drop(stream)
                 self.streams.pop(stream.id, None)
+                if begun:
+                    self.store.discard_audit(stream.id, stream.audit)
+            for job in jobs:
+                job.fail(problem)
 
     def opened(self, stream: Stream, keep: set[int] | None = None) -> Learner:
         """The stream's learner, from its snapshot where it is not in memory; streams in `keep` stay in memory."""
         if stream.learner is not None:
             return stream.learner
-        self._make_room(keep or set())
+        self.make_room(keep or set())
         if not stream.stored:
             stream.audit = self.store.last_audit(stream.id) + 1
-            stream.learner, stream.opened = self.learner(stream, append=False), stream.number
+            stream.learner, stream.opened = self.learner(stream, stream.audit, append=False), stream.number
             return stream.learner
         state, about = self.store.load(stream.id)
         stream.audit = about["audit"] if isinstance(about.get("audit"), int) else self.store.last_audit(stream.id)
@@ -128,11 +132,11 @@ class Keeper:
         try:
             if moved:
                 raise ValueError("the audit of another writer, who may not know yet that the stream has moved")
-            learner = self.learner(stream, append=True)
+            learner = self.learner(stream, stream.audit, append=True)
         except ValueError:  # or one with another header: this version writes another one
             stream.audit = self.store.last_audit(stream.id) + 1
             self.store.save_start(stream.id, stream.audit, state)
-            learner = self.learner(stream, append=False)
+            learner = self.learner(stream, stream.audit, append=False)
         try:
             learner.load_state_dict(state)
         except BaseException:
@@ -143,9 +147,9 @@ class Keeper:
             self.snapshot(stream)
         return learner
 
-    def learner(self, stream: Stream, *, append: bool) -> Learner:
-        """A learner that writes the stream's audit."""
-        path = self.store.audit(stream.id, stream.audit) if self.served.guarded else None
+    def learner(self, stream: Stream, audit: int, *, append: bool) -> Learner:
+        """A learner that writes the stream's audit of that number."""
+        path = self.store.audit(stream.id, audit) if self.served.guarded else None
         return Learner(
             self.served, self.settings.batch_size, stream=stream.id, audit=path, append=append, on_event=self._event,
             stack=self.stack,
@@ -177,8 +181,8 @@ class Keeper:
         self.meter.snapshot(time.monotonic() - began, ok=True)
         return True
 
-    def _make_room(self, keep: set[int]) -> None:
-        """Put away the streams used longest ago, where as many are in memory as may be."""
+    def make_room(self, keep: set[int]) -> None:
+        """Put away the streams used longest ago, where as many are in memory as may be; those in `keep` stay."""
         with self.changed:
             live = sorted(self.live, key=_last_use)
         away = [each for each in live if id(each) not in keep]

@@ -101,7 +101,7 @@ class MicroBatches:
             return
         except Exception:
             log.exception("stream %s: a batch failed", batch.stream.id)
-            self._keeper.fail(batch.stream, batch.jobs, internal())
+            self._failed(batch, number)
             return
         self._took(time.monotonic() - began, len(batch.images), warm=warm)
         self._hand_over(batch, number, answers, began, {})
@@ -134,9 +134,18 @@ class MicroBatches:
                 self._keeper.fail(batch.stream, batch.jobs, Problem(422, "images-refused", str(answers)))
             elif isinstance(answers, Exception):
                 log.error("stream %s: a batch failed", batch.stream.id, exc_info=answers)
-                self._keeper.fail(batch.stream, batch.jobs, internal(learnt=batch.learner.batches > number))
+                self._failed(batch, number)
             else:
                 self._hand_over(batch, number, answers, began, {"stacked": {"streams": len(batches), "row": row}})
+
+    def _failed(self, batch: _Batch, number: int) -> None:
+        """Refuse a micro-batch that failed; what the stream has learnt from it all the same is to be saved."""
+        learnt = batch.learner.batches > number
+        if learnt:
+            with self._keeper.changed:
+                batch.stream.unsaved += 1
+                batch.stream.dirty = True
+        self._keeper.fail(batch.stream, batch.jobs, internal(learnt=learnt))
 
     def _stack_fewer(self, images: int, error: Exception) -> str:
         """Allow half as many images in a stacked pass as in one that failed, or no such pass; says so."""

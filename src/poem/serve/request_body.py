@@ -23,9 +23,10 @@ def idempotency_key(request: Request) -> str | None:
     text = request.headers.get("idempotency-key")
     if text is None:
         return None
-    if KEY.fullmatch(text) is None:
+    key = text[1:-1] if text.startswith('"') and text.endswith('"') else text
+    if KEY.fullmatch(text) is None or not key:
         raise Problem(400, "key", "expected an Idempotency-Key of 1 to 255 printable characters of ASCII")
-    return scoped_key(request.state.token, text[1:-1] if text.startswith('"') and text.endswith('"') else text)
+    return scoped_key(request.state.token, key)
 
 
 def payload_hash(kind: str, content: bytes | list[bytes], request: Request) -> str:
