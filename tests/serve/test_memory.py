@@ -12,9 +12,11 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
-from served import engine, pictures
+import torch
+from served import engine, pictures, served
 
 from poem.serve import engine as engine_module
+from poem.serve.learner import Learner, answer_stacked
 from poem.serve.leases import Leases
 from poem.serve.ledger import Ledger
 from poem.serve.stack import MOST_SHAPES, Stack
@@ -81,6 +83,31 @@ def test_shapes_for_which_stacking_was_tried_are_bounded(monkeypatch: pytest.Mon
             assert stack.why_not(member, pictures(1, 0)[:, :, :1, :1].expand(1, 3, side, side)) == ""  # type: ignore[arg-type]
     assert len(tried) == 2 * MOST_SHAPES, "each shape is tried once while it is remembered"
     assert len(stack._tried) == MOST_SHAPES
+
+
+def test_a_stacked_stream_holds_its_state_once() -> None:
+    like = Learner(served("tent"), 2)
+    stack = Stack(like.adapter)
+    learners, alone = [Learner(served("tent"), 2, stack=stack) for _ in range(2)], Learner(served("tent"), 2)
+    for each in (*learners, alone):
+        each.answer(pictures(2, 0))
+    assert adapted(learners[0]), "after a batch that was computed alone its adapter has the state"
+    for seed in (1, 2):
+        assert [each.why_not_stacked(pictures(2, seed)) for each in learners] == ["", ""]
+        answer_stacked(stack, learners, [pictures(2, seed)] * 2)
+        alone.answer(pictures(2, seed))
+        assert not any(map(adapted, learners)), "the stack has the newer row"
+    held, expected = (each.state_dict()["tensors"] for each in (learners[0], alone))
+    assert held.keys() == expected.keys()
+    assert all(torch.allclose(held[name], expected[name], atol=1e-3) for name in held)
+    assert adapted(learners[0])
+
+
+def adapted(learner: Learner) -> int:
+    """Bytes of what the stream's adapter has adapted and remembers."""
+    values = learner._plain.checkpoint().state.values
+    groups = [values["moving"], values["memory"], *values["steps"].values()]
+    return sum(tensor.nbytes for group in groups for tensor in group.values())
 
 
 def test_freed_memory_is_returned_after_work_and_not_while_idle(

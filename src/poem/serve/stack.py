@@ -155,9 +155,11 @@ class Stack:
                     member.restore(left)
                 raise
             self._keep(streams, found, joined, before)
-        for at, each in enumerate(good):
-            if not each:
+        for at, given in enumerate(members):
+            if not good[at]:
                 found[at] = Stacked(error=refused.get(at) or _refused(images[at]))
+            elif given is not None and found[at].error is None:
+                given.lighten()
         self._rounds += 1
         if self._rounds % THIN_EVERY == 0:
             with suppress(torch.OutOfMemoryError):  # the streams have learnt; rows are copied out another time

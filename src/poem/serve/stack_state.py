@@ -249,6 +249,14 @@ class Member:
         totals.anomalies = new if totals.anomalies is None else totals.anomalies.cpu() + new
         return totals
 
+    def lighten(self) -> None:
+        """Let the adapter forget the tensors that the row has newer ones of; `settle` hands them over again."""
+        assert self.seen is not None
+        if self.newer and self.seen.state.values["moving"]:
+            values = {**self.seen.state.values, "moving": {}, "steps": {}, "memory": {}}
+            self.seen = replace(self.seen, state=replace(self.seen.state, values=values))
+            self.adapter.rollback(self.seen, counts=True)
+
     def alone(self) -> None:
         """Keep the row in memory of its own, so that a round's rows are not kept for one of them."""
         if self.block is not None:
