@@ -50,10 +50,12 @@ def test_an_answer_larger_than_the_bound_is_kept_until_the_next() -> None:
     assert len(ledger) == 1
 
 
-def test_malformed_times_of_kept_keys_are_left_out() -> None:
+def test_malformed_kept_keys_are_left_out() -> None:
     ledger = Ledger(most=10, expiry_s=10)
     ledger.load_plain([["x", "p", {"at": 1}, None], ["y", "p", {"at": 1}, "soon"], ["z", "p", {"at": 1}, 1.0]])
-    assert len(ledger) == 1
+    ledger.load_plain([["u", "p", "[1]", 1.0], ["v", "p", "{", 1.0], ["w", "p", '{"at": 2}', 1.0]])
+    assert len(ledger) == 2
+    assert (ledger.claim("z", "p", 2), ledger.claim("w", "p", 2)) == ({"at": 1}, {"at": 2})
 
 
 def test_locks_of_streams_are_gone_after_they_were_taken(tmp_path: Path) -> None:

@@ -97,8 +97,8 @@ class Ledger:
         self._entries = OrderedDict(kept)
 
     def to_plain(self) -> list[list[Any]]:
-        """The answers so far, as JSON takes them; what is in flight is not among them."""
-        return [[key, each.payload, _reply(each), each.at] for key, each in self._entries.items() if each.reply]
+        """The answers so far, each as JSON text; what is in flight is not among them."""
+        return [[key, each.payload, each.reply, each.at] for key, each in self._entries.items() if each.reply]
 
     def reply(self, key: str) -> dict[str, Any] | None:
         """The answer of a key; None where there is none yet."""
@@ -106,13 +106,17 @@ class Ledger:
         return None if found is None or not found.reply else _reply(found)
 
     def load_plain(self, values: Any) -> None:
-        """Take over what `to_plain` returned, over claims of the same keys; what is malformed is left out."""
+        """Take over what `to_plain` returned, over claims of the same keys; what is malformed is left out.
+
+        Answers may be JSON objects too, as earlier snapshots have them.
+        """
         for value in values if isinstance(values, list) else []:
             if not (isinstance(value, list) and len(value) == 4):
                 continue
             key, payload, reply, at = value
-            if isinstance(reply, dict) and isinstance(at, int | float) and self.reply(str(key)) is None:
-                self._entries[str(key)] = Entry(str(payload), _text(reply), float(at))
+            text = reply if isinstance(reply, str) else _text(reply)
+            if _is_object(text) and isinstance(at, int | float) and self.reply(str(key)) is None:
+                self._entries[str(key)] = Entry(str(payload), text, float(at))
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -133,8 +137,15 @@ class Ledger:
                 del self._entries[key]
 
 
-def _text(reply: dict[str, Any]) -> str:
+def _text(reply: Any) -> str:
     return json.dumps(reply, separators=(",", ":"))
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _reply(entry: Entry) -> dict[str, Any]:
