@@ -1,17 +1,23 @@
-"""Load a service for an hour, and fit a line to its memory: a slope beyond noise is a leak.
+"""Load a service for an hour, and fit a line to its memory: it must be flat.
 
     python benchmarks/serve_soak.py [--minutes 60] [--json results/serve/soak.json]
 
 A `poem serve digits-bn` on the loopback gets requests from two closed loops: batches of one to eight images to sixteen
 streams of which eight fit into memory, so that streams go to disk and come back; keys that are repeated, malformed
 bodies, resets, exports, and streams that are made and deleted. Each minute prints the resident memory of the service.
-The line is fitted to the minutes after the warm-up, which fills every ledger of keys and every guard's ring.
+
+The line is fitted to the minutes after the warm-up: the first `--warm-up` minutes, and as many more as it takes until
+every stream has had enough requests to fill its ledger of keys and its guard's ring, but no more than half of the run.
+Flat means that the upper end of the slope's 95 % interval is below 1 % of the resident memory per hour; where the
+lower end is above that, the memory grows; else the run was too short to say. Neighbouring minutes are alike, so the
+interval counts them as fewer. Returns 1 unless the memory is flat, nothing failed and the service stopped with 0.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -31,6 +37,10 @@ import torch
 from poem.serve.client import Client, ServiceError
 
 STREAMS, LIVE, SIZE = 16, 8, 8
+FILLED = 1.2 * 256 * STREAMS
+"""Requests after which every stream's ledger of 256 keys is full."""
+BAR = 0.01
+"""Growth per hour, as a share of the resident memory, below which it counts as flat."""
 
 
 def pictures(count: int, seed: int) -> torch.Tensor:
@@ -96,20 +106,46 @@ def resident(pid: int) -> int:
 
 
 def fitted(points: list[tuple[float, float]]) -> dict[str, float]:
-    """The line of least squares through points, and the standard error of its slope."""
+    """The line of least squares through points, and the standard error of its slope.
+
+    The error is that of independent residuals times sqrt((1 + r) / (1 - r)), r their correlation from one to the next
+    where that is positive: as many independent points as there are would give a smaller error than there is.
+    """
     count = len(points)
     mean_x, mean_y = (sum(each[axis] for each in points) / count for axis in (0, 1))
     spread = sum((x - mean_x) ** 2 for x, _ in points)
     slope = sum((x - mean_x) * (y - mean_y) for x, y in points) / spread
-    rest = sum((y - mean_y - slope * (x - mean_x)) ** 2 for x, y in points)
-    return {"slope": slope, "error": (rest / max(1, count - 2) / spread) ** 0.5}
+    rest = [y - mean_y - slope * (x - mean_x) for x, y in points]
+    squares = sum(each * each for each in rest)
+    alike = sum(one * two for one, two in itertools.pairwise(rest)) / squares if squares else 0.0
+    wider = ((1 + alike) / (1 - alike)) ** 0.5 if 0 < alike < 1 else 1.0
+    return {"slope": slope, "error": (squares / max(1, count - 2) / spread) ** 0.5 * wider, "mean": mean_y}
+
+
+def judged(rows: list[tuple[float, int, int]], warm_up: float) -> dict[str, Any]:
+    """Whether memory is flat, of rows (minute, KiB, requests so far).
+
+    Args:
+        rows: One a minute.
+        warm_up: Minutes that the line leaves out at least.
+    """
+    filled = next((minute for minute, _, requests in rows if requests >= FILLED), rows[-1][0])
+    begins = max(warm_up, min(filled, rows[-1][0] / 2))
+    line = fitted([(minute, kib / 1024) for minute, kib, _ in rows if minute > begins])
+    slope, error, bar = 60 * line["slope"], 60 * line["error"], BAR * line["mean"]
+    low, high = slope - 2 * error, slope + 2 * error
+    return {
+        "line_from_minute": round(begins, 2), "mean_mib": line["mean"], "slope_mib_per_hour": slope,
+        "slope_error_mib_per_hour": error, "bar_mib_per_hour": bar,
+        "memory": "flat" if high < bar else "grows" if low > bar else "not decided: run it for longer",
+    }  # fmt: skip
 
 
 def main() -> int:
     """Serve, load, print a line a minute, fit."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=60)
-    parser.add_argument("--warm-up", type=float, default=15, help="minutes that the line leaves out")
+    parser.add_argument("--warm-up", type=float, default=15, help="minutes that the line leaves out at least")
     parser.add_argument("--step-s", type=float, default=60, help="seconds between two lines")
     parser.add_argument("--json", type=Path, default=Path("results/serve/soak.json"))
     args = parser.parse_args()
@@ -136,7 +172,7 @@ def soak(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     assert found is not None
     images = [pictures(1 + seed % SIZE, seed) for seed in range(64)]
     feeds = [Feed(found[0], number, images) for number in range(2)]
-    rows: list[tuple[float, int]] = []
+    rows: list[tuple[float, int, int]] = []
     try:
         for feed in feeds:
             feed.start()
@@ -145,7 +181,7 @@ def soak(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
             due += args.step_s
             time.sleep(max(0.0, began + due - time.monotonic()))
             minute, counts = (time.monotonic() - began) / 60, total(feeds)
-            rows.append((minute, resident(server.pid)))
+            rows.append((minute, resident(server.pid), requests_of(counts)))
             print(f"{minute:6.1f} min  {rows[-1][1] / 1024:8.1f} MiB  {counts}", flush=True)
         for feed in feeds:
             feed.stopped.set()
@@ -156,25 +192,28 @@ def soak(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     finally:
         if server.poll() is None:
             server.kill()
-    line = fitted([(minute, rss) for minute, rss in rows if minute > args.warm_up])
-    counts, per_hour = total(feeds), line["slope"] * 60 / 1024
-    requests = sum(value for name, value in counts.items() if name != "full")
+    counts = total(feeds)
+    kib, found = [each for _, each, _ in rows], judged(rows, args.warm_up)
     return {
         "command": f"python benchmarks/serve_soak.py --minutes {args.minutes:g} --warm-up {args.warm_up:g}",
         "torch": version("torch"),
         "minutes": args.minutes, "warm_up_minutes": args.warm_up, "streams": STREAMS, "in_memory": LIVE,
-        "requests": requests, **counts, "error_texts": [each for feed in feeds for each in feed.errors][:20],
-        "first_mib": rows[0][1] / 1024, "last_mib": rows[-1][1] / 1024, "most_mib": max(rss for _, rss in rows) / 1024,
-        "slope_mib_per_hour": per_hour, "slope_error_mib_per_hour": line["error"] * 60 / 1024,
-        "slope_kib_per_1000_requests": line["slope"] * args.minutes / max(1, requests) * 1000, "exit": stopped,
-        "rss_kib": [[round(minute, 2), rss] for minute, rss in rows],
-        "ok": stopped == 0 and counts["errors"] == 0,
+        "requests": requests_of(counts), **counts,
+        "error_texts": [each for feed in feeds for each in feed.errors][:20],
+        "first_mib": kib[0] / 1024, "last_mib": kib[-1] / 1024, "most_mib": max(kib) / 1024, **found, "exit": stopped,
+        "rss_kib": [[round(minute, 2), *rest] for minute, *rest in rows],
+        "ok": stopped == 0 and counts["errors"] == 0 and found["memory"] == "flat",
     }  # fmt: skip
 
 
 def total(feeds: list[Feed]) -> dict[str, int]:
     """Counts of all loops."""
     return {name: sum(feed.counts[name] for feed in feeds) for name in feeds[0].counts}
+
+
+def requests_of(counts: dict[str, int]) -> int:
+    """Requests that reached a stream's queue or were refused before it."""
+    return sum(value for name, value in counts.items() if name != "full")
 
 
 if __name__ == "__main__":

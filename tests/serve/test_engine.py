@@ -18,6 +18,7 @@ from poem.guarded.audit import read_audit
 from poem.serve.engine import StreamEngine
 from poem.serve.learner import Learner, Served
 from poem.serve.ledger import Ledger, scoped_key
+from poem.serve.micro_batches import MicroBatches
 from poem.serve.problems import Problem
 from poem.serve.replay import replay_answers
 from poem.serve.settings import ServeSettings, check_stream_id
@@ -334,7 +335,7 @@ def test_a_key_whose_turn_failed_may_come_again(tmp_path: Path, monkeypatch: pyt
     with engine(tmp_path, batch_size=2) as made:
         ask(made, "a", pictures(2, 0))
         with monkeypatch.context() as patch:
-            patch.setattr(StreamEngine, "_take_turns", fail)
+            patch.setattr(MicroBatches, "take", fail)
             with pytest.raises(Problem, match="inside the service"):
                 ask(made, "a", pictures(2, 1), key="k", payload="p")
         with monkeypatch.context() as patch:
@@ -400,7 +401,7 @@ def test_the_folder_is_free_after_a_stream_could_not_be_put_away(
     def fail(stream: Any) -> None:
         raise RuntimeError("no memory")
 
-    monkeypatch.setattr(made, "_put_away", fail)
+    monkeypatch.setattr(made._keeper, "put_away", fail)
     made.close(60)
     with engine(tmp_path, batch_size=2) as again:
         assert ask(again, "a", pictures(2, 1))["batch"] == 1

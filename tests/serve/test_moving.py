@@ -58,7 +58,7 @@ def test_a_writer_that_does_not_let_go_loses_the_stream_and_cannot_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with engines(tmp_path, snapshot_every=2) as (one, two):
-        monkeypatch.setattr(one, "_release_asked", lambda now: None)  # as one that hangs, or whose network is cut
+        monkeypatch.setattr(one._sharing, "release_asked", lambda now: None)  # as one that hangs or is cut off
         for leases in (one._store._leases, two._store._leases):
             assert leases is not None
             monkeypatch.setattr(leases, "_handover", 0.2)
@@ -128,7 +128,7 @@ def test_an_engine_that_cannot_save_what_is_asked_for_goes_on(tmp_path: Path, mo
         patch.setattr(one._streams["door"].learner, "state_dict", fail)
         assert ask(two, "door", 7)["batch"] == 1, "from the snapshot after the first batch"
     with monkeypatch.context() as patch:
-        patch.setattr(one, "_put_away", fail)
+        patch.setattr(one._keeper, "put_away", fail)
         ask(one, "gate", 0)
         ask(two, "gate", 1)
     time.sleep(0.1)
@@ -156,11 +156,11 @@ def test_a_key_that_waits_while_its_stream_moves_to_and_fro_stays_claimed(
         one.command("door", "reset").result(60)  # and a snapshot with the key
         found = one._streams["door"]
         monkeypatch.setattr(StreamEngine, "_step", wait)
-        monkeypatch.setattr(one, "_release_asked", lambda now: None)  # below it is called, or it came too late
+        monkeypatch.setattr(one._sharing, "release_asked", lambda now: None)  # below it is called, or it came too late
         time.sleep(0.1)
         waiting = one.submit("door", pictures(4, 1), key="k", payload="p")
         if released:
-            one._release(folder_name("door"))
+            one._sharing.release(folder_name("door"))
         two._own("door")
         two._store.release("door")
         with pytest.raises(Problem) as caught:
@@ -189,7 +189,7 @@ def test_a_request_that_waits_and_was_answered_elsewhere_is_not_learnt_again(
             monkeypatch.setattr(each._store._leases, "_handover", 1.0)
         ask(one, "door", 0)
         monkeypatch.setattr(StreamEngine, "_step", wait)
-        monkeypatch.setattr(one, "_release_asked", lambda now: None)  # it hangs
+        monkeypatch.setattr(one._sharing, "release_asked", lambda now: None)  # it hangs
         time.sleep(0.1)
         waiting = one.submit("door", pictures(4, 1), key="k", payload="p")
         there = ask(two, "door", 1, key="k", payload="p")

@@ -12,7 +12,8 @@ import pytest
 from served import served
 
 from poem.serve.meter import Meter
-from poem.serve.ray_engine import Placement, RayEngine, Replica
+from poem.serve.ray_engine import Placement, RayEngine
+from poem.serve.ray_replica import Replica
 from poem.serve.settings import ServeSettings
 
 

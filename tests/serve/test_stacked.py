@@ -25,6 +25,7 @@ from poem.serve.learner import Learner, Served, answer_stacked
 from poem.serve.replay import replay_answers
 from poem.serve.settings import ServeSettings
 from poem.serve.stack import Stack
+from poem.serve.stack_round import StackRound
 from poem.serve.stack_state import Member
 
 LOOSE = "EntropyBelow(0.85) & NotRedundant(0.97)"
@@ -300,7 +301,7 @@ def test_a_guard_that_is_stopped_during_a_round_stays_stopped(monkeypatch: pytes
     both = Together(lambda: made("digits-gn", "tent", guard={"horizon": 32}), 3)
     for turn in range(3):
         both.turn([0, 1, 2], [pictures(1, 10 * turn + at) for at in range(3)])
-    judged = poem.serve.stack._RoundOf._judged
+    judged = StackRound._judged
     stopping = threading.Thread(target=both.streams[0].stop)
 
     def slow(self: Any, asked: Any) -> Any:
@@ -310,7 +311,7 @@ def test_a_guard_that_is_stopped_during_a_round_stays_stopped(monkeypatch: pytes
         return judged(self, asked)
 
     with monkeypatch.context() as patch:
-        patch.setattr(poem.serve.stack._RoundOf, "_judged", slow)
+        patch.setattr(StackRound, "_judged", slow)
         both.stack.answer(both.streams, both.members, [pictures(1, 900 + at) for at in range(3)])
     stopping.join(10)
     assert both.streams[0].state.stopped

@@ -120,7 +120,12 @@ def run(args: argparse.Namespace) -> int:
         app, log_level="warning", access_log=False, server_header=False, limit_concurrency=2048, timeout_keep_alive=30,
         timeout_graceful_shutdown=int(args.drain_s) + 1, http=timed_headers(args.header_s), ws="none",
     )  # fmt: skip
-    signal.signal(signal.SIGTERM, _ignore)  # uvicorn stops at the signal and then raises it again
+    server = uvicorn.Server(config)
+
+    def stop(*_: Any) -> None:  # before uvicorn has its own handler, and after: it raises the signal again
+        server.should_exit = True
+
+    signal.signal(signal.SIGTERM, stop)
     port = listener.getsockname()[1]
     how = "without a guard" if args.no_guard or args.method == "source" else "guarded"
     if args.engine == "ray":
@@ -129,7 +134,7 @@ def run(args: argparse.Namespace) -> int:
         f"{args.base}, {args.method or 'auto'}, {how}: http://{args.host}:{port} (states in {args.state})", flush=True
     )
     try:
-        uvicorn.Server(config).run(sockets=[listener])
+        server.run(sockets=[listener])
     finally:
         done = engine.close(args.drain_s)
     if not done:
@@ -153,10 +158,6 @@ def _engine(args: argparse.Namespace, settings: ServeSettings, metrics: Metrics)
         gpus=float(args.device.startswith("cuda")), drain_s=args.drain_s,
     )  # fmt: skip
     return RayEngine(functools.partial(_served, args), prepare, settings, args.state, placement, metrics)
-
-
-def _ignore(*_: Any) -> None:
-    """A signal whose work is done."""
 
 
 def _require_extra() -> None:

@@ -40,7 +40,7 @@ class Access:
         if self._hosts and _name(host) not in self._hosts:
             raise Problem(403, "host", f"expected a request to {' or '.join(sorted(self._hosts))}, got {host[:80]!r}")
         origin = headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc != host:
+        if origin is not None and _place(origin) != host:
             raise Problem(403, "cross-site", f"expected no request of another site's page, got one of {origin[:80]!r}")
         if self.is_open:
             return ""
@@ -55,6 +55,14 @@ class Access:
 
 def _digest(token: str) -> bytes:
     return hashlib.sha256(token.encode()).digest()
+
+
+def _place(origin: str) -> str:
+    """Host and port of an Origin header; "" where it is no address, as "null" is none."""
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return ""
 
 
 def _name(host: str) -> str:

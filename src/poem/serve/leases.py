@@ -19,9 +19,9 @@ import os
 import secrets
 import threading
 import time
-from collections import defaultdict
 from pathlib import Path
 from typing import IO, Any
+from weakref import WeakValueDictionary
 
 from poem._util.files import write_atomic
 
@@ -46,11 +46,12 @@ class Leases:
         self._asked.mkdir(parents=True, mode=0o700, exist_ok=True)
         self._alive = locked(self._writers / writer)
         self._own: dict[str, int] = {}
-        self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+        self._locks: WeakValueDictionary[str, Any] = WeakValueDictionary()  # of streams that are being taken
+        self._making = threading.Lock()
 
     def take(self, place: Path) -> int:
         """Own the stream of a folder, which is made; returns its number. At once where it is owned already."""
-        with self._locks[place.name]:
+        with self._lock_of(place.name):
             number, claim = newest(place)
             if number and self._own.get(place.name) == number:
                 return number
@@ -67,6 +68,14 @@ class Leases:
                 if _number(path) < wanted:
                     path.unlink(missing_ok=True)
             return wanted
+
+    def _lock_of(self, name: str) -> Any:
+        """The lock of a stream's folder, which is gone when nobody takes that stream."""
+        with self._making:
+            lock = self._locks.get(name)
+            if lock is None:
+                lock = self._locks[name] = threading.Lock()
+            return lock
 
     def number(self, place: Path) -> int:
         """The number with which this writer owns a stream, as far as it knows; 0 where it does not."""

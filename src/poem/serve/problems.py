@@ -35,3 +35,9 @@ class Problem(Exception):
     def headers(self) -> dict[str, str]:
         """Headers of the answer."""
         return {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
+
+
+def internal(*, learnt: bool = False) -> Problem:
+    """An error of the service itself; `learnt` where the images may have been learnt from before it."""
+    said = "it may have been learnt from" if learnt else "nothing was learnt"
+    return Problem(500, "internal", f"the request failed inside the service, whose log says why; {said}")

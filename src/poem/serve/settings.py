@@ -49,6 +49,8 @@ class ServeSettings(Checked):
     """Seconds in which a request's body must have come."""
     keys: Count = 256
     """Idempotency keys of a stream whose answers are kept."""
+    key_bytes: Count = 1 << 20
+    """Bytes of these answers, at most; the oldest are forgotten first."""
     key_expiry_s: Positive = 86_400.0
     """Seconds for which an idempotency key's answer is kept."""
 

@@ -8,77 +8,19 @@ a tensor with an entry for each stream, and the passes are those of all. Parts a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.func import vmap
 
-from poem.engine.state import MANY, SMALL
 from poem.parts.base import Batch, Memory, Outcome, Outputs, Part, Selected, Update, inside
 from poem.parts.destruction import Destroy
 from poem.parts.selection import Both, PLPDAbove, Select
 from poem.parts.weighting import ByPLPD
 from poem.recipes.recipe import Recipe
 from poem.serve.stack_network import StackNetwork, in_rows
-
-
-@dataclass
-class Arrays:
-    """What adapting changes, of N streams: every tensor has N in front."""
-
-    moving: Memory
-    steps: dict[str, Memory]
-    memory: Memory
-
-
-@dataclass
-class Pass:
-    """What one pass gave for every stream, with its graph."""
-
-    logits: Tensor  # (N, b, C)
-    heads: tuple[Tensor, ...]
-    theta: Tensor  # (N, P), and the branch's: leaves of the graph
-    branch: Tensor | None
-    round: int
-    record: Memory
-    source: Tensor | None = None
-    cache: dict[object, Tensor] = field(default_factory=dict)  # (N, b) each
-
-    def plain(self) -> Pass:
-        """Without the graph."""
-        heads = tuple(each.detach() for each in self.heads)
-        return Pass(self.logits.detach(), heads, self.theta, self.branch, self.round, self.record, self.source)
-
-
-@dataclass
-class Made:
-    """One update of every stream that had one."""
-
-    outputs: Pass
-    mask: Tensor  # (N, b)
-    loss: Tensor  # (N,)
-    gradients: Memory
-    applied: Tensor  # (N,) bool
-
-
-@dataclass
-class Round:
-    """What a batch gave and left behind."""
-
-    answer: Tensor  # (N, b, C)
-    arrays: Arrays
-    first: Pass
-    selected: Tensor  # (N, b) bool: before any update
-    newly_reliable: Tensor
-    no_longer_reliable: Tensor
-    entropy: tuple[Tensor, Tensor]  # (N, b) in the first pass and in the last
-    loss: Tensor  # (N,) of the last update; NaN where there was none
-    gradient: Tensor  # (N,)
-    counts: dict[str, Tensor]  # (N,) each
-    updates: list[Made]
-    tried: list[Tensor]  # (N,) bool: whether a stream had this update
+from poem.serve.stack_values import Arrays, Made, Pass, Round, chosen_rows
 
 
 class StackLoop:
@@ -145,7 +87,7 @@ class StackLoop:
                 break
             newest = self.forward(active, round=done, grad=more)
             last = self._merged(active, newest.plain(), last)
-            record = {**record, **_where(active, newest.record, record)}
+            record = {**record, **chosen_rows(active, newest.record, record)}
             if more or not recipe.select_runs_network:
                 again = self.select(newest, ~nobody, active) if recipe.explore.reselect else masks[0]
                 masks.append(torch.where(active[:, None], again, masks[-1]))
@@ -264,8 +206,8 @@ class StackLoop:
         for key, gradient in made.gradients.items():
             stepped = step.for_group(key)
             change, memory = vmap(lambda one, held, by=stepped: by(one, self.lr, held))(gradient, arrays.steps[key])
-            arrays.moving |= _where(made.applied, {key: arrays.moving[key] + change}, arrays.moving)
-            arrays.steps[key] = {**arrays.steps[key], **_where(made.applied, memory, arrays.steps[key])}
+            arrays.moving |= chosen_rows(made.applied, {key: arrays.moving[key] + change}, arrays.moving)
+            arrays.steps[key] = {**arrays.steps[key], **chosen_rows(made.applied, memory, arrays.steps[key])}
         self._count("rounds", active)
         self._count("updates", made.applied)
         self._count("taught", made.mask.sum(1) * made.applied)
@@ -352,8 +294,8 @@ class StackLoop:
                 fresh |= {
                     f"{place}.{k}": v for k, v in self._part(part, place, first, last, answered, made, masks).items()
                 }
-        memory = {**arrays.memory, **_where(sound, fresh, arrays.memory)}
-        memory |= _where(sound & finite, record, memory)
+        memory = {**arrays.memory, **chosen_rows(sound, fresh, arrays.memory)}
+        memory |= chosen_rows(sound & finite, record, memory)
         arrays.memory = memory
         resets = torch.zeros_like(self.learn)
         if not recipe.learns:
@@ -365,16 +307,16 @@ class StackLoop:
                 return recipe.recover.pulled(theta, source, held, torch.Generator())
 
             moved, kept = vmap(pulled)(arrays.moving[key], self.memory_of(own))
-            arrays.moving |= _where(sound, {key: moved}, arrays.moving)
-            arrays.memory |= _where(sound, {f"{own}.{name}": value for name, value in kept.items()}, arrays.memory)
+            arrays.moving |= chosen_rows(sound, {key: moved}, arrays.moving)
+            arrays.memory |= chosen_rows(sound, {f"{own}.{name}": value for name, value in kept.items()}, arrays.memory)
         back = recipe.recover.resets(self.memory_of("recover"))  # a comparison of numbers: the same with N in front
         if back is not None:
             resets = back & self.learn
             start = self._start
-            arrays.moving = {**arrays.moving, **_where(resets, start.moving, arrays.moving)}
-            arrays.memory = {**arrays.memory, **_where(resets, start.memory, arrays.memory)}
+            arrays.moving = {**arrays.moving, **chosen_rows(resets, start.moving, arrays.moving)}
+            arrays.memory = {**arrays.memory, **chosen_rows(resets, start.memory, arrays.memory)}
             for group, fresh_step in start.steps.items():
-                arrays.steps[group] = {**arrays.steps[group], **_where(resets, fresh_step, arrays.steps[group])}
+                arrays.steps[group] = {**arrays.steps[group], **chosen_rows(resets, fresh_step, arrays.steps[group])}
         return resets
 
     def _part(
@@ -402,31 +344,6 @@ class StackLoop:
             masks, self.memory_of(place),
         )  # fmt: skip
         return found
-
-
-def _where(chosen: Tensor, new: Memory, old: Memory) -> Memory:
-    """New tensors where a stream is chosen, else the old ones; many small ones are joined and chosen at once."""
-    found: Memory = {}
-    kinds: dict[torch.dtype, list[str]] = {}
-    for key, value in new.items():
-        if value.shape == old[key].shape and value.dtype == old[key].dtype and value.numel() <= len(chosen) * SMALL:
-            kinds.setdefault(value.dtype, []).append(key)
-    for keys in kinds.values():
-        if len(keys) >= MANY:
-            fresh, held = (torch.cat([_wide(each[key]) for key in keys], 1) for each in (new, old))
-            joined = torch.where(chosen[:, None], fresh, held)
-            pieces = joined.split([old[key][0].numel() for key in keys], 1)
-            found |= {key: piece.view(old[key].shape) for key, piece in zip(keys, pieces, strict=True)}
-    for key, value in new.items():
-        if key not in found:
-            rows = chosen.view(-1, *[1] * (old[key].dim() - 1))
-            found[key] = torch.where(rows, value.detach(), old[key])
-    return found
-
-
-def _wide(tensor: Tensor) -> Tensor:
-    """(N, all numbers of a stream)."""
-    return tensor.detach().flatten(1) if tensor.dim() > 1 else tensor.detach()[:, None]
 
 
 def destroyed_rows(destroy: Destroy, images: Tensor, draws: Tensor | None) -> Tensor:

@@ -18,7 +18,7 @@ from poem.adapter import Adapter, Between
 from poem.engine.accounting import BatchRecord, Costs, FirstLast, RunningTotals
 from poem.engine.state import Snapshot, State
 from poem.parts.base import Memory
-from poem.serve.stack_loop import Arrays, Round
+from poem.serve.stack_values import Arrays, Round
 
 COSTS = ("forwards", "backwards", "forwards_computed", "backwards_computed", "taught", "rounds", "updates")
 COUNTED = (*COSTS, "not_finite", "idle", "reset", "selected", "newly", "gone")
@@ -248,6 +248,14 @@ class Member:
         new = torch.tensor([self.gained["not_finite"], self.gained["idle"]])
         totals.anomalies = new if totals.anomalies is None else totals.anomalies.cpu() + new
         return totals
+
+    def lighten(self) -> None:
+        """Let the adapter forget the tensors that the row has newer ones of; `settle` hands them over again."""
+        assert self.seen is not None
+        if self.newer and self.seen.state.values["moving"]:
+            values = {**self.seen.state.values, "moving": {}, "steps": {}, "memory": {}}
+            self.seen = replace(self.seen, state=replace(self.seen.state, values=values))
+            self.adapter.rollback(self.seen, counts=True)
 
     def alone(self) -> None:
         """Keep the row in memory of its own, so that a round's rows are not kept for one of them."""

@@ -189,6 +189,14 @@ class Store:
         """Number of a stream's last audit; 0 where there is none."""
         return max((int(each.stem) for each in self._place(stream).glob("[0-9]*.jsonl")), default=0)
 
+    def discard_audit(self, stream: str, number: int) -> None:
+        """Remove an audit that has a header alone, with the state it begins with; a folder that is empty then too."""
+        with contextlib.suppress(OSError):  # as where the folder has other files
+            for path in (self._place(stream) / f"{number:04d}.jsonl", self.start(stream, number)):
+                path.unlink(missing_ok=True)
+            if self._leases is None:
+                self._place(stream).rmdir()
+
     def save_start(self, stream: str, number: int, state: dict[str, Any]) -> None:
         """Write the state that an audit begins with."""
         self._write(self.start(stream, number), state)

@@ -1,0 +1,62 @@
+"""Every error of the front as `application/problem+json`."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from starlette.routing import Match
+
+from poem.serve.problems import Problem
+
+
+def add_errors(app: FastAPI) -> None:
+    """Every error as `application/problem+json`."""
+
+    @app.exception_handler(Problem)
+    async def problem(_: Request, error: Problem) -> JSONResponse:
+        return _answer(error)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
+        first = error.errors()[0]
+        where = " ".join(str(each) for each in first.get("loc", ()))
+        return _answer(Problem(422, "parameters", f"{where}: {first.get('msg', 'not as expected')}"))
+
+    @app.exception_handler(HTTPException)
+    async def http(request: Request, error: HTTPException) -> JSONResponse:
+        code, detail = {
+            404: ("no-such-route", f"there is no route {request.url.path[:80]!r}; /docs lists them"),
+            405: ("method", f"this route takes no {request.method[:16]}; /docs lists what it takes"),
+        }.get(error.status_code, ("http", str(error.detail)))
+        answer = _answer(Problem(error.status_code, code, detail))
+        for name, value in (error.headers or {}).items():
+            answer.headers[name] = value
+        if error.status_code == 405:
+            answer.headers["Allow"] = ", ".join(_allowed(app, request))
+        return answer
+
+    @app.exception_handler(Exception)
+    async def unforeseen(_: Request, __: Exception) -> JSONResponse:
+        return _answer(Problem(500, "internal", "the request failed inside the service, whose log says why"))
+
+
+def _allowed(app: FastAPI, request: Request) -> list[str]:
+    """What all routes of a request's path take together; Starlette names what the first one does."""
+    found = {
+        method
+        for route in app.routes
+        if route.matches(request.scope)[0] is not Match.NONE
+        for method in getattr(route, "methods", None) or ()
+    }
+    return sorted(found)
+
+
+def _answer(problem: Problem) -> JSONResponse:
+    headers = problem.headers()
+    if problem.status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    if problem.status in (408, 413):  # the rest of the body is not waited for
+        headers["Connection"] = "close"
+    return JSONResponse(problem.body(), problem.status, headers, media_type="application/problem+json")
