@@ -656,6 +656,29 @@ def test_what_is_no_tensor_is_refused_as_an_adapter_refuses_it(net: str, method:
     assert guarded.state.batches == 0
 
 
+def test_a_gradient_far_above_the_last_ones_is_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    guard, batches, made = toy(), stream()[0].split(50), list[BatchRecord]()
+    real = guard.adapter.answer_with_record
+
+    def loud(images: Tensor) -> tuple[Tensor, BatchRecord]:
+        answer, record = real(images)
+        if not guard.adapter.is_frozen:
+            made.append(record)
+            if len(made) == 10:
+                record.gradient_value = torch.tensor(1000.0)
+        return answer, record
+
+    monkeypatch.setattr(guard.adapter, "answer_with_record", loud)
+    for batch in batches[:9]:
+        guard(batch)
+    assert "gradient spike" not in kinds(guard)
+    guard(batches[9])
+    found = [event for event in guard.events if event.kind == "gradient spike"]
+    assert [event.batch for event in found] == [9]
+    assert found[0].why.endswith("times the median")
+    assert guard.state.gradients[-1] == 1000.0
+
+
 def test_settings_of_the_guard_beside_it_name_their_place() -> None:
     with pytest.raises(TypeError, match=r"it is the guard's, guard=\{'budget': \.\.\.\}"):
         poem.adapt(make_net("bn"), budget=0.1)
