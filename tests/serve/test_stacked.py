@@ -57,12 +57,13 @@ STREAMS, NEAR = 4, 1e-4
 
 
 @cache
-def network(name: str) -> tuple[nn.Module, Any]:
-    return zoo.load(name)
+def network(name: str, double: bool = False) -> tuple[nn.Module, Any]:
+    model, base = zoo.load(name)
+    return (model.double() if double else model), base
 
 
-def made(net: str, method: str, guard: Any = False, **changes: Any) -> Any:
-    model, base = network(net)
+def made(net: str, method: str, guard: Any = False, double: bool = False, **changes: Any) -> Any:
+    model, base = network(net, double)
     given = {**METHODS.get(method, {}), **changes}
     if net == "digits-bn" and "threshold" in given:  # by the statistics of one image, few answers are sure
         given["threshold"] = 0.99
@@ -146,18 +147,19 @@ def same_state(one: Any, two: Any, near: float = 2e-3) -> None:
 
 @pytest.mark.parametrize(("net", "method"), CASES)
 def test_answers_and_states_are_those_of_each_stream_alone(net: str, method: str) -> None:
-    both = Together(lambda: made(net, method))
+    """In double precision: statistics of one image make rounding grow with every update, on some CPUs beyond 1e-3."""
+    both = Together(lambda: made(net, method, double=True))
     assert both.stack.why_never == ""
     for turn in range(22):
         who = some(turn)
-        both.turn(who, [pictures(1 if turn < 16 else 2, 100 * turn + at) for at in who])
+        both.turn(who, [pictures(1 if turn < 16 else 2, 100 * turn + at).double() for at in who])
     assert both.stacked > 40
-    assert both.worst < NEAR
+    assert both.worst < 1e-6
     both.settle()
     if both.streams[0].recipe.learns:
         assert sum(each.totals.updates for each in both.streams) > 10, "otherwise nothing is compared"
     for alone, stream in zip(both.alone, both.streams, strict=True):
-        same_state(alone.state_dict(), stream.state_dict())
+        same_state(alone.state_dict(), stream.state_dict(), near=1e-5)
         mine, other = vars(alone.totals), vars(stream.totals)
         computed = ("forwards_computed", "backwards_computed")  # alone, rows that are not selected are left out
         assert {k: v for k, v in mine.items() if k not in computed} == {
@@ -165,7 +167,7 @@ def test_answers_and_states_are_those_of_each_stream_alone(net: str, method: str
         }
         assert alone.last.selected.tolist() == stream.last.selected.tolist()
         assert alone.last.skipped == stream.last.skipped
-        assert torch.allclose(alone.last.first_logits, stream.last.first_logits, atol=1e-3)
+        assert torch.allclose(alone.last.first_logits, stream.last.first_logits, atol=1e-5)
 
 
 @pytest.mark.parametrize(
