@@ -302,7 +302,10 @@ def test_torch_export_takes_a_batch_of_any_size(kind: str, method: str, statisti
 
 
 @exports
-@pytest.mark.parametrize(("kind", "method", "statistics"), TAKEN_HOME)
+@pytest.mark.parametrize(
+    ("kind", "method", "statistics"),
+    [case if case[1] == "poem" else pytest.param(*case, marks=pytest.mark.slow) for case in TAKEN_HOME],
+)
 def test_onnxruntime_answers_as_the_export(kind: str, method: str, statistics: str, tmp_path: Path) -> None:
     for name in ("onnx", "onnxscript"):
         pytest.importorskip(name)

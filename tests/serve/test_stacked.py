@@ -48,10 +48,18 @@ METHODS: dict[str, dict[str, Any]] = {
     "auto": {"select": "EntropyBelow(0.85) & NotRedundant(1.0)"},
 }
 """Methods with settings that select and reset often, so that streams learn in the few batches of a test."""
+FAST = {
+    ("digits-gn", "rdumb"), ("digits-gn", "sar"), ("digits-gn", "deyo+poem"), ("digits-gn", "poem-official"),
+    ("digits-gn", "rpl"), ("digits-bn", "bn"), ("digits-bn", "sar"), ("digits-bn", "poem"), ("digits-bn", "auto"),
+    ("digits-ln", "poem"), ("digits-ln", "auto"),
+}  # fmt: skip
 CASES = [
-    *(("digits-gn", method) for method in METHODS),
-    *(("digits-bn", method) for method in ("source", "bn", "tent", "eta", "sar", "deyo", "poem", "auto")),
-    *(("digits-ln", method) for method in ("tent", "poem", "auto")),
+    each if each in FAST else pytest.param(*each, marks=pytest.mark.slow)
+    for each in (
+        *(("digits-gn", method) for method in METHODS),
+        *(("digits-bn", method) for method in ("source", "bn", "tent", "eta", "sar", "deyo", "poem", "auto")),
+        *(("digits-ln", method) for method in ("tent", "poem", "auto")),
+    )
 ]
 STREAMS, NEAR = 4, 1e-4
 
