@@ -204,7 +204,7 @@ FAULTS = [
     ),
     Fault(
         "labels steer a corruption",
-        "streams/loading/batches.py",
+        "streams/loading/load_batch.py",
         "names = [ids[row] for row in rows.tolist()]",
         "names = [int(self.sources[number].labels[ids[row]]) for row in rows.tolist()]",
         LABELS,

@@ -29,9 +29,7 @@ def pytest_configure(config: pytest.Config) -> None:
     import adapters
 
     adapters.ASKED.fast, adapters.ASKED.device = config.getoption("--fast"), config.getoption("--device")
-    if (
-        adapters.ASKED.device != "cpu"
-    ):  # the width of a pass decides the rounding of TF32, coarser than what tests allow
+    if adapters.ASKED.device != "cpu":  # a pass's width decides the rounding of TF32, coarser than what tests allow
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
 
 
@@ -60,6 +58,14 @@ SLOW = re.compile(
     r"|test_500_batches_with_rollbacks_and_resets_are_repeated_bit_for_bit"
     r"|test_the_branch_of_a_resnet50_costs_its_norm_parameters_only"
     r"|test_every_batch_agrees_with_the_reference\[memo[+*]"
+    r"|test_contract.py::.*(\+poem-ii?|\*)/[gl]n\]"
+    r"|test_contract.py::.*\[(memo|cotta)(\+poem-ii?|\*)/"
+    r"|test_outputs_and_memory_are_those_of_the_part\[two-"
+    r"|test_tent_with_poem_runs_at_224_on_the_doubled_branch\[(resnetv2_50d_gn|resnet50_gn|deit_tiny|swin_tiny|tv:densenet)"
+    r"|test_guarded_streams_are_those_alone\[digits-(bn-tent|gn-poem)\]"
+    r"|test_every_setting_is_repeated\[settings[0347]\]"
+    r"|test_a_source_that_collapses_after_clear_images_is_not_believed\[tent"
+    r"|test_no_prefix_of_the_stream_exceeds_the_budget\[(50|7)-0.(05|29)\]"
 )
 """Tests that show on a slow case what others show on a quick one; `make test-all` runs them."""
 
