@@ -207,7 +207,7 @@ def ray_hosts(folder: Path) -> dict[str, Any]:
     The hosts are network namespaces of this machine, each with an address of its own, joined by a bridge; they share a
     folder, as machines share one by NFS. Needs root and iproute2.
     """
-    streams, requests = 8, 60
+    streams, requests = 6, 40
     load, home, state = Load(streams, requests), folder / "ray", folder / "state"
     (home / "driver").mkdir(parents=True)
     env = nodes.environment(home / "driver") | {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}
