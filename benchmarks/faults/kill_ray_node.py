@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
@@ -43,10 +44,10 @@ def environment(home: Path) -> dict[str, str]:
     return {**{name: value for name, value in os.environ.items() if not name.startswith("RAY_")}, **own}
 
 
-def node(home: Path, *words: str) -> subprocess.Popen[bytes]:
-    """A `ray start` that stays, as the first of its processes."""
+def node(home: Path, *words: str, ip: str = LOOPBACK, before: Sequence[str] = ()) -> subprocess.Popen[bytes]:
+    """A `ray start` that stays, as the first of its processes; `before` are words that run it elsewhere."""
     home.mkdir()
-    command = [RAY, "start", "--block", "--num-cpus=1", f"--node-ip-address={LOOPBACK}", *words]
+    command = [*before, RAY, "start", "--block", "--num-cpus=1", f"--node-ip-address={ip}", *words]
     with (home / "log").open("wb") as log:
         return subprocess.Popen(command, env=environment(home), stdout=log, stderr=log, start_new_session=True)
 

@@ -1,6 +1,6 @@
 """What a service survives: killed, a node of its cluster killed, a full disk, clients that send half and wait.
 
-    python benchmarks/faults/serve_faults.py kill|ray-node|full-disk|half-requests [--json FILE]
+    python benchmarks/faults/serve_faults.py kill|ray-node|ray-hosts|full-disk|half-requests [--json FILE]
 
 Each prints its figures, writes them to results/faults/serve_NAME.json, and returns 1 where a fact does not hold: no
 stream loses more than it has learnt since its last snapshot, keys of before that are answered as recorded, and every
@@ -20,7 +20,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -59,18 +59,18 @@ def served() -> Served:
 
 @contextmanager
 def service(
-    folder: Path, *options: str, env: dict[str, str] | None = None
+    folder: Path, *options: str, env: dict[str, str] | None = None, before: Sequence[str] = ()
 ) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A process on a free port; killed at the end if it still runs."""
     command = [sys.executable, "-m", "poem", "serve", "digits-bn", "--port", "0", "--state", str(folder)]
     running = subprocess.Popen(
-        [*command, *OPTIONS, *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        [*before, *command, *OPTIONS, *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         env={**(env or os.environ), "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert running.stdout is not None
     seen = ""
     try:
-        while not (found := re.search(r"http://127\.0\.0\.1:\d+", seen)):
+        while not (found := re.search(r"http://[\d.]+:\d+", seen)):
             line = running.stdout.readline()
             if not line:
                 raise SystemExit(f"the service ended: {seen}")
@@ -199,6 +199,100 @@ def kill(folder: Path) -> dict[str, Any]:
 def load_of(store: Store, name: str) -> int:
     """Batches that a stream's snapshot has."""
     return int(store.load(name)[0]["guard"]["batches"])
+
+
+def ray_hosts(folder: Path) -> dict[str, Any]:
+    """Nodes on two hosts, of which one loses its cable: its replica lives on, and may not write what others took over.
+
+    The hosts are network namespaces of this machine, each with an address of its own, joined by a bridge; they share a
+    folder, as machines share one by NFS. Needs root and iproute2.
+    """
+    streams, requests = 6, 40
+    load, home, state = Load(streams, requests), folder / "ray", folder / "state"
+    (home / "driver").mkdir(parents=True)
+    env = nodes.environment(home / "driver") | {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+    address, started = f"{HOSTS[0]}:6380", list[subprocess.Popen[bytes]]()
+    with hosts() as inside:
+        try:
+            first = "--head", "--port=6380", "--include-dashboard=false", f"--temp-dir={home / 't'}"
+            started.append(nodes.node(home / "a", *first, ip=HOSTS[0], before=inside(0)))
+            time.sleep(10)
+            started.append(nodes.node(home / "b", f"--address={address}", ip=HOSTS[1], before=inside(1)))
+            time.sleep(8)
+            command = ["--engine", "ray", "--address", address, "--replicas", "2", "--host", HOSTS[0], "--open"]
+            with service(state, *command, env=env, before=inside(0)) as (running, url):
+                threads = load.start(lambda: url)
+                wait_for(load, streams * requests // 3, threads)
+                owners, at, cut_s = writers(state), len(load.replies), time.monotonic()
+                run("ip", "link", "set", LINKS[1], "down")
+                while len({each.stream for each in load.replies[at:]}) < streams and any(
+                    each.is_alive() for each in threads
+                ):
+                    time.sleep(0.05)
+                paused, alive = time.monotonic() - cut_s, started[1].poll() is None
+                for thread in threads:
+                    thread.join(300)
+                after = writers(state)
+                run("ip", "link", "set", LINKS[1], "up")
+                time.sleep(10)  # what the other host would still write
+                running.send_signal(signal.SIGTERM)
+                stopped = running.wait(120)
+        finally:
+            for each in reversed(started):
+                if each.poll() is None:
+                    nodes.kill(each)
+    again, lost = load.replayed(state), lost_batches(state)
+    facts = {
+        "every_request_was_answered": len(load.replies) == streams * requests and not load.errors,
+        "no_more_than_the_last_snapshot_is_lost": max(lost.values()) <= EVERY,
+        "every_answer_equals_a_replay": all(again.get(each.request) == each.answers for each in load.replies),
+        "streams_were_on_both_hosts": len(set(owners.values())) == 2,
+        "the_host_without_a_cable_lived_on": alive,
+        "its_streams_went_on_elsewhere": len(set(after.values())) == 1,
+        "stopped_in_order": stopped == 0,
+    }  # fmt: skip
+    return {
+        "ray": version("ray"), "hosts": len(HOSTS), "streams": streams, "answered_before_the_cut": at,
+        "s_until_every_stream_was_answered_after_the_cut": round(paused, 1),
+        "streams_moved": sum(after[name] != owner for name, owner in owners.items()),
+        "most_batches_lost_of_a_stream": max(lost.values()), "answers_checked": len(load.replies),
+        "errors": load.errors[:3], "facts": facts,
+    }  # fmt: skip
+
+
+HOSTS, LINKS, BRIDGE = ("10.77.0.1", "10.77.0.2"), ("poem-cable-0", "poem-cable-1"), "poem-bridge"
+"""Addresses that nothing outside the namespaces can reach, and the bridge's ends of their cables."""
+
+
+def run(*words: str) -> None:
+    """A command that must succeed."""
+    subprocess.run(words, check=True, capture_output=True, text=True)
+
+
+@contextmanager
+def hosts() -> Iterator[Callable[[int], list[str]]]:
+    """Two network namespaces on a bridge; the words that run a command inside one of them. This process is in neither.
+
+    The bridge has an address too, so that this process reaches them.
+    """
+    names = [f"poem-host-{at}" for at in range(len(HOSTS))]
+    run("ip", "link", "add", BRIDGE, "type", "bridge")
+    try:
+        run("ip", "addr", "add", "10.77.0.254/24", "dev", BRIDGE)
+        run("ip", "link", "set", BRIDGE, "up")
+        for name, link, ip in zip(names, LINKS, HOSTS, strict=True):
+            run("ip", "netns", "add", name)
+            run("ip", "link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", name)
+            run("ip", "link", "set", link, "master", BRIDGE, "up")
+            run("ip", "-n", name, "addr", "add", f"{ip}/24", "dev", "eth0")
+            run("ip", "-n", name, "link", "set", "eth0", "up")
+            run("ip", "-n", name, "link", "set", "lo", "up")
+        yield lambda at: ["ip", "netns", "exec", names[at]]
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+        for link in (*LINKS, BRIDGE):
+            subprocess.run(["ip", "link", "del", link], check=False, capture_output=True)
 
 
 def ray_node(folder: Path) -> dict[str, Any]:
@@ -458,7 +552,13 @@ def answer_of(made: socket.socket, began: float) -> tuple[int, float]:
     return int(content.split()[1]) if content.startswith(b"HTTP/1.1 ") and problem else 0, time.monotonic() - began
 
 
-FAULTS = {"kill": kill, "ray-node": ray_node, "full-disk": full_disk, "half-requests": half_requests}
+FAULTS = {
+    "kill": kill,
+    "ray-node": ray_node,
+    "ray-hosts": ray_hosts,
+    "full-disk": full_disk,
+    "half-requests": half_requests,
+}
 
 
 def main() -> int:

@@ -538,6 +538,41 @@ def test_an_error_in_on_event_is_logged_and_the_answer_given(caplog: pytest.LogC
     assert kinds(guard) == kinds(other) != []
 
 
+@pytest.mark.parametrize("what", ["batch", "reset", "load"])
+def test_an_interrupt_before_the_guard_remembers_leaves_both_as_they_were(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever comes after the adapter has changed: as if the call had not been made."""
+    guard, images = toy(lr=0.1), stream(100)[0]
+    run(guard, images)
+    other = toy(lr=0.1)
+    run(other, images.flip(0))
+    before = guard.state_dict()
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    calls = {
+        "batch": lambda: guard(images[:50]),
+        "reset": guard.reset,
+        "load": lambda: guard.load_state_dict(other.state_dict()),
+    }
+    if what == "batch":
+        monkeypatch.setattr(guard, "keep", interrupted)
+    elif what == "reset":
+        monkeypatch.setattr("poem.guarded.guard.copy.deepcopy", interrupted)
+    else:
+        own = guard.adapter.load_state_dict
+        monkeypatch.setattr(guard.adapter, "load_state_dict", lambda state: [own(state), interrupted()])
+    with pytest.raises(KeyboardInterrupt):
+        calls[what]()
+    monkeypatch.undo()
+    assert_same_state(guard.state_dict(), before)
+    calls[what]()
+    with pytest.raises(AssertionError):  # where nothing interrupts it, the call changes the state
+        assert_same_state(guard.state_dict(), before)
+
+
 def test_an_interrupt_while_events_are_told_leaves_adapter_and_guard_at_the_same_batch() -> None:
     def interrupts(event: Event) -> None:
         raise KeyboardInterrupt

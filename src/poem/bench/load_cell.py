@@ -318,8 +318,9 @@ class CellData:
             return stated
         if torch.device(self.machine.device).type != "cuda" or side < LARGE or not forks():
             return 0
-        cores = available_cores() // max(torch.cuda.device_count(), 1)
-        return min(cores, MOST_LOADERS, _room(side) // (HANDED_OVER * self.cell.batch_size * 3 * side**2))
+        gpus = max(torch.cuda.device_count(), 1)
+        room = _room(side) // gpus // (HANDED_OVER * self.cell.batch_size * 3 * side**2)
+        return min(available_cores() // gpus, MOST_LOADERS, room)
 
     def _fits_cache(self, clean: Images) -> bool:
         if self.base.crop:

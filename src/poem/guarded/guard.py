@@ -120,17 +120,24 @@ class Guard:
                 return self._batch.frozen_answer(images, self._held)
         # Outside inference mode: what is remembered must be of use outside it too.
         with self._lock, torch.inference_mode(False), torch.no_grad():
-            before = self.adapter.checkpoint()
-            try:
+            with self._together():
                 replies = Replies(self.adapter, self._judged, images, rows_alone=self._rows_alone)
                 taken: Taken = replied(self.steps(images, learn), replies)
                 self.write(taken)
-            except BaseException:
-                self.adapter.rollback(before, counts=True)
-                raise
-            self.keep(taken)
+                self.keep(taken)
             self.tell(taken)
             return taken.answer
+
+    @contextmanager
+    def _together(self) -> Iterator[None]:
+        """Adapter and guard change together: after an error or an interrupt inside, both are as they were."""
+        before, was = self.adapter.checkpoint(), (self._held, self.signals, self._answered)
+        try:
+            yield
+        except BaseException:
+            self.adapter.rollback(before, counts=True)
+            self._held, self.signals, self._answered = was
+            raise
 
     def steps(self, images: Tensor | ModelInput, learn: bool | None = None) -> Generator[Asked, Any, Taken]:
         """One batch as a generator: what it yields is to be answered; its value is the batch as it was taken.
@@ -196,8 +203,9 @@ class Guard:
     def reset(self) -> None:
         """Bit for bit a fresh guarded adapter; the audit goes on."""
         with self._lock:
-            self.adapter.reset()
-            self._held, self.signals, self._answered = copy.deepcopy(self._first), None, None
+            with self._together():
+                self.adapter.reset()
+                self._held, self.signals, self._answered = copy.deepcopy(self._first), None, None
             self._tell(Event(0, "reset", "by hand"))
 
     def state_dict(self) -> dict[str, Any]:
@@ -209,11 +217,14 @@ class Guard:
         """Go on where a guarded state left off, and note it in the audit; one without a guard's part is refused."""
         with self._lock:
             own, held, signals = parted(state, self._first, self.adapter.checkpoint().state)
-            self.adapter.load_state_dict(own)
-            self._held, self.signals, self._answered = held, signals, None
+            with self._together():
+                self.adapter.load_state_dict(own)
+                self._held, self.signals, self._answered = held, signals, None
             header = self.header()
             here = {name: header[name] for name in MACHINE if name in header}
-            self._told.write({"kind": "resumed", "batch": held.batches, **here}, held.batches)
+            lost = self._told.write({"kind": "resumed", "batch": held.batches, **here}, held.batches)
+            if lost is not None:
+                self._tell(lost)
 
     def save(self, path: str | Path) -> None:
         """Write the state to a file, whole or not at all."""

@@ -150,7 +150,7 @@ def _slots(count: int, images: int) -> SharedSlots | None:
     try:
         return SharedSlots(count, images * 3 * SLOT_SIDE**2)
     except OSError as error:
-        log.info("no address space for batches of %d images: %s; they are handed over one by one", images, error)
+        log.warning("no address space for batches of %d images: %s; they are handed over one by one", images, error)
         return None
 
 
