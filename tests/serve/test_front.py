@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import io
 import json
 import struct
@@ -24,13 +25,16 @@ pytest.importorskip("prometheus_client")
 from fastapi.testclient import TestClient
 from torch import Tensor
 
+from poem._util.state_file import read_state, state_bytes
 from poem.serve.access import LOOPBACK, Access
 from poem.serve.engine import StreamEngine
 from poem.serve.front import Engine, build_app
 from poem.serve.learner import Learner
 from poem.serve.metrics import Metrics
 from poem.serve.payload import PayloadReader
+from poem.serve.problems import Problem
 from poem.serve.settings import ServeSettings
+from poem.streams.loading.prepare import Prepare
 
 JPEG, PNG, NPY, JSON = "image/jpeg", "image/png", "application/x-npy", "application/json"
 PREDICT = "/v1/streams/door/predict"
@@ -401,6 +405,60 @@ def test_a_state_that_is_none_is_refused(shared: TestClient) -> None:
             check_problem(shared.put(f"/v1/streams/{name}/state", content=body), 422)
     assert shared.get("/v1/streams/door/state").content == before
     assert len(shared.get("/v1/streams").json()) == 1
+
+
+def test_a_state_of_other_images_or_classes_is_refused_before_anything_is_allocated(shared: TestClient) -> None:
+    before = shared.get("/v1/streams/door/state").content
+    good = read_state(before)
+    huge: list[dict[str, Any]] = [
+        {"image": image} for image in ([3, 200_000, 200_000], [10**6] * 9, [1] * 100_000, [3, 64, 64], [3, 32], [32] * 3)
+    ]
+    huge += [{"classes": count} for count in (10**13, 11, "10", True)]
+    for change in huge:
+        refused = shared.put("/v1/streams/new/state", content=state_bytes({**good, **change}))
+        assert check_problem(refused, 422)["code"] == "state-refused"
+        assert "alloc" not in refused.text
+        assert "memory" not in refused.text
+    assert shared.get("/v1/streams/door/state").content == before
+    assert len(shared.get("/v1/streams").json()) == 1
+
+
+def test_a_model_of_no_fixed_size_takes_states_of_images_that_it_would_take(tmp_path: Path) -> None:
+    settings = ServeSettings(batch_size=4, max_pixels=64 * 64)
+    open_size = dataclasses.replace(served(), prepare=Prepare())
+    engine = StreamEngine(open_size, settings, tmp_path)
+    try:
+        engine.submit("a", pictures(4, 0)).result(60)
+        good = read_state(engine.command("a", "export").result(60))
+        assert engine.command("b", "import", good).result(60)["batches"] == 1
+        bad: list[dict[str, Any]]
+        bad = [{"image": [3, 65, 64]}, {"image": [17, 8, 8]}, {"image": None}, {"image": [3, 32, 32, 32]}, {"classes": 11}]
+        for change in bad:
+            with pytest.raises(Problem) as caught:
+                engine.command("c", "import", {**good, **change}).result(60)
+            assert caught.value.code == "state-refused"
+    finally:
+        assert engine.close(60)
+
+
+def test_a_budget_starts_anew_with_an_import(tmp_path: Path) -> None:
+    engine = StreamEngine(served(budget=0.25), ServeSettings(batch_size=8), tmp_path)
+    try:
+        for at in range(3):
+            engine.submit("a", pictures(8, at)).result(60)
+        good = read_state(engine.command("a", "export").result(60))
+        assert good["guard"]["budget"]["seen"] == 24
+        forged = {**good, "guard": {**good["guard"], "budget": {"share": 0.25, "seen": 10**9, "spent": 0}}}
+        for name, state in (("b", good), ("c", forged)):
+            engine.command(name, "import", state).result(60)
+            found = read_state(engine.command(name, "export").result(60))["guard"]
+            assert found["budget"] == {"share": 0.25, "seen": 0, "spent": 0}
+            assert found["batches"] == 3
+        other = {**good, "guard": {**good["guard"], "budget": {"share": 1.0, "seen": 0, "spent": 0}}}
+        with pytest.raises(Problem, match="budget"):
+            engine.command("d", "import", other).result(60)
+    finally:
+        assert engine.close(60)
 
 
 def test_other_methods_encodings_and_routes(shared: TestClient) -> None:

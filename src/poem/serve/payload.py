@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from poem.serve.problems import Problem
-from poem.serve.settings import ServeSettings
+from poem.serve.settings import MOST_CHANNELS, ServeSettings
 from poem.streams.images import Unreadable
 from poem.streams.loading.decode import image_size
 from poem.streams.loading.prepare import Prepare
@@ -152,7 +152,7 @@ class PayloadReader:
         self._check_pixels(shape[3], shape[2], "the array")
         if side and shape[2:] != (side, side):
             raise _unreadable(f"expected images of {side}x{side}, which is the model's size, got {shape[3]}x{shape[2]}")
-        if shape[1] > 16:
+        if shape[1] > MOST_CHANNELS:
             raise _unreadable(f"expected an array (B, C, H, W), got {shape[1]} channels; is it (B, H, W, C)?")
 
 

@@ -11,6 +11,8 @@ from poem.serve.problems import Problem
 
 STREAM_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 """What a stream may be called. No file is named so: see `poem.serve.store`."""
+MOST_CHANNELS = 16
+"""Of an array's images."""
 
 
 @dataclass(frozen=True, kw_only=True)
