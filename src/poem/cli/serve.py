@@ -70,6 +70,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--live", type=int, default=256, metavar="N", help="streams in memory, the others on disk; default: 256")
     add("--idle-s", type=float, default=300.0, help="then a stream goes to disk; default: 300")
     add("--max-body", type=int, default=32, metavar="MIB", help="of a request; default: 32")
+    add("--max-queued", type=int, default=1024, metavar="MIB",
+        help="of all requests that wait; one more gets 429; default: 1024")  # fmt: skip
     add("--max-megapixels", type=float, default=25.0, help="of an image; default: 25")
     add("--drain-s", type=float, default=60.0, help="for the answers that wait when it is stopped; default: 60")
     add("--no-guard", action="store_true", help="adapt without a guard, and without audits")
@@ -197,7 +199,7 @@ def _settings(args: argparse.Namespace) -> ServeSettings:
     from poem.serve.settings import ServeSettings
 
     checks.check_range(args, 1, None, "batch_size", "queue", "snapshot_every", "max_streams", "live", "max_body",
-                       "replicas")  # fmt: skip
+                       "max_queued", "replicas")  # fmt: skip
     checks.check_range(args, 2, 4096, "stack_images")
     checks.check_range(args, 0, 65535, "port")
     checks.check_range(args, 1, 1024, "threads")
@@ -212,6 +214,7 @@ def _settings(args: argparse.Namespace) -> ServeSettings:
         batch_size=args.batch_size, wait_ms=args.wait_ms, queue=args.queue, deadline_ms=args.deadline_ms,
         snapshot_every=args.snapshot_every, max_streams=args.max_streams, live=args.live, idle_s=args.idle_s,
         stack=args.stack, stack_images=args.stack_images, max_body=args.max_body * MEBIBYTE,
+        max_queued_bytes=args.max_queued * MEBIBYTE,
         max_pixels=max(1, int(args.max_megapixels * 1e6)), body_s=args.body_s,
     )  # fmt: skip
 
