@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from served import image_file, pictures
+from torch import Tensor
 
 from poem.cli.serve import _served, add_options
 from poem.guarded import replies
+from poem.guarded.asked import log_probs_of
 from poem.serve.engine import StreamEngine
 from poem.serve.learner import Learner, Served
 from poem.serve.settings import ServeSettings
@@ -38,8 +39,13 @@ def folder(tmp_path: Path) -> Path:
 def test_the_alarm_compares_with_the_folder_and_looks_at_it_once(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked, first = list[Any](), replies.log_probs_of
-    monkeypatch.setattr(replies, "log_probs_of", lambda logits: asked.append(len(logits)) or first(logits))
+    asked = list[int]()
+
+    def counted(logits: Tensor) -> Tensor:
+        asked.append(len(logits))
+        return log_probs_of(logits)
+
+    monkeypatch.setattr(replies, "log_probs_of", counted)
     served = opened("--source-data", str(folder), "--no-view")
     engine = StreamEngine(served, ServeSettings(batch_size=4), tmp_path / "states")
     try:
