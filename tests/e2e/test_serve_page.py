@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,8 +21,10 @@ from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from served import pictures, running
+from torch import Tensor
 
 from poem.serve.client import Client
+from poem.serve.learner import Learner
 
 pytestmark = [
     pytest.mark.slow,
@@ -121,6 +125,31 @@ def test_columns_sort_streams_are_found_and_values_are_curves(url: str, browser:
     assert len(points.split()) >= 3
     assert "NaN" not in points
     assert [each for each in complaints(browser) if "favicon" not in each] == []
+
+
+def test_a_stream_that_has_not_answered_yet_says_so(
+    url: str, browser: webdriver.Chrome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, answer = threading.Event(), Learner.answer
+
+    def wait(self: Learner, images: Tensor) -> Any:
+        gate.wait(60)
+        return answer(self, images)
+
+    monkeypatch.setattr(Learner, "answer", wait)
+    asked = threading.Thread(target=Client(url).predict, args=("door", pictures(4, 0)))
+    asked.start()
+    try:
+        browser.get(url)
+        until = time.monotonic() + 20
+        while not browser.find_elements(By.CSS_SELECTOR, "tbody button") and time.monotonic() < until:
+            time.sleep(0.1)
+        browser.find_element(By.CSS_SELECTOR, "tbody button").click()
+        assert "no answer yet; audit" in browser.find_element(By.ID, "facts").text
+        assert "undefined" not in browser.find_element(By.TAG_NAME, "body").text
+    finally:
+        gate.set()
+        asked.join(60)
 
 
 def test_a_token_is_asked_for_where_the_service_has_one(tmp_path: Path, browser: webdriver.Chrome) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import pickle
 import threading
 from dataclasses import replace
@@ -204,6 +205,55 @@ def test_a_state_that_is_none_is_refused_and_changes_nothing() -> None:
         assert_same_state(guard.state_dict(), before)
     with pytest.raises(ValueError, match="besides"):
         case.adapter().load_state_dict(before)
+
+
+def test_the_limits_of_a_guard_are_its_own_whatever_a_state_has() -> None:
+    case = CASES[1]
+    guard, other = guarded(case), guarded(case)
+    for batch in batches(2):
+        guard(batch)
+    state = guard.state_dict()
+    held = copy.deepcopy(state["guard"])
+    held["shift"] |= {"alpha": 1e-9, "reference": 10**9, "seed": 7}
+    held["shift"]["ranks"] |= {"limit": 10**9, "seed": 7}
+    held["shift"]["jumper"]["jump"] = 0.9
+    held["worse"] |= {"alpha": 1e-9, "tuned_for": 1e9}
+    other.load_state_dict({**state, "guard": held})
+    assert_same_state(other.state_dict(), state)
+    shift, worse = state["guard"]["shift"], state["guard"]["worse"]
+    for change, why in (
+        ({"ring": list(range(3))}, "at most 2 snapshots"),
+        ({"gradients": [0.0] * 65}, "at most 64 gradients"),
+        ({"gradients": 3}, "at most 64 gradients"),
+        ({"wait": "x"}, "wait to be a count"),
+        ({"batches": -1}, "batches to be a count"),
+        ({"stopped": 1}, "reasons in words"),
+        ({"shift": {**shift, "seen": 1.5}}, "shift.seen to be a count"),
+        ({"shift": {**shift, "bet": {**shift["bet"], "wealth": math.nan}}}, "shift.bet.wealth to be a finite number"),
+        ({"shift": {**shift, "jumper": {**shift["jumper"], "wealths": [1.0]}}}, "three wealths"),
+        ({"worse": {**worse, "total": "1"}}, "worse.total to be a finite number"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            other.load_state_dict({**state, "guard": {**state["guard"], **change}})
+    for ranks in (torch.zeros(100_001), torch.zeros(2, 2), torch.tensor([1.0, 0.0]), torch.tensor([math.inf])):
+        with pytest.raises(ValueError, match="in the state's shift alarm"):
+            other.load_state_dict({**state, "tensors": {**state["tensors"], "guard/ranks": ranks.double()}})
+    assert_same_state(other.state_dict(), state)
+
+
+def test_a_budget_that_no_guard_can_have_is_refused() -> None:
+    case = CASES[1]
+    guard, other = guarded(case, budget=0.5), guarded(case, budget=0.5)
+    for batch in batches(2):
+        guard(batch)
+    state = guard.state_dict()
+    held, seen = state["guard"], 16
+    assert held["budget"]["seen"] == seen
+    for budget in ({"seen": 10**9}, {"spent": 9}, {"spent": -1}, {"spent": 0.5}, {"seen": True, "spent": 0}):
+        with pytest.raises(ValueError, match="expected a budget in the state"):
+            other.load_state_dict({**state, "guard": {**held, "budget": {**held["budget"], **budget}}})
+    other.load_state_dict(state)
+    assert_same_state(other.state_dict(), state)
 
 
 @each_case

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import socket
 import threading
@@ -109,6 +110,90 @@ def test_a_lost_answer_is_asked_for_again_with_the_same_key(url: str, monkeypatc
         assert found.replayed
         assert found.answers == json.loads(lost[0])["answers"]
         assert client.status("retried")["batches"] == 1, "learnt from once"
+
+
+def test_commands_are_not_repeated_where_their_answer_is_lost(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    exchange, sent = Client._exchange, list[str]()
+
+    def lossy(self: Client, connection: Any, method: str, *args: Any) -> Any:
+        sent.append(method)
+        exchange(self, connection, method, *args)
+        raise ConnectionResetError("the answer was lost")
+
+    with Client(url, token=TOKEN) as client:
+        client.predict("commanded", pictures(2, 0))
+        state = client.state("commanded")
+        monkeypatch.setattr(Client, "_exchange", lossy)
+        for command in (
+            lambda: client.reset("commanded"), lambda: client.load_state("commanded", state),
+            lambda: client.delete("commanded"),
+        ):  # fmt: skip
+            sent.clear()
+            with pytest.raises(ServiceError, match="may have been carried out"):
+                command()
+            assert len(sent) == 1
+        sent.clear()
+        with pytest.raises(ServiceError, match="unreachable"):
+            Client(url, token=TOKEN, retries=2).streams()
+        assert sent == ["GET"] * 3
+
+
+def test_commands_are_repeated_where_nothing_was_sent(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    connect, refused = http.client.HTTPConnection.connect, list[int]()
+
+    def later(self: http.client.HTTPConnection) -> None:
+        if not refused:
+            refused.append(1)
+            raise ConnectionRefusedError("not yet")
+        connect(self)
+
+    with Client(url, token=TOKEN) as client:
+        client.predict("started", pictures(2, 0))
+        monkeypatch.setattr(http.client.HTTPConnection, "connect", later)
+        client.delete("started")
+        assert refused
+
+
+def test_a_removal_that_was_lost_and_finds_nothing_is_done(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    exchange = Client._exchange
+
+    def lost(self: Client, connection: Any, method: str, *args: Any) -> Any:
+        found = exchange(self, connection, method, *args)
+        if method in ("DELETE", "POST"):
+            raise ServiceError(503, "replica-lost", "the replica ended before it answered", 0)
+        return found
+
+    with Client(url, token=TOKEN) as client:
+        client.predict("removed", pictures(2, 0))
+        monkeypatch.setattr(Client, "_exchange", lost)
+        with pytest.raises(ServiceError, match="replica-lost"):
+            client.reset("removed")
+        client.delete("removed")
+        monkeypatch.undo()
+        with pytest.raises(ServiceError, match="no stream 'removed'"):
+            client.delete("removed")
+
+
+def test_a_connection_too_many_is_503_as_a_problem() -> None:
+    from fastapi import FastAPI
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    address = listener.getsockname()
+    config = uvicorn.Config(FastAPI(), log_level="warning", http=timed_headers(5), ws="none", limit_concurrency=1)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        with socket.create_connection(address) as first:
+            first.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert b" 200 " in first.recv(200).splitlines()[0]
+            with pytest.raises(ServiceError) as caught:
+                Client(f"http://127.0.0.1:{address[1]}", retries=0).service()
+            assert (caught.value.status, caught.value.code) == (503, "too-many-connections")
+            assert caught.value.retry_after == 1
+    finally:
+        server.should_exit = True
+        thread.join(30)
 
 
 def test_half_a_body_is_a_timeout_and_stops_nobody(url: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import io
 import json
 import struct
@@ -24,13 +25,16 @@ pytest.importorskip("prometheus_client")
 from fastapi.testclient import TestClient
 from torch import Tensor
 
+from poem._util.state_file import read_state, state_bytes
 from poem.serve.access import LOOPBACK, Access
 from poem.serve.engine import StreamEngine
 from poem.serve.front import Engine, build_app
 from poem.serve.learner import Learner
 from poem.serve.metrics import Metrics
 from poem.serve.payload import PayloadReader
+from poem.serve.problems import Problem
 from poem.serve.settings import ServeSettings
+from poem.streams.loading.prepare import Prepare
 
 JPEG, PNG, NPY, JSON = "image/jpeg", "image/png", "application/x-npy", "application/json"
 PREDICT = "/v1/streams/door/predict"
@@ -149,6 +153,8 @@ def test_health_metrics_pages_and_what_is_served(shared: TestClient) -> None:
     assert shared.get("/docs").status_code == 200
     page = shared.get("/")
     assert page.headers["content-type"].startswith("text/html")
+    for rule in ("frame-ancestors 'none'", "base-uri 'none'", "form-action 'none'"):
+        assert rule in page.headers["content-security-policy"]
     schema = shared.get("/openapi.json").json()
     predict = schema["paths"]["/v1/streams/{stream}/predict"]["post"]
     assert set(predict["requestBody"]["content"]) >= {JPEG, PNG, NPY, JSON, "multipart/form-data"}
@@ -192,18 +198,25 @@ def test_in_flight_full_and_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(Learner, "answer", wait)
     file, found = image_file("PNG"), dict[str, Any]()
     with service(tmp_path, queue=1, batch_size=1) as client:
+        gate.set()
+        assert post(client, file, PNG, "/v1/streams/known/predict", **{"Idempotency-Key": "k"}).status_code == 200
+        gate.clear()
 
-        def send(name: str, query: str = "", **headers: str) -> threading.Thread:
+        def send(name: str, path: str = PREDICT, **headers: str) -> threading.Thread:
             def go() -> None:
-                found[name] = post(client, file, PNG, f"{PREDICT}{query}", **headers)
+                found[name] = post(client, file, PNG, path, **headers)
 
             thread = threading.Thread(target=go)
             thread.start()
             time.sleep(0.3)
             return thread
 
-        threads = [send("first", **{"Idempotency-Key": "k"}), send("late", "?deadline_ms=1")]
-        assert check_problem(post(client, file, PNG, **{"Idempotency-Key": "k"}), 429)["code"] == "queue-full"
+        threads = [send("first", **{"Idempotency-Key": "k"}), send("late", f"{PREDICT}?deadline_ms=1")]
+        threads.append(send("other", "/v1/streams/known/predict"))
+        assert check_problem(post(client, file, PNG, **{"Idempotency-Key": "k"}), 409)["code"] == "key-in-flight"
+        assert check_problem(post(client, file, PNG, **{"Idempotency-Key": "j"}), 429)["code"] == "queue-full"
+        again = post(client, file, PNG, "/v1/streams/known/predict", **{"Idempotency-Key": "k"})
+        assert again.headers["idempotent-replayed"] == "true", "a known key needs no room"
         full = post(client, file, PNG)
         assert check_problem(full, 429)["code"] == "queue-full"
         assert int(full.headers["retry-after"]) >= 1
@@ -213,6 +226,78 @@ def test_in_flight_full_and_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert found["first"].json()["late"] is False
     assert found["late"].json()["late"] is True
     assert found["late"].json()["answers"][0]["answered_by"] == "source"
+
+
+def test_memory_that_all_requests_hold_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, answer = threading.Event(), Learner.answer
+
+    def wait(self: Learner, images: Tensor) -> Any:
+        gate.wait(30)
+        return answer(self, images)
+
+    monkeypatch.setattr(Learner, "answer", wait)
+    array = npy(pictures(8, 0).numpy())
+    with service(tmp_path, max_queued_bytes=len(array) * 3, stack=False) as client:
+        held = client.app.state.held  # type: ignore[attr-defined]
+        paths = [f"/v1/streams/{name}/predict" for name in "ab"]
+        threads = [threading.Thread(target=post, args=(client, array, NPY, path)) for path in paths]
+        for thread in threads:
+            thread.start()
+            time.sleep(0.3)
+        assert held.now == 2 * 8 * 3 * 32 * 32 * 4, "the images, without the bodies"
+        for send in (
+            lambda: post(client, array, NPY, "/v1/streams/c/predict"),
+            lambda: client.put("/v1/streams/c/state", content=bytes(len(array))),
+        ):
+            full = send()
+            assert check_problem(full, 429)["code"] == "service-full"
+            assert int(full.headers["retry-after"]) >= 1
+        assert held.now == 2 * 8 * 3 * 32 * 32 * 4, "what was refused holds nothing"
+        gate.set()
+        for thread in threads:
+            thread.join(30)
+        assert held.now == 0
+        assert post(client, array, NPY, "/v1/streams/c/predict").status_code == 200
+        check_problem(post(client, b"rubbish", NPY))
+        assert held.now == 0
+        assert "poem_queue_rejections_total 2.0" in client.get("/metrics").text
+
+
+def test_json_has_a_smaller_limit(tmp_path: Path) -> None:
+    with service(tmp_path, max_json=1000) as client:
+        numbers = json.dumps({"images": pictures(1, 0).tolist()}).encode()
+        assert check_problem(post(client, numbers, JSON), 413)["code"] == "too-large"
+        assert post(client, npy(pictures(1, 0).numpy()), NPY).status_code == 200
+
+
+def test_the_pixels_of_a_request_are_counted_before_any_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    held: list[int] = []
+    reader = PayloadReader(Prepare(), ServeSettings(max_pixels=10_000))
+    files = [image_file("PNG", 100, 60, seed) for seed in range(2)]
+    assert reader.from_files(files[:1], held.append).shape == (1, 3, 60, 100)
+    assert held == [18 * 6000 + 4 * 6000]
+    monkeypatch.setattr(Prepare, "__call__", lambda *_: pytest.fail("an image was decoded"))
+    with pytest.raises(Problem, match="at most 10000 pixels in a request, got 12000") as caught:
+        reader.from_files(files)
+    assert caught.value.status == 413
+    with pytest.raises(Problem, match="pixels in a request, got 12288"):
+        reader.read(NPY, npy(np.zeros((12, 3, 32, 32), np.uint8)))
+    wide = PayloadReader(Prepare(resize=100), ServeSettings(max_pixels=10_000))
+    with pytest.raises(Problem, match="image 0: expected at most 10000 pixels, would be 166x100"):
+        wide.from_files(files[:1])
+
+
+def test_deadlines_and_times_begin_with_the_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = PayloadReader.read
+
+    def slow(self: PayloadReader, *args: Any) -> Tensor:
+        time.sleep(0.3)
+        return read(self, *args)
+
+    monkeypatch.setattr(PayloadReader, "read", slow)
+    with service(tmp_path) as client:
+        assert post(client, image_file("PNG"), PNG).json()["ms"] > 300
+        assert post(client, image_file("PNG"), PNG, f"{PREDICT}?deadline_ms=250").json()["late"] is True
 
 
 def test_a_key_in_flight_is_409(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -401,6 +486,59 @@ def test_a_state_that_is_none_is_refused(shared: TestClient) -> None:
             check_problem(shared.put(f"/v1/streams/{name}/state", content=body), 422)
     assert shared.get("/v1/streams/door/state").content == before
     assert len(shared.get("/v1/streams").json()) == 1
+
+
+def test_a_state_of_other_images_or_classes_is_refused_before_anything_is_allocated(shared: TestClient) -> None:
+    before = shared.get("/v1/streams/door/state").content
+    good = read_state(before)
+    images = ([3, 200_000, 200_000], [10**6] * 9, [1] * 100_000, [3, 64, 64], [3, 32], [32] * 3)
+    huge: list[dict[str, Any]] = [{"image": image} for image in images]
+    huge += [{"classes": count} for count in (10**13, 11, "10", True)]
+    for change in huge:
+        refused = shared.put("/v1/streams/new/state", content=state_bytes({**good, **change}))
+        assert check_problem(refused, 422)["code"] == "state-refused"
+        assert "alloc" not in refused.text
+        assert "memory" not in refused.text
+    assert shared.get("/v1/streams/door/state").content == before
+    assert len(shared.get("/v1/streams").json()) == 1
+
+
+def test_a_model_of_no_fixed_size_takes_states_of_images_that_it_would_take(tmp_path: Path) -> None:
+    settings = ServeSettings(batch_size=4, max_pixels=64 * 64)
+    open_size = dataclasses.replace(served(), prepare=Prepare())
+    engine = StreamEngine(open_size, settings, tmp_path)
+    try:
+        engine.submit("a", pictures(4, 0)).result(60)
+        good = read_state(engine.command("a", "export").result(60))
+        assert engine.command("b", "import", good).result(60)["batches"] == 1
+        changes: list[dict[str, Any]] = [{"classes": 11}]
+        changes += [{"image": image} for image in ([3, 65, 64], [17, 8, 8], None, [3, 32, 32, 32])]
+        for change in changes:
+            with pytest.raises(Problem) as caught:
+                engine.command("c", "import", {**good, **change}).result(60)
+            assert caught.value.code == "state-refused"
+    finally:
+        assert engine.close(60)
+
+
+def test_a_budget_starts_anew_with_an_import(tmp_path: Path) -> None:
+    engine = StreamEngine(served(budget=0.25), ServeSettings(batch_size=8), tmp_path)
+    try:
+        for at in range(3):
+            engine.submit("a", pictures(8, at)).result(60)
+        good = read_state(engine.command("a", "export").result(60))
+        assert good["guard"]["budget"]["seen"] == 24
+        forged = {**good, "guard": {**good["guard"], "budget": {"share": 0.25, "seen": 10**9, "spent": 0}}}
+        for name, state in (("b", good), ("c", forged)):
+            engine.command(name, "import", state).result(60)
+            found = read_state(engine.command(name, "export").result(60))["guard"]
+            assert found["budget"] == {"share": 0.25, "seen": 0, "spent": 0}
+            assert found["batches"] == 3
+        other = {**good, "guard": {**good["guard"], "budget": {"share": 1.0, "seen": 0, "spent": 0}}}
+        with pytest.raises(Problem, match="budget"):
+            engine.command("d", "import", other).result(60)
+    finally:
+        assert engine.close(60)
 
 
 def test_other_methods_encodings_and_routes(shared: TestClient) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import torch
 
-from poem.serve.turns import Job, Stream, Turns
+from poem.serve.turns import FEW_DEADLINES, Job, Stream, Turns
 
 
 def job(images: int, side: int = 8) -> Job:
@@ -54,3 +57,26 @@ def test_a_stream_that_waits_for_more_keeps_its_place() -> None:
     assert names(turns) == ["B"], "A may get more until 10"
     assert names(turns, now=10.0) == ["A"]
     assert names(turns, now=10.0) == ["B"]
+
+
+def test_requests_that_were_answered_are_forgotten_before_their_deadline() -> None:
+    turns, stream = Turns(1, 0.0), Stream("A", 0.0)
+    images, jobs = [], []
+    for at in range(4 * FEW_DEADLINES):
+        made = Job("r", 0.0, images=torch.zeros(1, 3, 8, 8), deadline=1000.0 + at)
+        images.append(weakref.ref(made.images))
+        jobs.append(weakref.ref(made))
+        turns.add(stream, made)
+        ((_, (picked,)),) = turns.pick(1.0)
+        (picked.succeed if at % 2 else picked.fail)(ValueError())
+    made = picked = None  # type: ignore[assignment]
+    gc.collect()
+    assert not any(each() is not None for each in images)
+    assert sum(each() is not None for each in jobs) <= FEW_DEADLINES
+    late = Job("late", 0.0, images=torch.zeros(1, 3, 8, 8), deadline=5.0)
+    waits = Job("waits", 0.0, images=torch.zeros(1, 3, 8, 8), deadline=7.0)
+    turns.add(stream, waits)
+    turns.add(stream, late)
+    assert turns.late(4.0, 0.5) is None
+    assert turns.late(4.6, 0.5) == (stream, late)
+    assert turns.next_time(0.5) == 0.0

@@ -70,8 +70,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--live", type=int, default=256, metavar="N", help="streams in memory, the others on disk; default: 256")
     add("--idle-s", type=float, default=300.0, help="then a stream goes to disk; default: 300")
     add("--max-body", type=int, default=32, metavar="MIB", help="of a request; default: 32")
+    add("--max-queued", type=int, default=1024, metavar="MIB",
+        help="of all requests that wait; one more gets 429; default: 1024")  # fmt: skip
     add("--max-megapixels", type=float, default=25.0, help="of an image; default: 25")
     add("--drain-s", type=float, default=60.0, help="for the answers that wait when it is stopped; default: 60")
+    add("--source-data", type=path_argument, metavar="FOLDER",
+        help="images like those of training: for the shift alarm, and for methods that need them")  # fmt: skip
+    add("--source-images", type=int, default=512, metavar="N", help="of that folder, at most; default: 512")
     add("--no-guard", action="store_true", help="adapt without a guard, and without audits")
     add("--budget", type=float, metavar="SHARE", help="at most this share of answers differs from the model's own")
     add("--no-view", action="store_true", help="do not look at shifted images: cheaper, and the guard sees less")
@@ -197,7 +202,7 @@ def _settings(args: argparse.Namespace) -> ServeSettings:
     from poem.serve.settings import ServeSettings
 
     checks.check_range(args, 1, None, "batch_size", "queue", "snapshot_every", "max_streams", "live", "max_body",
-                       "replicas")  # fmt: skip
+                       "max_queued", "replicas", "source_images")  # fmt: skip
     checks.check_range(args, 2, 4096, "stack_images")
     checks.check_range(args, 0, 65535, "port")
     checks.check_range(args, 1, 1024, "threads")
@@ -212,6 +217,7 @@ def _settings(args: argparse.Namespace) -> ServeSettings:
         batch_size=args.batch_size, wait_ms=args.wait_ms, queue=args.queue, deadline_ms=args.deadline_ms,
         snapshot_every=args.snapshot_every, max_streams=args.max_streams, live=args.live, idle_s=args.idle_s,
         stack=args.stack, stack_images=args.stack_images, max_body=args.max_body * MEBIBYTE,
+        max_queued_bytes=args.max_queued * MEBIBYTE,
         max_pixels=max(1, int(args.max_megapixels * 1e6)), body_s=args.body_s,
     )  # fmt: skip
 
@@ -228,6 +234,10 @@ def _served(args: argparse.Namespace) -> Served:
     )
     guard: dict[str, Any] = {"budget": args.budget, "view": "none" if args.no_view else "shift"}
     adapted: dict[str, Any] = {"mean": found["mean"], "std": found["std"], "lr": args.lr, "preset": args.preset}
+    if args.source_data is not None:
+        from poem.serve.source_folder import source_images
+
+        adapted["source_data"] = source_images(args.source_data, found["prepare"], args.source_images)
     return Served(
         model=model, method=args.method, guard=False if args.no_guard else guard, settings=adapted,
         prepare=found["prepare"], names=found["names"], base=args.base,

@@ -216,7 +216,7 @@ class Guard:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where a guarded state left off, and note it in the audit; one without a guard's part is refused."""
         with self._lock:
-            own, held, signals = parted(state, self._first, self.adapter.checkpoint().state)
+            own, held, signals = parted(state, self._first, self.adapter.checkpoint().state, self.settings.ring)
             with self._together():
                 self.adapter.load_state_dict(own)
                 self._held, self.signals, self._answered = held, signals, None

@@ -17,6 +17,7 @@ from poem.guarded.asked import AskAdapted, AskCheckpoint, AskDrift, Asked, AskJu
 from poem.guarded.judgement import entropies, judgement
 from poem.guarded.settings import GuardSettings
 from poem.guarded.signals import shifted
+from poem.guarded.source_images import SourceImages
 from poem.recipes.recipe import Recipe
 
 
@@ -150,6 +151,10 @@ def source_entropies(adapter: Adapter, source_data: Iterable[Any] | Tensor) -> l
     Raises:
         ValueError: There is no batch.
     """
+    if isinstance(source_data, SourceImages):
+        if source_data.entropies is None:
+            source_data.entropies = source_entropies(adapter, iter(source_data))
+        return source_data.entropies
     batches = source_data.split(64) if isinstance(source_data, Tensor) else source_data
     batches = [batches] if isinstance(batches, Mapping) else batches
     found: list[float] = []

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import copy
+import math
 from array import array
 from collections.abc import Iterable
 from dataclasses import asdict, fields, replace
+from fractions import Fraction
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from poem.engine.state import Snapshot
+from poem.guarded.actions import LAST_GRADIENTS
 from poem.guarded.alarms import Bet, Jumper, MeanBound, Ranks, ShiftAlarm
 from poem.guarded.budget import AnswerBudget
 from poem.guarded.guard_state import GuardState
@@ -35,24 +38,27 @@ def joined(state: dict[str, Any], held: GuardState, signals: Signals | None) -> 
 
 
 def parted(
-    state: dict[str, Any], fresh: GuardState, now: Snapshot
+    state: dict[str, Any], fresh: GuardState, now: Snapshot, ring: int
 ) -> tuple[dict[str, Any], GuardState, Signals | None]:
     """What `joined` put together: the adapter's state, what the guard remembers, and its last signals.
 
     Args:
         state: As a file or another guard had it.
-        fresh: What the guard that loads it remembers before the first batch.
+        fresh: What the guard that loads it remembers before the first batch; its limits are kept, whatever the state
+            has.
         now: Of its adapter; gives the device, and what a snapshot need not hold.
+        ring: Snapshots that this guard keeps, at most.
 
     Raises:
-        ValueError: A state without a guard's part, of another version of the format, or one that lacks something.
+        ValueError: A state without a guard's part, of another version of the format, one that lacks something, or one
+            with counts that no guard can have.
     """
     if not isinstance(state, dict) or not isinstance(state.get("guard"), dict):
         raise ValueError("expected the state of a guarded adapter, got one without a guard; load it unguarded")
     if not isinstance(state.get("tensors"), dict):
         raise ValueError("expected tensors by name in the state, got something else")
     own = {key: tensor for key, tensor in state["tensors"].items() if not key.startswith("guard/")}
-    held = _from_plain(state["guard"], state["tensors"], fresh, now)
+    held = _from_plain(state["guard"], state["tensors"], fresh, now, ring)
     rest = {key: value for key, value in state.items() if key not in ("guard", "tensors")}
     return {**rest, "tensors": own}, held, _signals(state["guard"].get("signals"))
 
@@ -77,8 +83,10 @@ def _to_plain(held: GuardState) -> tuple[dict[str, Any], dict[str, Tensor]]:
     return plain, tensors
 
 
-def _from_plain(plain: dict[str, Any], tensors: dict[str, Tensor], fresh: GuardState, now: Snapshot) -> GuardState:
-    """The memory that `_to_plain` described."""
+def _from_plain(
+    plain: dict[str, Any], tensors: dict[str, Tensor], fresh: GuardState, now: Snapshot, most: int
+) -> GuardState:
+    """The memory that `_to_plain` described, with at most so many snapshots."""
     if plain.get("schema") != GUARD_SCHEMA:
         came = f"number {plain['schema']!r}" if "schema" in plain else "none, as of an older version"
         raise ValueError(
@@ -88,28 +96,91 @@ def _from_plain(plain: dict[str, Any], tensors: dict[str, Tensor], fresh: GuardS
     device = now.values["source"]["theta"].device
     try:
         held = {name: plain[name] for name in PLAIN}
-        shift = dict(plain["shift"])
-        ranks = Ranks(**{**shift.pop("ranks"), "values": array("d", tensors["guard/ranks"].tolist())})
-        jumper = Jumper(**{**shift["jumper"], "wealths": tuple(shift["jumper"]["wealths"])})
-        alarm = ShiftAlarm(**{**shift, "bet": Bet(**shift["bet"]), "jumper": jumper, "ranks": ranks})
+        alarm = _alarm(plain["shift"], tensors["guard/ranks"], fresh.shift)
+        _check_length("snapshots", plain["ring"], most)
+        _check_length("gradients", held["gradients"], LAST_GRADIENTS)
         averages = None
         if "guard/averages/seen" in tensors:
             averages = Averages(*(tensors[f"guard/averages/{item.name}"].to(device) for item in fields(Averages)))
         ring = tuple((batch, _snapshot(place, tensors, now, device)) for place, batch in enumerate(plain["ring"]))
         budget = None if plain["budget"] is None else AnswerBudget(**plain["budget"])
-        worse = MeanBound(**plain["worse"])
+        worse = MeanBound(**{**plain["worse"], "alpha": fresh.worse.alpha, "tuned_for": fresh.worse.tuned_for})
     except (KeyError, TypeError) as error:
         raise ValueError(f"expected the state of a guarded adapter, got one that lacks {error}") from error
     if held["verdict"] not in VERDICTS:
         raise ValueError(f"expected the verdict {', '.join(VERDICTS)} in the state, got {held['verdict']!r}")
     _check_ring(ring, now)
+    _check_numbers(held, alarm, worse)
     if (budget and budget.share) != (fresh.budget and fresh.budget.share):
         raise ValueError(
             f"expected a state with the budget {fresh.budget and fresh.budget.share}, got one with "
             f"{budget and budget.share}; make the guard with budget={budget and budget.share}"
         )
+    _check_budget(budget, alarm)
     held |= {"gradients": tuple(held["gradients"]), "shift": alarm, "worse": worse, "averages": averages}
     return replace(fresh, **held, ring=ring, budget=budget)
+
+
+def _alarm(shift: dict[str, Any], values: Tensor, fresh: ShiftAlarm) -> ShiftAlarm:
+    """The shift alarm of a state, with the limits of the guard's own."""
+    most = max(fresh.ranks.limit, fresh.reference, len(fresh.ranks.values))
+    if values.dim() != 1 or len(values) > most:
+        raise ValueError(f"expected at most {most} numbers in the state's shift alarm, got {tuple(values.shape)}")
+    if not bool(values.isfinite().all()) or bool((values[1:] < values[:-1]).any()):
+        raise ValueError("expected finite numbers in ascending order in the state's shift alarm, got others")
+    limits = {"seed": fresh.ranks.seed, "limit": fresh.ranks.limit}
+    ranks = Ranks(**{**shift["ranks"], **limits, "values": array("d", values.tolist())})
+    jumper = Jumper(**{**shift["jumper"], "wealths": tuple(shift["jumper"]["wealths"]), "jump": fresh.jumper.jump})
+    own = {"alpha": fresh.alpha, "reference": fresh.reference, "seed": fresh.seed}
+    return ShiftAlarm(**{**shift, **own, "bet": Bet(**shift["bet"]), "jumper": jumper, "ranks": ranks})
+
+
+def _check_length(name: str, values: Any, most: int) -> None:
+    """Refuse a list that is longer than a guard's own."""
+    if not isinstance(values, list | tuple) or len(values) > most:
+        came = len(values) if isinstance(values, list | tuple) else repr(values)[:80]
+        raise ValueError(f"expected at most {most} {name} in the state, as this guard keeps, got {came}")
+
+
+def _check_numbers(held: dict[str, Any], alarm: ShiftAlarm, worse: MeanBound) -> None:
+    """Refuse what counts nothing, or is no number."""
+    bet, jumper = alarm.bet, alarm.jumper
+    counts = {name: held[name] for name in ("batches", "updates", "rollbacks", "wait", "trial")} | {
+        "shift.seen": alarm.seen, "shift.ranks.drawn": alarm.ranks.drawn, "shift.bet.seen": bet.seen,
+        "shift.jumper.seen": jumper.seen, "shift.rang_at": alarm.rang_at or 0, "worse.count": worse.count,
+    }  # fmt: skip
+    for name, value in counts.items():
+        if type(value) is not int or value < 0:
+            raise ValueError(f"expected {name} to be a count in the state, got {repr(value)[:80]}")
+    numbers = {
+        "shift.bet.bet": bet.bet, "shift.bet.wealth": bet.wealth, "shift.bet.squares": bet.squares,
+        "shift.jumper.reserve": jumper.reserve, "worse.total": worse.total, "worse.variation": worse.variation,
+        "learn_ms": held["learn_ms"], "plain_ms": held["plain_ms"],
+    }  # fmt: skip
+    numbers |= {f"shift.jumper.wealths {at}": each for at, each in enumerate(jumper.wealths)}
+    for name, value in numbers.items():
+        if type(value) not in (int, float) or not math.isfinite(value):
+            raise ValueError(f"expected {name} to be a finite number in the state, got {repr(value)[:80]}")
+    if len(jumper.wealths) != 3 or any(type(each) not in (int, float) for each in held["gradients"]):
+        raise ValueError("expected three wealths and numbers as gradients in the state, got something else")
+    if type(alarm.given) is not bool or not all(isinstance(held[name], str) for name in ("stopped", "skipped")):
+        raise ValueError("expected shift.given to be true or false and reasons in words in the state, got others")
+
+
+def _check_budget(budget: AnswerBudget | None, alarm: ShiftAlarm) -> None:
+    """Refuse a budget that has spent more than it may, or has seen images that the alarm has not: it sees each."""
+    if budget is None:
+        return
+    counts = (budget.seen, budget.spent)
+    if any(type(each) is not int or each < 0 for each in counts) or budget.seen > alarm.seen:
+        raise ValueError(
+            f"expected a budget in the state of at most {alarm.seen} images, which its alarm has seen, got {counts}"
+        )
+    if budget.spent > Fraction(str(float(budget.share))) * budget.seen:
+        raise ValueError(
+            f"expected a budget in the state that has spent at most {budget.share} of {budget.seen} answers, got "
+            f"{budget.spent}"
+        )
 
 
 def _signals(values: Any) -> Signals | None:

@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
-RETRIED = ("queue-full", "draining", "key-in-flight", "moved", "no-replica", "replica-lost")
-"""Codes of problems that pass by themselves."""
+RETRIED = ("queue-full", "service-full", "too-many-connections", "draining", "key-in-flight", "moved")
+"""Codes of problems that pass by themselves, with which nothing was done."""
+UNKNOWN = ("no-replica", "replica-lost")
+"""Those with which it is not known whether the request was carried out."""
 LONGEST_WAIT_S = 10.0
 
 
@@ -32,6 +34,10 @@ class ServiceError(RuntimeError):
     def __init__(self, status: int, code: str, detail: str, retry_after: float | None = None) -> None:
         super().__init__(f"{status} {code}: {detail}" if code else f"{status}: {detail}")
         self.status, self.code, self.detail, self.retry_after = status, code, detail, retry_after
+
+
+class _UnsentError(OSError):
+    """There was no connection, so nothing was sent."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +71,10 @@ class Client:
         url: Such as `http://127.0.0.1:8000`.
         token: One of the service's tokens, where it has any.
         timeout_s: Seconds for one attempt.
-        retries: Further attempts where the connection fails, a queue is full or the service restarts. A predict is
-            sent again with the same idempotency key, so it is learnt from once.
+        retries: Further attempts where a queue is full or the service starts, and where the connection fails under a
+            predict or a question. A predict is sent again with the same idempotency key, so it is learnt from once.
+            Commands (`reset`, `load_state`, `delete`) may have been carried out when their answer is lost, and are not
+            sent again.
 
     Raises:
         ValueError: The address is none of HTTP.
@@ -163,35 +171,58 @@ class Client:
     def _call(
         self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
     ) -> tuple[dict[str, str], bytes]:
-        """The headers and body of an answer, after as many attempts as it takes."""
+        """The headers and body of an answer, after as many attempts as it takes.
+
+        What may have been carried out is sent again only where that does no harm: a question, a request with a key, and
+        the removal of a stream, which is done where a repeated one finds no such stream.
+        """
+        harmless = method == "GET" or "Idempotency-Key" in (headers or {})
+        maybe_done = False
         for attempt in range(self._retries + 1):
             try:
-                return self._attempt(method, path, body, headers or {})
+                return self._attempt(method, path, body, headers or {}, harmless)
             except ServiceError as error:
-                if error.code not in RETRIED or attempt == self._retries:
+                if maybe_done and method == "DELETE" and error.code == "no-such-stream":
+                    return {}, b""
+                lost = error.code in UNKNOWN
+                again = error.code in RETRIED or (lost and (harmless or method == "DELETE"))
+                if not again or attempt == self._retries:
                     raise
-                wait = error.retry_after
+                maybe_done, wait = maybe_done or lost, error.retry_after
             except (OSError, http.client.HTTPException) as error:
                 self.close()
-                if attempt == self._retries:
+                unsent = isinstance(error, _UnsentError)
+                if not (harmless or unsent) or attempt == self._retries:
                     where = f"{self._host}:{self._port or 80}"
-                    raise ServiceError(0, "unreachable", f"no answer from {where}: {error or type(error)}") from error
+                    done = "" if harmless or unsent else "; it may have been carried out"
+                    raise ServiceError(
+                        0, "unreachable", f"no answer from {where}: {error or type(error)}{done}"
+                    ) from error
                 wait = None
             time.sleep(min(0.1 * 2**attempt if wait is None else wait, LONGEST_WAIT_S))
         raise AssertionError("the last attempt returns or raises")
 
     def _attempt(
-        self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]
+        self, method: str, path: str, body: bytes | None, headers: Mapping[str, str], harmless: bool = True
     ) -> tuple[dict[str, str], bytes]:
-        """One request over this thread's connection; one that the service has closed meanwhile is opened again."""
+        """One request over this thread's connection; one that the service has closed meanwhile is opened again.
+
+        What must not be sent twice gets a new connection, which the service has not closed.
+        """
         connection = getattr(self._own, "connection", None)
-        if connection is not None:
+        if connection is not None and not harmless:
+            self.close()
+        elif connection is not None:
             try:
                 return self._exchange(connection, method, path, body, headers)
             except (ConnectionError, http.client.RemoteDisconnected, http.client.CannotSendRequest):
                 self.close()
         kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
         self._own.connection = kind(self._host, self._port, timeout=self._timeout)
+        try:
+            self._own.connection.connect()
+        except OSError as error:
+            raise _UnsentError(str(error) or type(error).__name__) from error
         return self._exchange(self._own.connection, method, path, body, headers)
 
     def _exchange(

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from poem._util.state_file import state_bytes
+from poem.serve.import_checks import checked_state
 from poem.serve.keeper import Keeper
 from poem.serve.learner import Learner
 from poem.serve.problems import Problem, internal
@@ -60,7 +61,7 @@ class Commands:
     def _import(self, stream: Stream, state: Any) -> dict[str, Any]:
         """Go on from a state: tried on a learner of its own first, so that one that does not fit changes nothing."""
         keeper, store = self._keeper, self._keeper.store
-        self._check_fits(state)
+        state = self._check_fits(state)
         keeper.make_room({id(stream)})
         number = store.last_audit(stream.id) + 1
         learner = keeper.learner(stream, number, append=False)
@@ -78,8 +79,8 @@ class Commands:
         keeper.snapshot(stream)
         return self._status(stream.id)
 
-    def _check_fits(self, state: Any) -> None:
-        """Load a state into a learner that is no stream's, and let it answer noise.
+    def _check_fits(self, state: Any) -> dict[str, Any]:
+        """Load a state into a learner that is no stream's, and let it answer noise; as the stream may go on from it.
 
         Raises:
             Problem: It does not fit (422).
@@ -87,11 +88,12 @@ class Commands:
         served = self._keeper.served
         trial = Learner(served, self._keeper.settings.batch_size)
         try:
-            trial.load_state_dict(state)
-            side, shape = served.prepare.crop, state.get("image")
-            if shape or side:
-                device = next(served.model.parameters()).device
-                trial.answer(torch.rand(1, *(shape or (3, side, side)), device=device))
+            found: dict[str, Any]
+            found, shape = checked_state(state, trial.adapter, served.prepare, self._keeper.settings)
+            trial.load_state_dict(found)
+            if shape is not None:
+                trial.answer(torch.rand(1, *shape, device=next(served.model.parameters()).device))
+            return found
         except BROKEN_STATE as error:
             raise Problem(422, "state-refused", f"the state does not fit this service: {error}") from error
         finally:

@@ -89,15 +89,17 @@ class StreamEngine:
         deadline_ms: float | None = None,
         key: str | None = None,
         payload: str = "",
+        waited_s: float = 0.0,
     ) -> Future[dict[str, Any]]:
         """Put images at the end of a stream's queue; a stream that is not there is made.
 
         Args:
             stream: Its id.
             images: (B, C, H, W) from 0 to 1.
-            deadline_ms: From now; by default that of the settings.
+            deadline_ms: From the request's beginning; by default that of the settings.
             key: An idempotency key as `scoped_key` makes it.
             payload: Hash of the request, to tell whether a key comes with the same.
+            waited_s: Seconds since the request's beginning, as for its upload.
 
         Returns:
             The reply, a dictionary; `replayed` is set where the key was answered before.
@@ -113,7 +115,8 @@ class StreamEngine:
                 f"expected 1 to {self.settings.batch_size} images in a request, got {len(images)}; send several",
             )  # fmt: skip
         now, limit = time.monotonic(), self.settings.deadline_ms if deadline_ms is None else deadline_ms
-        deadline = None if limit is None else now + limit / 1000
+        began = now - waited_s
+        deadline = None if limit is None else began + limit / 1000
         self._own(stream)
         with self._changed:
             self._check_open()
@@ -132,7 +135,7 @@ class StreamEngine:
                 if key is not None:
                     self._keeper.ledger(found).release(key)
                 raise
-            job = Job(uuid.uuid4().hex, now, images=images, deadline=deadline, key=key)
+            job = Job(uuid.uuid4().hex, now, images=images, deadline=deadline, key=key, began=began)
             self._turns.add(found, job)
             self._changed.notify()
             return job.future

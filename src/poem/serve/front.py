@@ -21,6 +21,7 @@ from poem._util.state_file import read_state
 from poem._version import __version__
 from poem.serve.access import Access
 from poem.serve.front_errors import add_errors
+from poem.serve.held_bytes import HeldBytes, RequestBytes
 from poem.serve.metrics import Metrics
 from poem.serve.openapi import BINARY, BODY, FULL, KEY_HEADER, REFUSED, TAKEN, UNKNOWN, StreamId, describe
 from poem.serve.payload import TYPES, PayloadReader
@@ -47,9 +48,9 @@ class Engine(Protocol):
 
     def submit(
         self, stream: str, images: Tensor, *, deadline_ms: float | None = None, key: str | None = None,
-        payload: str = "",
+        payload: str = "", waited_s: float = 0.0,
     ) -> Future[dict[str, Any]]:  # fmt: skip
-        """Put images at the end of a stream's queue."""
+        """Put images at the end of a stream's queue; the request began `waited_s` ago."""
 
     def check_room(self, stream: str) -> None:
         """Raise what `submit` would for a full queue, where that is known."""
@@ -95,6 +96,7 @@ def build_app(engine: Engine, metrics: Metrics, access: Access | None = None, dr
     )  # fmt: skip
     app.state.engine, app.state.metrics, app.state.access = engine, metrics, access
     app.state.reader = PayloadReader(engine.prepare, engine.settings)
+    app.state.held = HeldBytes(engine.settings.max_queued_bytes, metrics.rejected)
     app.add_middleware(Timed, metrics=metrics)
     add_errors(app)
     describe(app)
@@ -151,15 +153,15 @@ def _add_service(app: FastAPI) -> None:
 def _page(name: str) -> HTMLResponse:
     """A page of this package, which loads nothing from elsewhere."""
     text = files("poem.serve").joinpath(name).read_text(encoding="utf-8")
-    policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
+    policy = (
+        "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; "
+        "frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+    )
     return HTMLResponse(text, headers={"Content-Security-Policy": policy, "X-Content-Type-Options": "nosniff"})
 
 
 def _add_predict(app: FastAPI) -> None:
     """The route that predicts."""
-    engine: Engine = app.state.engine
-    reader: PayloadReader = app.state.reader
-    settings = engine.settings
 
     @app.post(
         "/v1/streams/{stream}/predict", tags=["streams"], summary="Predict, and learn from the images",
@@ -174,25 +176,46 @@ def _add_predict(app: FastAPI) -> None:
         A request that would be answered after `deadline_ms` gets the answer of the model as it came: `late` is true,
         and nothing is learnt from it.
         """
+        began = time.monotonic()
         check_stream_id(stream)
         key = idempotency_key(request)
         kind = request.headers.get("content-type", "").split(";")[0].strip().lower() or "application/octet-stream"
         if kind not in TYPES:
             raise Problem(415, "media-type", f"expected a body of type {', '.join(TYPES)}, got {kind[:80]!r}")
-        body = await whole_body(request, settings.max_body, settings.body_s)
-        engine.check_room(stream)
-        parts = await multipart_files(request, body, settings.batch_size) if kind == "multipart/form-data" else None
-        payload = "" if key is None else payload_hash(kind, body if parts is None else parts, request)
-
-        def submit() -> Any:
-            images = reader.read(kind, body) if parts is None else reader.from_files(parts)
-            return engine.submit(stream, images, deadline_ms=deadline_ms, key=key, payload=payload)
-
-        future = await run_in_threadpool(submit)
-        reply = await asyncio.wrap_future(future)
+        with RequestBytes(app.state.held) as held:
+            future = await _submitted(request, kind, held, stream, began, deadline_ms, key)
+            reply = await asyncio.wrap_future(future)
         replayed = "replayed" in reply
         found = {name: value for name, value in reply.items() if name != "replayed"}
         return JSONResponse(found, headers={"Idempotent-Replayed": "true"} if replayed else {})
+
+
+async def _submitted(
+    request: Request, kind: str, held: RequestBytes, stream: str, began: float, deadline_ms: float | None,
+    key: str | None,
+) -> Future[dict[str, Any]]:  # fmt: skip
+    """Read a request's images and hand them to the engine; the body is let go of with this call."""
+    engine: Engine = request.app.state.engine
+    reader: PayloadReader = request.app.state.reader
+    settings = engine.settings
+    most = min(settings.max_body, settings.max_json) if kind == "application/json" else settings.max_body
+    body = await whole_body(request, most, settings.body_s, held.add)
+    if key is None:  # else it may be answered already, which needs no room
+        engine.check_room(stream)
+    parts = None
+    if kind == "multipart/form-data":
+        held.add(len(body))
+        parts = await multipart_files(request, body, settings.batch_size)
+    payload = "" if key is None else payload_hash(kind, body if parts is None else parts, request)
+
+    def submit() -> Future[dict[str, Any]]:
+        images = reader.read(kind, body, held.add) if parts is None else reader.from_files(parts, held.add)
+        waited = time.monotonic() - began
+        future = engine.submit(stream, images, deadline_ms=deadline_ms, key=key, payload=payload, waited_s=waited)
+        held.keep(images.nbytes)
+        return future
+
+    return await run_in_threadpool(submit)
 
 
 def _add_streams(app: FastAPI) -> None:
@@ -237,18 +260,20 @@ def _add_streams(app: FastAPI) -> None:
     )  # fmt: skip
     async def load(request: Request, stream: StreamId) -> dict[str, Any]:
         check_stream_id(stream)
-        body = await whole_body(request, settings.max_state, settings.body_s)
+        with RequestBytes(app.state.held) as held:
+            body = await whole_body(request, settings.max_state, settings.body_s, held.add)
+            held.add(len(body))  # its tensors are copies
 
-        def parsed() -> dict[str, Any]:
-            try:
-                return read_state(body)
-            except ValueError as error:
-                raise Problem(422, "state-refused", str(error)) from error
+            def parsed() -> dict[str, Any]:
+                try:
+                    return read_state(body)
+                except ValueError as error:
+                    raise Problem(422, "state-refused", str(error)) from error
 
-        state = await run_in_threadpool(parsed)
-        found: dict[str, Any] = await asyncio.wrap_future(
-            await run_in_threadpool(engine.command, stream, "import", state)
-        )
+            state = await run_in_threadpool(parsed)
+            found: dict[str, Any] = await asyncio.wrap_future(
+                await run_in_threadpool(engine.command, stream, "import", state)
+            )
         return found
 
     @app.delete(

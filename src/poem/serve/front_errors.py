@@ -16,13 +16,13 @@ def add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(Problem)
     async def problem(_: Request, error: Problem) -> JSONResponse:
-        return _answer(error)
+        return answered(error)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
         where = " ".join(str(each) for each in first.get("loc", ()))
-        return _answer(Problem(422, "parameters", f"{where}: {first.get('msg', 'not as expected')}"))
+        return answered(Problem(422, "parameters", f"{where}: {first.get('msg', 'not as expected')}"))
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> JSONResponse:
@@ -30,7 +30,7 @@ def add_errors(app: FastAPI) -> None:
             404: ("no-such-route", f"there is no route {request.url.path[:80]!r}; /docs lists them"),
             405: ("method", f"this route takes no {request.method[:16]}; /docs lists what it takes"),
         }.get(error.status_code, ("http", str(error.detail)))
-        answer = _answer(Problem(error.status_code, code, detail))
+        answer = answered(Problem(error.status_code, code, detail))
         for name, value in (error.headers or {}).items():
             answer.headers[name] = value
         if error.status_code == 405:
@@ -39,7 +39,7 @@ def add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def unforeseen(_: Request, __: Exception) -> JSONResponse:
-        return _answer(Problem(500, "internal", "the request failed inside the service, whose log says why"))
+        return answered(Problem(500, "internal", "the request failed inside the service, whose log says why"))
 
 
 def _allowed(app: FastAPI, request: Request) -> list[str]:
@@ -53,7 +53,8 @@ def _allowed(app: FastAPI, request: Request) -> list[str]:
     return sorted(found)
 
 
-def _answer(problem: Problem) -> JSONResponse:
+def answered(problem: Problem) -> JSONResponse:
+    """The answer that says what the problem is."""
     headers = problem.headers()
     if problem.status == 401:
         headers["WWW-Authenticate"] = "Bearer"

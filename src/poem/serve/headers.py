@@ -1,6 +1,7 @@
 """A connection must bring a request's headers in time: otherwise clients that send half of them hold it for ever.
 
-uvicorn limits neither the first headers of a connection nor, after an answer, headers of which one byte has come.
+uvicorn limits neither the first headers of a connection nor, after an answer, headers of which one byte has come. A
+connection beyond `limit_concurrency` is answered with a problem too, where uvicorn would send plain text.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ import json
 from typing import Any
 
 import h11
+from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from poem.serve.front_errors import answered
 from poem.serve.problems import TITLES, Problem
 
 
@@ -21,9 +24,15 @@ class TimedHeaders(H11Protocol):
     header_s = 10.0
     _due: asyncio.TimerHandle | None = None
 
+    def __init__(self, *args: Any, **keywords: Any) -> None:
+        super().__init__(*args, **keywords)
+        self._most, self.limit_concurrency = self.limit_concurrency, None
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client has connected: its first headers are due."""
         super().connection_made(transport)
+        if self._most is not None and len(self.connections) > self._most:
+            self.app = _too_many
         self._watch()
 
     def data_received(self, data: bytes) -> None:
@@ -73,6 +82,14 @@ class TimedHeaders(H11Protocol):
         )
         self.transport.write(head.encode() + body)
         self.transport.close()
+
+
+async def _too_many(scope: Scope, receive: Receive, send: Send) -> None:
+    """The answer on a connection that is one too many."""
+    problem = Problem(503, "too-many-connections", "expected fewer connections; send it again later", retry_after=1)
+    answer = answered(problem)
+    answer.headers["Connection"] = "close"
+    await answer(scope, receive, send)
 
 
 def timed_headers(seconds: float) -> type[Any]:

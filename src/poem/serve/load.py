@@ -112,7 +112,7 @@ def run_load(
                 result.late += found.late
         except ServiceError as error:
             with lock:
-                if error.code == "queue-full":
+                if error.code in ("queue-full", "service-full"):
                     result.rejected += 1
                 else:
                     result.errors += 1

@@ -230,7 +230,7 @@ class MicroBatches:
 
     def _finish(self, stream: Stream, job: Job, reply: dict[str, Any]) -> None:
         """Hand over a reply, keep it under its key, and count it; the lock is held."""
-        answers, took = reply["answers"], 1000 * (time.monotonic() - job.arrived)
+        answers, took = reply["answers"], 1000 * (time.monotonic() - (job.arrived if job.began is None else job.began))
         stream.counts["requests"] += 1
         stream.counts["images"] += len(answers)
         stream.average("latency_ms", took)

@@ -41,12 +41,12 @@ REFUSED: dict[int | str, dict[str, Any]] = {
     401: {"description": "No token of this service.", "content": PROBLEM},
     403: {"description": "A page of another site, or another host.", "content": PROBLEM},
     422: {"description": "Something in the request is not as expected.", "content": PROBLEM},
-    503: {"description": "The service is ending.", "content": PROBLEM},
+    503: {"description": "The service is ending, or has too many connections.", "content": PROBLEM},
 }
 UNKNOWN: dict[int | str, dict[str, Any]] = {404: {"description": "No such stream.", "content": PROBLEM}}
 FULL: dict[int | str, dict[str, Any]] = {
     413: {"description": "Too many bytes, pixels or images.", "content": PROBLEM},
-    429: {"description": "The stream's queue is full, or there are too many streams.", "content": PROBLEM},
+    429: {"description": "A full queue, too much memory held by requests, or too many streams.", "content": PROBLEM},
 }
 TAKEN: dict[int | str, dict[str, Any]] = {
     400: {"description": "A malformed multipart body or key.", "content": PROBLEM},

@@ -89,13 +89,13 @@ class RayEngine:
 
     def submit(
         self, stream: str, images: Tensor, *, deadline_ms: float | None = None, key: str | None = None,
-        payload: str = "",
+        payload: str = "", waited_s: float = 0.0,
     ) -> Future[dict[str, Any]]:  # fmt: skip
         """As `StreamEngine.submit`. A replica that dies meanwhile is 503 without a key; with one it is asked again."""
         check_stream_id(stream)
         self._check_open()
         again = key is not None
-        return self._asked(stream, "submit", (images.numpy(), deadline_ms, key, payload), again)
+        return self._asked(stream, "submit", (images.numpy(), deadline_ms, key, payload, waited_s), again)
 
     def check_room(self, stream: str) -> None:
         """Nothing is known here of the replicas' queues; a service that ends raises."""

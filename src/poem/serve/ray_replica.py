@@ -98,13 +98,21 @@ class Replica:
         self._engine = StreamEngine(served, settings, Path(folder), self._meter, writer=self._name)
 
     async def submit(
-        self, stream: str, images: Any, deadline_ms: float | None, key: str | None, payload: str
+        self,
+        stream: str,
+        images: Any,
+        deadline_ms: float | None,
+        key: str | None,
+        payload: str,
+        waited_s: float = 0.0,
     ) -> dict[str, Any]:
         """A reply, or a problem."""
         found = torch.from_numpy(np.array(images))
 
         def submitted() -> Future[dict[str, Any]]:
-            return self._engine.submit(stream, found, deadline_ms=deadline_ms, key=key, payload=payload)
+            return self._engine.submit(
+                stream, found, deadline_ms=deadline_ms, key=key, payload=payload, waited_s=waited_s
+            )
 
         return await _said(submitted)
 

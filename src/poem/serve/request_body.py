@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 
 from fastapi import Request
 from starlette.formparsers import MultiPartException, MultiPartParser
@@ -38,27 +38,28 @@ def payload_hash(kind: str, content: bytes | list[bytes], request: Request) -> s
     return digest.hexdigest()
 
 
-async def whole_body(request: Request, most: int, seconds: float) -> bytes:
-    """The request's body, of so many bytes at most and in that time."""
+async def whole_body(request: Request, most: int, seconds: float, hold: Callable[[int], None]) -> bytes:
+    """The request's body, of so many bytes at most and in that time; `hold` is told of each piece before it is kept."""
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise Problem(415, "content-encoding", "expected a body without Content-Encoding")
     stated = request.headers.get("content-length", "0")
     if stated.isdecimal() and int(stated) > most:
         raise Problem(413, "too-large", f"expected at most {most} bytes, got {stated}")
     try:
-        return await asyncio.wait_for(_gathered(request, most), seconds)
+        return await asyncio.wait_for(_gathered(request, most, hold), seconds)
     except asyncio.TimeoutError as error:
         raise Problem(408, "body-timeout", f"expected the whole body within {seconds:g} seconds") from error
     except ClientDisconnect as error:
         raise Problem(400, "disconnected", "expected a whole body, got the end of the connection") from error
 
 
-async def _gathered(request: Request, most: int) -> bytes:
+async def _gathered(request: Request, most: int, hold: Callable[[int], None]) -> bytes:
     """The body, chunk by chunk."""
     content = bytearray()
     async for chunk in request.stream():
         if len(content) + len(chunk) > most:
             raise Problem(413, "too-large", f"expected at most {most} bytes, got more")
+        hold(len(chunk))
         content += chunk
     return bytes(content)
 

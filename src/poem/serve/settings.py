@@ -11,6 +11,8 @@ from poem.serve.problems import Problem
 
 STREAM_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 """What a stream may be called. No file is named so: see `poem.serve.store`."""
+MOST_CHANNELS = 16
+"""Of an array's images."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,10 +41,14 @@ class ServeSettings(Checked):
     """Seconds without a request after which a stream goes to disk."""
     max_body: Count = 32 << 20
     """Bytes of a request, at most."""
+    max_json: Count = 8 << 20
+    """Bytes of a request in JSON, at most: its numbers become Python objects that are several times larger."""
+    max_queued_bytes: Count = 1 << 30
+    """Bytes that the requests of all streams hold together until they are answered, at most; more is answered 429."""
     max_state: Count = 512 << 20
     """Bytes of a state that is imported, at most."""
     max_pixels: Count = 25_000_000
-    """Pixels of an image file, at most; counted before it is decoded."""
+    """Pixels of an image file, and without a crop of all images of a request; counted before any is decoded."""
     min_side: Count = 8
     """Pixels of an image's side, at least: fewer are no image."""
     body_s: Positive = 30.0

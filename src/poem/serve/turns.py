@@ -11,7 +11,7 @@ import itertools
 from collections import deque
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import Any
 
 from torch import Tensor
@@ -25,6 +25,8 @@ Picked = list[tuple["Stream", list["Job"]]]
 """What is computed together: streams, each with one command or the requests of one micro-batch."""
 COUNTED: tuple[str, ...] = ("requests", "images", "late", "rejected", "replayed", "snapshots", "snapshot_failures")
 """Counts of a stream since the service started."""
+FEW_DEADLINES = 64
+"""Deadlines that are kept, whether their requests wait or not, before those that were answered are forgotten."""
 
 
 @dataclass(eq=False)
@@ -38,16 +40,20 @@ class Job:
     value: Any = None
     deadline: float | None = None
     key: str | None = None
+    began: float | None = None
+    """When the request began to come; None where that is when it arrived here."""
     future: Future[Any] = field(default_factory=Future)
     taken: bool = False
 
     def succeed(self, value: Any) -> None:
-        """Hand over the result; a caller that has gone away is no error."""
+        """Hand over the result, and let go of the images; a caller that has gone away is no error."""
+        self.images = self.value = None
         with contextlib.suppress(InvalidStateError):
             self.future.set_result(value)
 
     def fail(self, error: BaseException) -> None:
-        """Hand over an error."""
+        """Hand over an error, and let go of the images."""
+        self.images = self.value = None
         with contextlib.suppress(InvalidStateError):
             self.future.set_exception(error)
 
@@ -105,6 +111,7 @@ class Turns:
         self._order: deque[Stream] = deque()
         self._deadlines: list[tuple[float, int, Stream, Job]] = []
         self._numbers = itertools.count()
+        self._most_deadlines = FEW_DEADLINES
 
     def add(self, stream: Stream, job: Job) -> None:
         """Put a request at the end of its stream's queue."""
@@ -113,6 +120,10 @@ class Turns:
             self._order.append(stream)
         if job.deadline is not None:
             heappush(self._deadlines, (job.deadline, next(self._numbers), stream, job))
+            if len(self._deadlines) > self._most_deadlines:
+                self._deadlines = [each for each in self._deadlines if not each[3].taken]
+                heapify(self._deadlines)
+                self._most_deadlines = max(FEW_DEADLINES, 2 * len(self._deadlines))
 
     def pick(self, now: float, *, at_once: bool = False) -> Picked:
         """The next stream whose turn it is, with one command or the requests of one micro-batch; they leave the queue.
