@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from poem.bench.sample_cells import bits_text
+
 ROOT = Path(__file__).resolve().parents[1]
 BENCHMARKS = ROOT / "benchmarks"
 pytestmark = pytest.mark.skipif(not (BENCHMARKS / "study").is_dir(), reason="a copy without benchmarks")
@@ -27,8 +29,7 @@ def _module(name: str, package: str = "study") -> Any:
 
 
 def _text(bits: Any) -> str:
-    found: str = _module("cells", "auto").to_text(np.array(bits, bool))
-    return found
+    return bits_text(np.array(bits, bool))
 
 
 def _cell(row: str, bits: Any, stream: str = "fog-5", net: str = "cifar10-bn", **changes: Any) -> dict[str, Any]:

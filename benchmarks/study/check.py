@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from auto.cells import from_text, read_cells
+from auto.cells import read_cells
 
+from poem.bench.sample_cells import read_bits
 from study import measure, parts
 from study.evidence import Evidence, load_all
 
@@ -96,7 +97,7 @@ def compare(cell: Mapping[str, Any], evidence: Evidence, chosen: Chosen) -> Resu
             f"expected the {len(held.bits):,} samples of the results for {chosen.net} {chosen.stream}, got {n:,} "
             "others: --data holds other images, or another copy of them"
         )
-    now, then = from_text(cell["bits"], n), held.bits[:n]
+    now, then = read_bits(cell["bits"], n), held.bits[:n]
     return Result(
         chosen, n, len(held.bits), 100 * float(now.mean()), 100 * float(then.mean()), int(np.sum(now != then))
     )

@@ -22,10 +22,11 @@ from statistics import fmean, median, stdev
 from typing import Any
 
 import numpy as np
-from auto.cells import from_text, read_cells
+from auto.cells import read_cells
 from auto.paired import Paired
 from numpy.typing import NDArray
 
+from poem.bench.sample_cells import read_bits
 from study import parts, rows
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,7 +53,7 @@ class Run:
 
     def bools(self, name: str) -> Bools:
         """A recorded field of bits."""
-        return from_text(self.record[name], len(self.bits))
+        return read_bits(self.record[name], len(self.bits))
 
     def entropies(self, name: str) -> Floats:
         """A recorded field of entropies, as shares of ln C."""
@@ -96,7 +97,7 @@ class Evidence:
         self.runs: dict[tuple[str, str, str, int], dict[int, Run]] = {}
         fields = ("before", "selected", "newly", "entropy_first", "entropy_last", "gradients")
         for cell in cells:
-            bits = from_text(cell["bits"], cell["n"])
+            bits = read_bits(cell["bits"], cell["n"])
             if int(bits.sum()) != cell["right"]:
                 raise ValueError(f"expected {cell['right']} bits set in {cell['net']} {cell['row']}, got {bits.sum()}")
             record = {name: cell[name] for name in fields if name in cell}
