@@ -163,7 +163,8 @@ def test_images_that_come_again_have_an_error_over_seeds_or_none() -> None:
     more = [cell(row, "continual", bits, seed=s, hash=f"{s}") for s in (1, 2) for row, bits in right.items()]
     more[-1] = cell("tent", "continual", "1100", seed=2, hash="2")
     (block,) = make_leaderboard([*cells, *more]).blocks
-    assert block.rows[0].error == pytest.approx(np.std([75, 75, 50], ddof=1) / math.sqrt(3))
+    independent = np.std([1, 1, 1, 0] * 2 + [1, 1, 0, 0]) / math.sqrt(12)
+    assert block.rows[0].error == pytest.approx(100 * independent), "larger than that over seeds, 8.3"
 
 
 def test_with_one_seed_three_errors_are_sure() -> None:

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from poem._util.files import read_json
 from poem.bench.leaderboard_rows import read_rows
-from poem.bench.paired_errors import errors_needed, image_error, seed_error
+from poem.bench.paired_errors import SEEDS, errors_needed, image_error, seed_error
 from poem.bench.sample_cells import SampleCell, read_lines, read_suite
 from poem.streams.corruptions import CORRUPTIONS
 
@@ -365,8 +365,8 @@ def _error(values: Mapping[Sample, Floats], images: set[str]) -> float | None:
         of_stream[stream][seed] = each
     seeds = _common_seeds(values)
     over = seed_error([100 * fmean(float(held[seed].mean()) for held in of_stream.values()) for seed in seeds])
-    if "repeated" in images:
-        return over or None
+    if "repeated" in images and len(seeds) < SEEDS:
+        return None
     longest = max(map(len, values.values()))
     number = {seed: at * longest for at, seed in enumerate(sorted({seed for _, seed, _ in values}))}
     columns = [
