@@ -51,7 +51,11 @@ CELLS = {
 }  # fmt: skip
 """Cheap ones, and none that collapses: a run that does is another one with every rounding."""
 OTHER = 0.005
-"""The largest share of samples that rounding may turn from right to wrong or back."""
+"""The largest share of samples that rounding may turn from right to wrong or back.
+
+Chosen, not measured on a GPU: on one CPU with AVX-512 and without, the two cells of CIFAR-10 were equal in all 2,000
+samples, while `bn` differs from `tent` in 24. Where methods hardly differ (EfficientNet-Lite0, 500 images) no bound
+tells them apart."""
 
 
 @dataclass(frozen=True)
