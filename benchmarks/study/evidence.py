@@ -83,7 +83,7 @@ class Difference:
 
     @property
     def margin(self) -> float:
-        """Points that are beyond doubt: two standard errors, and three where no error over seeds is known."""
+        """Points from which on a difference counts: two standard errors, three where no error over seeds is known."""
         return errors_needed(len(self.seeds)) * self.error
 
     @property
