@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from poem.bench.sample_cells import bits_text, read_bits
 from poem.paired_check import interval
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -32,7 +33,7 @@ def _bits(*runs: tuple[int, int]) -> np.ndarray[Any, np.dtype[np.bool_]]:
 
 def _cell(row: str, bits: np.ndarray[Any, Any], **changes: Any) -> dict[str, Any]:
     cell = {"net": "digits-bn", "stream": "fog-5", "seed": 0, "batch": 64, "row": row, "n": len(bits), "hash": "a"}
-    text = _module("cells").to_text(bits)
+    text = bits_text(bits)
     return {**cell, "tree": "t", "right": int(bits.sum()), "bits": text, "seconds": 0.1, **changes}
 
 
@@ -55,14 +56,6 @@ def test_the_tables_in_the_docs_are_those_of_the_results() -> None:
 
 
 # Statistics -----------------------------------------------------------------------------------------------------------
-
-
-def test_bits_come_back_from_their_text() -> None:
-    cells = _module("cells")
-    bits = np.random.RandomState(0).rand(2001) < 0.4
-    text = cells.to_text(bits)
-    assert len(text) <= 336
-    assert np.array_equal(cells.from_text(text, 2001), bits)
 
 
 def test_holm_adjusts_as_worked_out_by_hand() -> None:
@@ -222,7 +215,7 @@ def test_every_row_but_those_not_yet_there_can_be_made() -> None:
 
 def test_a_run_writes_cells_that_a_second_run_skips(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("mlxtend")
-    measure, streams, cells = _module("measure"), _module("streams"), _module("cells")
+    measure, streams = _module("measure"), _module("streams")
     arguments = ["--nets", "digits-gn", "--streams", "clean,noise", "--rows", "source,tent,guarded tent", "--n", "70",
                  "--seeds", "1", "--batches", "64", "--device", "cpu", "--out", str(tmp_path / "a.jsonl")]  # fmt: skip
     args = measure.parse(arguments)
@@ -232,7 +225,7 @@ def test_a_run_writes_cells_that_a_second_run_skips(tmp_path: Path, capfd: pytes
     assert [cell["row"] for cell in found] == 2 * ["source", "tent", "guarded tent"]
     assert {cell["n"] for cell in found} == {70}
     for cell in found:
-        assert cells.from_text(cell["bits"], 70).sum() == cell["right"] > 35
+        assert read_bits(cell["bits"], 70).sum() == cell["right"] > 35
     assert sum(found[-1]["verdicts"].values()) == pytest.approx(1, abs=0.01)
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(cell) + "\n" for cell in found[1:]) + '{"cut off')
     left = measure.prepared(

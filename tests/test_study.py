@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import poem
+from poem.bench.sample_cells import bits_text
 
 ROOT = Path(__file__).resolve().parents[1]
 BENCHMARKS = ROOT / "benchmarks"
@@ -26,7 +27,7 @@ def _module(name: str, package: str = "study") -> Any:
 
 
 def _cell(row: str, bits: list[int], **changes: Any) -> dict[str, Any]:
-    text = _module("cells", "auto").to_text(np.array(bits, bool))
+    text = bits_text(np.array(bits, bool))
     cell = {"net": "cifar10-bn", "stream": "fog-5", "seed": 0, "batch": 64, "row": row, "n": len(bits), "hash": "a"}
     return {**cell, "tree": "t", "right": sum(bits), "bits": text, **changes}
 

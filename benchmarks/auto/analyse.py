@@ -25,8 +25,9 @@ from numpy.typing import NDArray
 
 from auto import rows as methods
 from auto import streams
-from auto.cells import from_text, read_cells
+from auto.cells import read_cells
 from auto.paired import LEVEL, Paired, gain_kept, holm
+from poem.bench.sample_cells import read_bits
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "results" / "auto"
@@ -67,7 +68,7 @@ class Results:
         self.trees: dict[str, int] = {}
         for cell in cells:
             place = cell["net"], cell["stream"], cell["batch"]
-            run = Run(from_text(cell["bits"], cell["n"]), cell["hash"])
+            run = Run(read_bits(cell["bits"], cell["n"]), cell["hash"])
             if int(run.bits.sum()) != cell["right"]:
                 raise ValueError(f"expected {cell['right']} bits set in {place}, {cell['row']}, got {run.bits.sum()}")
             self.runs.setdefault((place, cell["row"]), {})[cell["seed"]] = run

@@ -2,27 +2,13 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 Key = tuple[str, str, str, int, int]
 """Network, row, stream, seed, batch size."""
-
-
-def to_text(bits: NDArray[np.bool_]) -> str:
-    """Bits as text: eight to a byte, base64."""
-    return base64.b64encode(np.packbits(bits).tobytes()).decode()
-
-
-def from_text(text: str, n: int) -> NDArray[np.bool_]:
-    """The first n bits of what `to_text` wrote."""
-    return np.unpackbits(np.frombuffer(base64.b64decode(text), np.uint8), count=n).astype(bool)
 
 
 def read_cells(paths: Sequence[Path]) -> list[dict[str, Any]]:

@@ -35,9 +35,10 @@ from torch import multiprocessing as mp
 import poem
 from auto import rows as methods
 from auto import streams
-from auto.cells import Key, key_of, read_cells, to_text
+from auto.cells import Key, key_of, read_cells
 from poem import zoo
 from poem.bench.metrics import predicted
+from poem.bench.sample_cells import bits_text
 
 BATCHES = (64, 8, 1)
 SHORT_N = 1000
@@ -147,7 +148,7 @@ class Bench:
             if row.startswith("guarded "):
                 cell["events"] = len(adapter.events)
                 cell["verdicts"] = {name: round(count / len(verdicts), 4) for name, count in Counter(verdicts).items()}
-            emit({**cell, "bits": to_text(right)})
+            emit({**cell, "bits": bits_text(right)})
 
     def _answers(
         self, adapter: Any, images: Tensor, batch: int, deadline: float
@@ -290,7 +291,7 @@ def measure(args: argparse.Namespace, store: streams.Store) -> Writer:
     ]
     for process in processes:
         process.start()
-    _collect(processes, out, write, deadline)
+    collect(processes, out, write, deadline)
     words = f"{write.cells} of {cells} cells, {write.failed} of them failed, after {time.time() - began:.0f} s"
     print(words + (f"; {write.lost} did not fit into {MOST_FILES} files" if write.lost else ""), flush=True)
     for each in (*queues, out):
@@ -298,7 +299,7 @@ def measure(args: argparse.Namespace, store: streams.Store) -> Writer:
     return write
 
 
-def _collect(processes: Sequence[Any], out: Any, write: Writer, deadline: float) -> None:
+def collect(processes: Sequence[Any], out: Any, write: Writer, deadline: float) -> None:
     """Write cells until every process has ended, or the grace after the deadline has."""
     ended, told = 0, time.time()
     while ended < len(processes) and time.time() < deadline + GRACE:
@@ -328,10 +329,10 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path("results/auto/cells.jsonl"), help="file to append cells to")
     parser.add_argument("--data", type=Path, default=None, help="folder of the data sets; default $POEM_DATA")
     parser.add_argument("--weights", default=None, help="folder of the large networks' weights; default $POEM_DATA")
-    parser.add_argument("--nets", type=_names(methods.NETS), default=list(methods.NETS))
-    parser.add_argument("--rows", type=_names(methods.ROWS), default=None)
+    parser.add_argument("--nets", type=names_among(methods.NETS), default=list(methods.NETS))
+    parser.add_argument("--rows", type=names_among(methods.ROWS), default=None)
     every = [stream for net in methods.NETS for stream in streams.names(net)]
-    parser.add_argument("--streams", type=_names(every), default=None)
+    parser.add_argument("--streams", type=names_among(every), default=None)
     parser.add_argument("--seeds", type=lambda text: [int(each) for each in text.split(",")], default=None)
     parser.add_argument("--batches", type=lambda text: [int(each) for each in text.split(",")], default=list(BATCHES))
     parser.add_argument("--n", type=int, default=2000, help="images of a stream; 1,000 of a set that has fewer")
@@ -355,7 +356,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     return args
 
 
-def _names(known: Sequence[str]) -> Any:
+def names_among(known: Sequence[str]) -> Any:
     """Names with commas between them, out of a list; `cifar10-*` stands for all that match."""
     from fnmatch import fnmatchcase
 

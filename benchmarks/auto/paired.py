@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from poem.bench.paired_errors import paired_error
+
 LEVEL = 0.05
 Z = 1.6448536269514722
 """The normal quantile of a one-sided test at 5 %."""
@@ -51,8 +53,7 @@ class Paired:
     @property
     def error(self) -> float:
         """Standard error of the difference, in points."""
-        mean = (self.better - self.worse) / self.n
-        return 100 * math.sqrt(max(0.0, (self.better + self.worse) / self.n - mean**2) / self.n)
+        return paired_error(self.better, self.worse, self.n)
 
     def p_below(self, points: float) -> float:
         """One-sided p-value against "the true difference is `points` or more"."""

@@ -1,13 +1,13 @@
 """Cells as evidence: accuracies, and differences of rows that are paired over samples.
 
-In a stream of one shift sample i is image i, so that the mean over several streams, or over several pairs of rows, has
-a value for every image. Its standard error is that of those values over images: what an image does in one corruption
-tells something of what it does in the next, and an error that took them as independent would be too small. Streams of
-other orders count as independent of each other.
+The unit is the image (`poem.bench.paired_errors`): its samples in one stream or in several, and in several pairs of
+rows, count together. In a stream of one shift sample i is image i; in `continual` and `recurring` the stream's plan
+tells which image comes when. `label_shift` draws images with replacement by their labels, which cells do not have: with
+fewer than three seeds its error is not known, and with three its samples count as independent in the paired one.
 
 Samples of one run are not independent either: every answer depends on the updates before it, and a run that goes wrong
-is wrong on all that follows. Where there are three seeds, the error is therefore the larger of the paired one and the
-standard deviation of the seeds' differences by the root of their number. One seed cannot tell.
+is wrong on all that follows. Where there are three seeds, the error is therefore the larger of the paired one and that
+over seeds. One seed cannot tell, and its differences count from three errors on instead of two.
 """
 
 from __future__ import annotations
@@ -15,28 +15,31 @@ from __future__ import annotations
 import base64
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, median, stdev
+from statistics import fmean
 from typing import Any
 
 import numpy as np
-from auto.cells import from_text, read_cells
-from auto.paired import Paired
+from auto import streams as orders
+from auto.cells import read_cells
 from numpy.typing import NDArray
 
+from poem.bench.paired_errors import SEEDS, Column, errors_needed, image_error, seed_error
+from poem.bench.sample_cells import read_bits
 from study import parts, rows
 
 ROOT = Path(__file__).resolve().parents[2]
 STUDY, AUTO = ROOT / "results" / "study", ROOT / "results" / "auto"
-SURE = 2.0
-"""Standard errors from 0 that count as a difference."""
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
+Indices = NDArray[np.int64]
 Pair = tuple[str, str]
 """Two rows; the difference is the first minus the second."""
+BETWEEN = 10**9
+"""Between the numbers of two seeds' images, which are other ones."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,7 @@ class Run:
 
     def bools(self, name: str) -> Bools:
         """A recorded field of bits."""
-        return from_text(self.record[name], len(self.bits))
+        return read_bits(self.record[name], len(self.bits))
 
     def entropies(self, name: str) -> Floats:
         """A recorded field of entropies, as shares of ln C."""
@@ -69,7 +72,7 @@ class Difference:
 
     points: float
     error: float
-    """Standard error: paired over samples or over seeds, the larger."""
+    """Standard error: paired over images or over seeds, the larger; infinite where it is not known."""
     n: int
     """Images that tell the two apart or not; each counts once, in however many streams it comes."""
     streams: int
@@ -79,14 +82,31 @@ class Difference:
     """The paired standard error."""
 
     @property
+    def margin(self) -> float:
+        """Points from which on a difference counts: two standard errors, three where no error over seeds is known."""
+        return errors_needed(len(self.seeds)) * self.error
+
+    @property
     def state(self) -> str:
-        """`above`, `below` or `open`: more than two standard errors from 0, or not."""
-        if abs(self.points) <= SURE * self.error or self.points == 0:
+        """`above`, `below` or `open`: farther from 0 than `margin`, or not."""
+        if abs(self.points) <= self.margin or self.points == 0:
             return "open"
         return "above" if self.points > 0 else "below"
 
+    @property
+    def p_below(self) -> float:
+        """One-sided p-value against "the true difference is 0 or more", by the normal distribution."""
+        if not self.error:
+            return 0.0 if self.points < 0 else 1.0
+        return 0.5 * math.erfc(-self.points / self.error / math.sqrt(2))
+
+    def rounded(self, digits: int) -> str:
+        """Points and error; points alone where the error is not known."""
+        points = f"{self.points + 0.0:+.{digits}f}"
+        return points if math.isinf(self.error) else f"{points} ± {self.error:.{digits}f}"
+
     def __str__(self) -> str:
-        return f"{self.points + 0.0:+.2f} ± {self.error:.2f}"
+        return self.rounded(2)
 
 
 class Evidence:
@@ -96,7 +116,7 @@ class Evidence:
         self.runs: dict[tuple[str, str, str, int], dict[int, Run]] = {}
         fields = ("before", "selected", "newly", "entropy_first", "entropy_last", "gradients")
         for cell in cells:
-            bits = from_text(cell["bits"], cell["n"])
+            bits = read_bits(cell["bits"], cell["n"])
             if int(bits.sum()) != cell["right"]:
                 raise ValueError(f"expected {cell['right']} bits set in {cell['net']} {cell['row']}, got {bits.sum()}")
             record = {name: cell[name] for name in fields if name in cell}
@@ -141,22 +161,37 @@ class Evidence:
         """Samples of a row on a stream, of all seeds."""
         return sum(len(run.bits) for run in self.run(net, row, stream, batch).values())
 
-    def accuracy(self, net: str, row: str, streams: Sequence[str], batch: int = 64) -> float | None:
-        """Mean over streams in percent, seeds put together; None where one is missing."""
-        if not streams or not self.has(net, row, streams, batch):
-            return None
-        return fmean(
-            100 * float(np.concatenate([run.bits for run in self.run(net, row, stream, batch).values()]).mean())
-            for stream in streams
-        )
+    def accuracy(
+        self, net: str, row: str, streams: Sequence[str], batch: int = 64, seeds: Collection[int] | None = None
+    ) -> float | None:
+        """Mean over streams in percent, seeds (all, or these) put together; None where a stream has none of them."""
+        means = []
+        for stream in streams:
+            runs = self.run(net, row, stream, batch)
+            bits = [run.bits for seed, run in runs.items() if seeds is None or seed in seeds]
+            if not bits:
+                return None
+            means.append(100 * float(np.concatenate(bits).mean()))
+        return fmean(means) if means else None
 
-    def paired(self, net: str, pair: Pair, stream: str, batch: int = 64) -> Paired | None:
-        """Two rows on one stream, over the seeds that both have."""
-        total: Paired | None = None
-        for one, other in self._seeds(net, pair, stream, batch).values():
-            found = Paired.of(one.bits, other.bits)
-            total = found if total is None else total + found
-        return total
+    def common_seeds(self, net: str, rows: Iterable[str], streams: Sequence[str], batch: int = 64) -> set[int]:
+        """Seeds that all these rows have on all these streams, with the same samples."""
+        held = [[self.run(net, row, stream, batch) for row in rows] for stream in streams]
+        every = set.intersection(*(set(runs) for own in held for runs in own))
+        return {seed for seed in every if all(len({runs[seed].stream for runs in own}) == 1 for own in held)}
+
+    def images(self, net: str, stream: str, seed: int, n: int) -> Indices | None:
+        """The image behind each of a stream's n samples; None where images come again and it is not known which."""
+        if stream == "label_shift":
+            return None
+        every = np.arange(n, dtype=np.int64)
+        if stream not in orders.VISITS:
+            return -1 - every if stream.startswith("sorted-") else every  # sorted: each once, in an order of its own
+        clean = (runs for (own, _, name, size), runs in self.runs.items() if (own, name, size) == (net, "clean", 64))
+        count = next((len(runs[seed].bits) for runs in clean if seed in runs), 0)
+        if not count or orders.scored_count(stream, count) != n:
+            return None
+        return orders.plan(stream, np.zeros(count, np.int64), seed).image
 
     def _seeds(self, net: str, pair: Pair, stream: str, batch: int) -> dict[int, tuple[Run, Run]]:
         """Runs of both rows on the same samples, by seed; source serves at any batch size."""
@@ -166,7 +201,10 @@ class Evidence:
         same = {seed for seed in own if seed in other and own[seed].stream == other[seed].stream}
         return {seed: (own[seed], other[seed]) for seed in sorted(same)}
 
-    def difference(self, net: str, pairs: Sequence[Pair], streams: Sequence[str], batch: int = 64) -> Difference | None:
+    def difference(
+        self, net: str, pairs: Sequence[Pair], streams: Sequence[str], batch: int = 64,
+        seeds: Collection[int] | None = None,
+    ) -> Difference | None:  # fmt: skip
         """The mean difference over pairs and streams, on the seeds that have all of them; None where none has.
 
         Args:
@@ -174,52 +212,44 @@ class Evidence:
             pairs: Rows that are compared, first minus second.
             streams: Each counts the same.
             batch: Batch size.
+            seeds: Only these; None for all.
         """
         held = {(pair, stream): self._seeds(net, pair, stream, batch) for pair in pairs for stream in streams}
         if not held:
             return None
-        common = set.intersection(*(set(each) for each in held.values()))
+        common = sorted(set.intersection(*(set(each) for each in held.values())))
+        common = [seed for seed in common if seeds is None or seed in seeds]
         if not common:
             return None
-        lines: dict[str, list[Floats]] = {}
-        for stream in streams:
-            kind = "one shift" if stream in parts.ALL else stream
-            for pair in pairs:
-                found = [held[pair, stream][seed] for seed in sorted(common)]
-                values = np.concatenate([one.bits.astype(float) - other.bits for one, other in found])
-                lines.setdefault(kind, []).append(values)
-        points = fmean(float(values.mean()) for each in lines.values() for values in each)
-        variance, size = 0.0, 0
-        for each in lines.values():
-            mean = np.mean(each, axis=0)  # of each image
-            share = len(each) / (len(pairs) * len(streams))
-            variance += share**2 * float(mean.var()) / len(mean)
-            size += len(mean)
+        columns: list[Column] = []
+        known = True
+        for (_, stream), runs in held.items():
+            values = [runs[seed][0].bits.astype(float) - runs[seed][1].bits for seed in common]
+            images = [self.images(net, stream, seed, len(own)) for seed, own in zip(common, values, strict=True)]
+            known = known and all(each is not None for each in images)
+            numbers = [
+                at * BETWEEN + (np.arange(len(own)) if each is None else each)
+                for at, (own, each) in enumerate(zip(values, images, strict=True))
+            ]
+            columns.append((np.concatenate(values), np.concatenate(numbers)))
         alone = tuple(
-            100 * fmean(
-                float((one.bits.astype(float) - other.bits).mean())
-                for each in held.values()
-                for one, other in [each[seed]]
-            )
-            for seed in sorted(common)
-        )  # fmt: skip
-        error = 100 * math.sqrt(variance)
-        return Difference(100 * points, max(error, over_seeds(alone)), size, len(streams), alone, error)
+            100 * fmean(float((runs[seed][0].bits.astype(float) - runs[seed][1].bits).mean()) for runs in held.values())
+            for seed in common
+        )
+        points = 100 * fmean(float(values.mean()) for values, _ in columns)
+        error, size = image_error(columns)
+        if not known and len(alone) < SEEDS:
+            error = math.inf
+        return Difference(points, max(error, seed_error(alone)), size, len(streams), alone, error)
 
-    def cost(self, net: str, row: str, other: str, streams: Sequence[str]) -> float | None:
-        """Seconds of a row by those of another, the median over streams and seeds; None where there are none."""
-        ratios = [
-            one.seconds / two.seconds
-            for stream in streams
-            for one, two in self._seeds(net, (row, other), stream, 64).values()
-            if one.seconds and two.seconds
-        ]
-        return median(ratios) if ratios else None
-
-
-def over_seeds(values: Sequence[float]) -> float:
-    """The standard error of the mean of seeds; 0 for fewer than three, which tell too little."""
-    return stdev(values) / math.sqrt(len(values)) if len(values) >= 3 else 0.0
+    def costs(self, net: str, row: str, other: str, streams: Sequence[str]) -> list[float]:
+        """Seconds of a row by those of another: of each stream the median over seeds."""
+        found = []
+        for stream in streams:
+            runs = self._seeds(net, (row, other), stream, 64).values()
+            if ratios := [one.seconds / two.seconds for one, two in runs if one.seconds and two.seconds]:
+                found.append(float(np.median(ratios)))
+        return found
 
 
 # Shares of samples ----------------------------------------------------------------------------------------------------
@@ -232,36 +262,64 @@ class Group:
     n: int
     share: float
     """Right, in percent."""
+    error: float
+    """Standard error of the share over images, in points."""
 
 
-def share_difference(right: Floats, one: Floats, other: Floats) -> Difference | None:
+def share_difference(
+    right: Floats, one: Floats, other: Floats, *, strata: Indices | None = None, seeds: Indices | None = None
+) -> Difference | None:
     """The share of right samples in one group minus that in another, in points; None where a group is empty.
 
     Args:
         right: (images, streams), 1 where right.
         one: The same shape, 1 where a sample belongs to the first group.
         other: Alike for the second.
+        strata: The same shape: samples of equal number are compared with each other alone, and the differences
+            weighted by the first group's number of samples. None for a single stratum.
+        seeds: (images,) the seed of each image; None for one seed.
 
-    Each image is one observation, however many streams it comes in: the error is that of a difference of two ratios of
-    sums over images.
+    Each image is one observation, however many streams and strata it comes in: the error is that of a difference of
+    ratios of sums over images. With three seeds it is at least that over seeds.
     """
-    influence, points = np.zeros(len(right)), 0.0
-    for sign, member in ((1.0, one), (-1.0, other)):
-        total = member.sum()
-        if not total:
-            return None
-        share = float((right * member).sum() / total)
-        points += sign * share
-        influence += sign * ((right - share) * member).sum(axis=1) / total
-    size = int(one.sum() + other.sum())
+    strata = np.zeros(right.shape, np.int64) if strata is None else strata
+    found = _shares(right, one, other, strata)
+    if found is None:
+        return None
+    points, influence, size = found
+    alone = []
+    for seed in () if seeds is None else np.unique(seeds):
+        at = seeds == seed
+        own = _shares(right[at], one[at], other[at], strata[at])
+        alone += [] if own is None else [100 * own[0]]
     error = 100 * math.sqrt(float((influence**2).sum()))
-    return Difference(100 * points, error, size, right.shape[1], paired=error)
+    return Difference(100 * points, max(error, seed_error(alone)), size, right.shape[1], tuple(alone), error)
+
+
+def _shares(right: Floats, one: Floats, other: Floats, strata: Indices) -> tuple[float, Floats, int] | None:
+    """The difference of shares, what each image adds to it, and the number of samples."""
+    numbers = [each for each in np.unique(strata) if one[strata == each].any() and other[strata == each].any()]
+    total = sum(one[strata == each].sum() for each in numbers)
+    influence, points, size = np.zeros(len(right)), 0.0, 0
+    for number in numbers:
+        weight = one[strata == number].sum() / total
+        for sign, group in ((weight, one), (-weight, other)):
+            member = group * (strata == number)
+            share = float((right * member).sum() / member.sum())
+            points += sign * share
+            influence += sign * ((right - share) * member).sum(axis=1) / member.sum()
+            size += int(member.sum())
+    return (points, influence, size) if numbers else None
 
 
 def group_of(right: Floats, member: Floats) -> Group:
     """A group's size and its share of right samples."""
     total = int(member.sum())
-    return Group(total, 100 * float((right * member).sum() / total) if total else math.nan)
+    if not total:
+        return Group(0, math.nan, math.nan)
+    share = float((right * member).sum() / total)
+    influence = ((right - share) * member).sum(axis=1) / total
+    return Group(total, 100 * share, 100 * math.sqrt(float((influence**2).sum())))
 
 
 # Files ----------------------------------------------------------------------------------------------------------------

@@ -115,7 +115,7 @@ def newly(evidence: Evidence) -> Drawing | None:
     series = []
     for name in ("selected", "newly", "rest"):
         groups = [getattr(each, name) for each in held.values()]
-        errors = tuple((group.share * (100 - group.share) / max(1, group.n)) ** 0.5 for group in groups)
+        errors = tuple(group.error for group in groups)
         label = {"selected": "selected at first", "newly": "newly reliable", "rest": "never selected"}[name]
         series.append(
             Series(label, tuple(map(float, range(len(held)))), tuple(group.share for group in groups), errors)

@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from auto import streams
-from auto.cells import Key, from_text, key_of, read_cells
+from auto.cells import Key, key_of, read_cells
 from auto.paired import Paired
 
+from poem.bench.sample_cells import read_bits
 from study import parts
 from study.measure import EARLIER, ROOT, parse, wanted
 
@@ -52,7 +53,7 @@ def paired(cells: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     last = {(key_of(cell), cell["n"], cell["hash"]): cell for cell in cells}
     found = []
     for (key, n, stream), cell in last.items():
-        bits = from_text(cell["bits"], n)
+        bits = read_bits(cell["bits"], n)
         if int(bits.sum()) != cell["right"]:
             raise ValueError(f"expected {cell['right']} bits set in {key}, got {int(bits.sum())}")
         net, _, name, seed, batch = key
@@ -60,7 +61,7 @@ def paired(cells: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
         if source is None:  # which answers the same whatever the batch size
             source = last.get(((net, "source", name, seed, 64), n, stream))
         if source is not None:
-            pair = Paired.of(bits, from_text(source["bits"], n))
+            pair = Paired.of(bits, read_bits(source["bits"], n))
             cell = {**cell, "better": pair.better, "worse": pair.worse}
         found.append(cell)
     return found

@@ -30,8 +30,8 @@ from typing import Any
 import numpy as np
 import torch
 from auto import streams
-from auto.cells import Key, key_of, read_cells, to_text
-from auto.measure import OutOfTimeError, Writer, _collect, _names, tree_hash, usable, weights_of
+from auto.cells import Key, key_of, read_cells
+from auto.measure import OutOfTimeError, Writer, collect, names_among, tree_hash, usable, weights_of
 from auto.rows import LARGE
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -40,6 +40,7 @@ from torch import multiprocessing as mp
 import poem
 from poem import zoo
 from poem.bench.metrics import predicted
+from poem.bench.sample_cells import bits_text
 from poem.streams.shift import CLEAN, Shift
 from study import costs, parts, rows
 
@@ -232,8 +233,8 @@ class Bench:
             right = (answers == truth)[plan.scored]
             cell = {**about, "row": row, "right": int(right.sum()), "seconds": round(seconds, 2)}
             if "before" in record:
-                cell["before"] = to_text(record.pop("before") == truth)
-            emit({**cell, "bits": to_text(right), **record})
+                cell["before"] = bits_text(record.pop("before") == truth)
+            emit({**cell, "bits": bits_text(right), **record})
 
     def _source_images(self, row: str, net: str, seed: int) -> Tensor | None:
         """Clean images for a row that reads some: those beside the stream's, or, where all are in it, the stream's."""
@@ -295,7 +296,7 @@ class Record:
         """The fields of a cell, and `before`, the classes answered before any update."""
         all_of = {name: torch.cat(found).cpu().numpy() for name, found in self.parts.items()}
         found: dict[str, Any] = {"before": all_of["before"]}
-        found |= {name: to_text(all_of[name].astype(bool)) for name in ("selected", "newly")}
+        found |= {name: bits_text(all_of[name].astype(bool)) for name in ("selected", "newly")}
         for name in ("entropy_first", "entropy_last"):
             steps = np.nan_to_num(all_of[name] / self.top * STEPS, nan=STEPS).round().clip(0, STEPS)
             found[name] = base64.b64encode(steps.astype(np.uint8).tobytes()).decode()
@@ -432,7 +433,7 @@ def measure(args: argparse.Namespace) -> Writer:
     ]
     for process in processes:
         process.start()
-    _collect(processes, out, write, deadline)
+    collect(processes, out, write, deadline)
     words = f"{write.cells} of {cells} cells, {write.failed} of them failed"
     print(f"{words}, after {time.time() - began:.0f} s", flush=True)
     out.cancel_join_thread()
@@ -469,8 +470,10 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path("results/study/raw/cells.jsonl"), help="file to append to")
     parser.add_argument("--data", type=Path, default=None, help="folder of the data sets; default $POEM_DATA")
     parser.add_argument("--weights", default=None, help="folder of the large networks' weights; default $POEM_DATA")
-    parser.add_argument("--parts", type=_names(tuple(parts.PARTS)), default=list(parts.PARTS), help="in this order")
-    parser.add_argument("--nets", type=_names(nets), default=nets)
+    parser.add_argument(
+        "--parts", type=names_among(tuple(parts.PARTS)), default=list(parts.PARTS), help="in this order"
+    )
+    parser.add_argument("--nets", type=names_among(nets), default=nets)
     parser.add_argument("--rows", default=None, help="only rows that match one of these patterns, with ; between")
     parser.add_argument("--streams", default=None, help="only these streams, with commas between")
     parser.add_argument("--seeds", default=None, help="only these seeds, with commas between")

@@ -56,7 +56,11 @@ def about(evidence: Evidence, net: str, streams: Sequence[str] = parts.ALL, batc
 def _points(found: Difference | None) -> str:
     if found is None:
         return ""
-    text = f"{found.points + 0.0:+.1f} ± {found.error:.1f}"
+    return _marked(found.rounded(1), found)
+
+
+def _marked(text: str, found: Difference) -> str:
+    """Bold where a difference is above, italic where it is below."""
     return f"**{text}**" if found.state == "above" else f"*{text}*" if found.state == "below" else text
 
 
@@ -106,8 +110,7 @@ def streams(evidence: Evidence, net: str) -> str:
             found = None if row == "source" else evidence.difference(net, [(row, "source")], [stream])
             text = _number(accuracy)
             if found is not None:
-                text = f"{text} ± {found.error:.1f}"
-                text = f"**{text}**" if found.state == "above" else f"*{text}*" if found.state == "below" else text
+                text = _marked(f"{text} ± {found.error:.1f}", found)
             line.append(text)
         if any(line[1:]):
             lines.append(line)
@@ -190,12 +193,14 @@ def variants(evidence: Evidence, net: str) -> str:
         if accuracy is None or other == row or row == "source":
             continue
         found = evidence.difference(net, [(row, other)], parts.FOUR)
-        lines.append([f"`{row}`", _number(accuracy), f"`{other}`", _points(found)])
+        seeds = str(len(found.seeds)) if found is not None else ""
+        lines.append([f"`{row}`", _number(accuracy), f"`{other}`", _points(found), seeds])
     if not lines:
         return ""
     runs = evidence.run(net, lines[0][0].strip("`"), parts.FOUR[0])
-    told = f"{len(next(iter(runs.values())).bits):,} images a stream, {len(runs)} seed{'s' if len(runs) > 1 else ''}"
-    return f"`{net}`, mean over four corruptions, {told}:\n\n" + table(["row", "mean", "against", "difference"], lines)
+    told = f"{len(next(iter(runs.values())).bits):,} images a stream and seed"
+    head = ["row", "mean", "against", "difference", "seeds of both"]
+    return f"`{net}`, mean over four corruptions, {told}:\n\n" + table(head, lines)
 
 
 def newest(evidence: Evidence) -> str:
@@ -307,7 +312,7 @@ def failures(evidence: Evidence) -> str:
             f"`{each.row}`",
             f"{each.below} of {each.cells}",
             each.worst,
-            f"{each.points:+.1f} ± {each.error:.1f}",
+            each.difference.rounded(1),
         ]
         for each in answers.failures(evidence, rows.MAIN[1:])
     ]

@@ -11,12 +11,21 @@ import numpy as np
 import pytest
 from fixture_reports import cell, kept, report
 
-from poem.bench.leaderboard_rows import check_rows, collect, read_results, read_rows, row_name
+from poem.bench.leaderboard_rows import (
+    check_rows,
+    collect,
+    read_results,
+    read_rows,
+    row_name,
+    sample_cell,
+    stream_name,
+)
 from poem.bench.measure import measure
 from poem.bench.result import CellResult
 from poem.bench.sample_cells import bits_text, read_bits
 from poem.cli.main import main
 from poem.report.leaderboard import make_leaderboard, read_cells
+from poem.streams.corruptions import CORRUPTIONS
 
 ROOT = Path(__file__).resolve().parents[2]
 CONTRIBUTED = sorted((ROOT / "results" / "leaderboard").glob("*.json"))
@@ -37,6 +46,22 @@ def test_every_contributed_file_is_a_row(path: Path) -> None:
     assert board.blocks
     assert not board.without_source
     assert all(each.intact for each in read_results(path)), "poem report FOLDER --collect FILE writes the checksums"
+
+
+def second_file(folder: Path) -> Path:
+    """A contributed file again, with its source and all, under another name."""
+    path = folder / "other.json"
+    path.write_text(CONTRIBUTED[0].read_text(encoding="utf-8"), encoding="utf-8")
+    return path
+
+
+def test_the_whole_folder_and_a_second_file_make_one_page(tmp_path: Path) -> None:
+    """Every file brings its own source: the same cells in two files are no reason against a page."""
+    cells, _ = read_cells([ROOT / "results" / "leaderboard"])
+    more, _ = read_cells([second_file(tmp_path)])
+    board, once = make_leaderboard([*cells, *more]), make_leaderboard(cells)
+    assert not board.without_source
+    assert [block.rows for block in board.blocks] == [block.rows for block in once.blocks]
 
 
 @pytest.mark.parametrize("path", STUDY, ids=lambda path: path.stem)
@@ -177,6 +202,60 @@ def test_a_folder_without_results_says_what_to_type(tmp_path: Path, capsys: pyte
 def test_rows_are_named_by_method_changes_and_rate() -> None:
     asked = replace(cell("sar"), changes=(("threshold", "0.5"),), lr=0.01)
     assert row_name(report(asked)) == "sar, threshold 0.5, lr 0.01"
+
+
+def test_the_name_of_a_stream_tells_shifts_options_and_images() -> None:
+    named = {
+        stream_name(replace(cell("tent"), **change))
+        for change in (
+            {}, {"corruptions": ("fog", "snow")}, {"scenario": "recurring", "corruptions": ("fog", "snow")},
+            {"scenario": "recurring", "corruptions": ("fog", "frost")},
+            {"scenario": "recurring", "corruptions": ("fog", "snow"), "options": {"cycles": 3}},
+            {"scenario": "recurring", "corruptions": ("fog", "snow"), "n": 100}, {"severity": 3},
+        )
+    }  # fmt: skip
+    assert len(named) == 7
+    assert stream_name(replace(cell("tent"), scenario="mixed", corruptions=tuple(CORRUPTIONS), n=None)) == (
+        "mixed of 15 shifts-5"
+    )
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"eta": 1.0},
+        {"eta": 1.0, "ratio": 2.0},
+        {"precision": "bf16"},
+        {"preset": "imagenet"},
+        {"dataset": {"subset": 3}},
+    ],
+)
+def test_another_protocol_is_another_block(change: dict[str, Any]) -> None:
+    def both(**fields: Any) -> list[CellResult]:
+        return [replace(each, cell=replace(each.cell, **fields)) for each in (BASE, result("tent", 260))]
+
+    found = [sample_cell(each, "mine.json") for each in (*both(), *both(**change))]
+    assert len({each.protocol for each in found}) == 2
+    assert [len(block.rows) for block in make_leaderboard(found).blocks] == [2, 2]
+    with pytest.raises(ValueError, match="expected source on the same stream beside it"):
+        check_rows([*both()[:1], *both(**change)[1:]])
+
+
+def test_other_weights_are_another_block_and_are_told() -> None:
+    other = {"name": "digits-bn", "sha256": "cd" * 32}
+    found = [sample_cell(each, "mine.json") for each in (BASE, result("tent", 260))]
+    found += [sample_cell(replace(each, base=other), "mine.json") for each in (BASE, result("tent", 200))]
+    assert [len(block.rows) for block in make_leaderboard(found).blocks] == [2, 2]
+    assert [dict(each.provenance)["weights"] for each in found] == ["abababab"] * 2 + ["cdcdcdcd"] * 2
+
+
+def test_a_row_tells_source_images_that_are_not_the_usual_number() -> None:
+    asked, ledger = cell("eata"), {"source_images": 500}
+    assert row_name(report(replace(asked, source_images=500), ledger=ledger)) == "eata, 500 source images"
+    assert row_name(report(replace(asked, source_images=2000), ledger=ledger)) == "eata"
+    assert row_name(report(replace(cell("tent"), source_images=500))) == "tent"
+    none = report(replace(asked, source_images=0), notes=["eata without source images: no anchor, as ETA"])
+    assert row_name(none) == "eata, 0 source images"
 
 
 def test_source_with_a_stated_rate_is_still_the_row_to_compare_with(tmp_path: Path) -> None:

@@ -74,7 +74,11 @@ def test_streams_count_alike_and_seeds_are_put_together() -> None:
     assert {each.stream: each.accuracy for each in row.scores} == {"clean": 75.0, "fog-5": 62.5}
     assert row.accuracy == pytest.approx((75.0 + 62.5) / 2)
     assert (row.worst.stream, row.worst.difference) == ("clean", -25.0)
-    assert row.error == pytest.approx(math.hypot(*(each.error for each in row.scores)) / 2)
+    means = (np.array([0, 1, 1, 1]) - np.array([1, 1, 1, 1]), np.array([0, 0, 1, 1, 0, 0, 0, 0]))
+    influence = np.zeros(8)  # of an image: those of seed 0 come in both streams
+    for values in means:
+        influence[: len(values)] += (values - values.mean()) / len(values) / 2
+    assert row.error == pytest.approx(100 * math.sqrt((influence**2).sum()))
 
 
 def test_a_row_of_fewer_streams_makes_a_block_of_those_for_all() -> None:
@@ -126,11 +130,73 @@ def test_costs_are_compared_with_the_plain_tent(name: str, cost: float | None) -
     assert block.rows[0].cost_tent == cost
 
 
-def test_the_same_cell_twice_is_an_error() -> None:
+def test_the_same_images_in_two_streams_tell_no_more_than_in_one() -> None:
+    """A row that does to every image the same in both: the error is that of one stream."""
+    streams, right = ("fog-5", "snow-5"), {"source": "00011110", "tent": "11101110"}
+    (block,) = make_leaderboard([cell(row, stream, bits) for row, bits in right.items() for stream in streams]).blocks
+    row = block.rows[0]
+    assert row.error == pytest.approx(row.scores[0].error)
+    assert row.accuracy_error == pytest.approx(100 * math.sqrt(0.75 * 0.25 / 8))
+
+
+def test_where_orders_are_not_known_streams_may_go_together() -> None:
+    streams = ("sorted-clean", "sorted-fog-5")
+    cells = [cell(row, stream, bits) for stream in streams for row, bits in (("source", "0001"), ("tent", "1110"))]
+    (block,) = make_leaderboard(cells).blocks
+    assert block.rows[0].error == pytest.approx(sum(each.error or 0 for each in block.rows[0].scores) / 2)
+
+
+def test_with_three_seeds_the_error_is_at_least_that_over_seeds() -> None:
+    """Each seed is certain of itself, and they contradict each other."""
+    cells = [cell("source", right="0000", seed=seed, hash=str(seed)) for seed in range(3)]
+    cells += [cell("tent", right=bits, seed=seed, hash=str(seed)) for seed, bits in enumerate(("1111", "0000", "0000"))]
+    (block,) = make_leaderboard(cells).blocks
+    assert block.rows[0].error == pytest.approx(np.std([100, 0, 0], ddof=1) / math.sqrt(3))
+    assert not block.rows[0].sure
+
+
+def test_images_that_come_again_have_an_error_over_seeds_or_none() -> None:
+    right = {"source": "0000", "tent": "1110"}
+    cells = [cell(row, "continual", bits) for row, bits in right.items()]
+    (block,) = make_leaderboard(cells).blocks
+    assert (block.rows[0].error, block.rows[0].scores[0].error, block.rows[0].sure) == (None, None, False)
+    more = [cell(row, "continual", bits, seed=s, hash=f"{s}") for s in (1, 2) for row, bits in right.items()]
+    more[-1] = cell("tent", "continual", "1100", seed=2, hash="2")
+    (block,) = make_leaderboard([*cells, *more]).blocks
+    independent = np.std([1, 1, 1, 0] * 2 + [1, 1, 0, 0]) / math.sqrt(12)
+    assert block.rows[0].error == pytest.approx(100 * independent), "larger than that over seeds, 8.3"
+
+
+def test_with_one_seed_three_errors_are_sure() -> None:
+    """8 of 1,000 samples are 2.8 errors, 10 are 3.2."""
+    zero = "0" * 1000
+    for gained, sure in ((8, False), (10, True)):
+        (block,) = make_leaderboard(
+            [cell("source", right=zero), cell("tent", right="1" * gained + zero[gained:])]
+        ).blocks
+        assert block.rows[0].sure == sure
+
+
+def test_a_cell_of_two_files_is_taken_once_and_must_be_the_same() -> None:
+    twice = [cell(row, facts={"file": file}) for file in "xy" for row in ("source", "tent")]
+    (block,) = make_leaderboard(twice).blocks
+    assert (names(block), block.rows[0].n) == (["source", "tent"], 4)
     with pytest.raises(
-        ValueError, match="expected cifar10-bn tent fog-5 seed 0 batch 64 once, got it twice in x and y"
+        ValueError,
+        match="expected the same samples right in cifar10-bn tent fog-5 seed 0 batch 64, got others in x and y",
     ):
-        make_leaderboard([cell("tent", facts={"file": "x"}), cell("tent", facts={"file": "y"})])
+        make_leaderboard([cell("tent", facts={"file": "x"}), cell("tent", right="0011", facts={"file": "y"})])
+
+
+def test_two_streams_of_one_name_are_not_averaged() -> None:
+    cells = [cell(row, hash=each, facts={"file": each}) for each in "ab" for row in ("source", "tent")]
+    with pytest.raises(
+        ValueError, match="expected one stream cifar10-bn fog-5 seed 0, got two of other samples in a and b"
+    ):
+        make_leaderboard(cells)
+
+
+def test_no_cells_are_an_error() -> None:
     with pytest.raises(ValueError, match="expected cells, got none"):
         make_leaderboard([])
 
@@ -278,7 +344,7 @@ def test_the_measured_cells_agree_with_their_summary() -> None:
     assert len(block.streams) == 16
     row = next(each for each in block.rows if each.name == "eata+poem")
     by_key = {(each.row, each.stream, each.seed): each for each in cells}
-    differences, variances = [], []
+    differences, values = [], []
     for stream in block.streams:
         own, its = (
             np.concatenate([by_key[name, stream, seed].bits for seed in block.seeds])
@@ -286,7 +352,9 @@ def test_the_measured_cells_agree_with_their_summary() -> None:
         )
         paired = own.astype(float) - its.astype(float)
         differences.append(100 * paired.mean())
-        variances.append(100**2 * paired.var() / len(paired))
+        values.append(paired)
     assert row.difference == pytest.approx(np.mean(differences))
-    assert row.error == pytest.approx(math.sqrt(sum(variances)) / 16)
+    mean = np.mean(values, axis=0)  # of each image, whatever the corruption
+    over = np.std([100 * each.mean() for each in np.split(mean, len(block.seeds))], ddof=1) / math.sqrt(3)
+    assert row.error == pytest.approx(max(over, 100 * mean.std() / math.sqrt(len(mean))))
     assert row.worst.difference == pytest.approx(min(differences))

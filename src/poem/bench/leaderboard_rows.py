@@ -15,10 +15,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from poem._util.files import read_json, write_atomic
-from poem.bench.cell import recorded_keys
+from poem.bench.cell import WEIGHTS_DIGITS, Cell, recorded_keys
 from poem.bench.result import CellResult, checksum, latest
 from poem.bench.sample_cells import SampleCell, read_bits
 from poem.bench.store import Store
+from poem.streams.corruptions import CORRUPTIONS
 
 VERSIONS = ("poem", "torch", "python")
 """Versions that a row's provenance has to state."""
@@ -91,13 +92,14 @@ def check_rows(results: Iterable[CellResult]) -> None:
         ValueError: The first reason against it, with the cell that it is about.
     """
     results = list(results)
-    streams = {_stream_hash(each): each for each in results if each.cell.method == "source" and not each.cell.guard}
+    streams = {(_stream_hash(each), _protocol(each)) for each in results if each.cell.method == "source"}
     for result in results:
         if words := _refused(result):
             raise ValueError(f"{result.cell.label}: {words}")
-        if _stream_hash(result) not in streams:
+        if (_stream_hash(result), _protocol(result)) not in streams:
             raise ValueError(
-                f"{result.cell.label}: expected source on the same stream beside it; add a row with method: source"
+                f"{result.cell.label}: expected source on the same stream beside it, with the same eta, ratio and "
+                "precision; add a row with method: source"
             )
     if not any(each.cell.method != "source" for each in results):
         raise ValueError("expected a method beside source, got source alone")
@@ -140,30 +142,51 @@ def _stream_hash(result: CellResult) -> str:
 
 
 def row_name(result: CellResult) -> str:
-    """The name of a result's row: method, guard, changes, and a learning rate that is not the method's own.
+    """The name of a result's row: method, guard, changes, and what is not the method's own: rate, source images.
 
     `source` takes no steps: a rate that its cell states is left out, so that it is the row others are compared with.
     """
     cell = result.cell
     rate = [] if cell.lr is None or cell.method == "source" else [f"lr {cell.lr:g}"]
-    return ", ".join([cell.method_label, *(f"{name} {value}" for name, value in cell.changes), *rate])
+    read = bool(result.ledger.get("source_images")) or any("without source images" in note for note in result.notes)
+    images = [f"{cell.source_images} source images"] if read and cell.source_images != Cell.source_images else []
+    return ", ".join([cell.method_label, *(f"{name} {value}" for name, value in cell.changes), *rate, *images])
+
+
+def stream_name(cell: Cell) -> str:
+    """The name of a cell's stream, which tells scenario, shifts, severity, and what else was chosen."""
+    shift = f"{len(CORRUPTIONS)} shifts" if cell.corruptions == tuple(CORRUPTIONS) else "+".join(cell.corruptions)
+    shift = shift if shift == "clean" else f"{shift}-{cell.severity}"
+    chosen = [f"{name} {value}" for name, value in cell.options]
+    if cell.scenario == "single":
+        return ", ".join([shift, *chosen])
+    chosen = [*([] if cell.n is None else [f"{cell.n} images of each"]), *chosen]
+    return ", ".join([f"{cell.scenario} of {shift}", *chosen])
+
+
+def _protocol(result: CellResult) -> str:
+    """What has to be equal beside the stream for two rows to be compared, in words."""
+    cell = result.cell
+    told = [f"poem bench: {cell.data}", *(f"{name} {value}" for name, value in cell.dataset), f"preset {cell.preset}"]
+    told += [f"weights {(result.weights_sha256 or '')[:WEIGHTS_DIGITS]}"]
+    told += [f"online: eta {cell.eta:g}, ratio {cell.ratio}"] if cell.eta else []
+    told += [cell.precision] if cell.precision != Cell.precision else []
+    return ", ".join(told)
 
 
 def sample_cell(result: CellResult, file: str) -> SampleCell:
     """A result that passed `check_rows` as a cell of the leaderboard."""
     cell, facts, total = result.cell, result.provenance, int(result.card["total"])
-    shift = cell.corruptions[0] if len(cell.corruptions) == 1 else f"{len(cell.corruptions)} shifts"
-    single = shift if shift == "clean" else f"{shift}-{cell.severity}"
-    stream = single if cell.scenario == "single" else f"{cell.scenario} of {single}"
+    once = cell.scenario != "label-shift" and total == result.card.get("n")
     bits = read_bits(result.samples["right"], total)
     return SampleCell(
-        net=cell.base, row=row_name(result), stream=stream, seed=cell.seed, batch=cell.batch_size, n=total,
+        net=cell.base, row=row_name(result), stream=stream_name(cell), seed=cell.seed, batch=cell.batch_size, n=total,
         right=int(bits.sum()), hash=_stream_hash(result), bits=bits, seconds=result.timing.get("adapt_s"),
-        protocol=f"poem bench: {cell.data}, preset {cell.preset}",
+        protocol=_protocol(result), images="once" if once else "repeated",
         provenance=tuple(sorted({
             "command": f"poem run on the cells of {file}", "file": file,
             "tree": str(facts.get("commit") or "installed package"), "poem": str(facts["poem"]),
             "torch": str(facts["torch"]), "device": str(result.host.get("device", "")),
-            "started": str(result.host.get("started", ""))[:10],
+            "weights": str(result.weights_sha256)[:WEIGHTS_DIGITS], "started": str(result.host.get("started", ""))[:10],
         }.items())),
     )  # fmt: skip

@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from poem._util.files import read_json, read_text
+from poem.streams.corruptions import CORRUPTIONS
 
 HASH_DIGITS = 16
 """Digits of the SHA-256 of a stream's labels in a result."""
@@ -55,6 +56,10 @@ class SampleCell:
     """In words: cells with different ones are never compared."""
     provenance: tuple[tuple[str, str], ...] = ()
     """Names and values: command, tree or commit, versions, device, file."""
+    images: str = "repeated"
+    """What is known of the images behind the samples: `in order`, where sample i shows image i of the seed in every
+    stream of the protocol; `once`, where each comes once and the order is not known; `repeated`, where some may come
+    again and it is not known which."""
 
 
 def bits_text(bits: NDArray[np.bool_]) -> str:
@@ -123,7 +128,16 @@ def read_sample_cell(values: Any, protocol: str, provenance: Mapping[str, str]) 
         raise ValueError(f"expected seconds as a number of at least 0, got {str(seconds)[:60]!r}")
     plain = {name: values[name] for name in _FIELDS if name != "bits"}
     facts = tuple(sorted(provenance.items()))
-    return SampleCell(**plain, bits=bits, seconds=seconds, protocol=protocol, provenance=facts)
+    images = _images(values["stream"])
+    return SampleCell(**plain, bits=bits, seconds=seconds, protocol=protocol, provenance=facts, images=images)
+
+
+def _images(stream: str) -> str:
+    """What the name of a suite's stream says of its images."""
+    name, _, severity = stream.rpartition("-")
+    if stream in ("clean", "mixed", "noise") or (name in CORRUPTIONS and severity.isdigit()):
+        return "in order"
+    return "once" if stream.startswith("sorted-") else "repeated"
 
 
 def read_suite(path: Path) -> list[SampleCell]:

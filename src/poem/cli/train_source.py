@@ -11,10 +11,14 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from poem._util.limits import SEED_RANGE
 from poem.cli import _option_checks as checks
 from poem.cli._option_checks import path_argument
+
+if TYPE_CHECKING:
+    from poem.zoo.train_data import TrainTestData
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -39,17 +43,66 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Train the networks, write their weights and `DATA.json` beside them; returns 1 if one is below its record."""
     import json
-    import os
-    from dataclasses import replace
 
     import torch
 
-    from poem._util.files import check_folder_writable, read_json, write_atomic
-    from poem._util.progress import Progress
+    from poem._util.files import read_json, write_atomic
     from poem.zoo.catalog import training_records
-    from poem.zoo.train import PLANS, train
     from poem.zoo.train_data import cifar10, cifar100, digits
     from poem.zoo.training_check import check_record
+
+    wanted, root = _checked(args)
+    device = args.device or ("cuda" if torch.cuda.is_available() and args.data != "digits" else "cpu")
+    if args.data == "digits" and device == "cpu":
+        torch.set_num_threads(1)  # small layers gain nothing from more, and sums keep one order
+    read = {"cifar10": cifar10, "cifar100": cifar100}
+    task = digits() if args.data == "digits" else read[args.data](Path(str(root)).expanduser(), partial=args.partial)
+    args.out.mkdir(parents=True, exist_ok=True)
+    record_file = args.out / f"{args.data}.json"
+    records = read_json(record_file) if record_file.is_file() else {}
+    if not isinstance(records, dict):
+        raise ValueError(f"expected the record of networks in {record_file}, got a {type(records).__name__}; remove it")
+    earlier, below = {**records, **training_records(f"{args.data}.json")}, []
+    for name in wanted:
+        record = records[name] = _train(args, name, task, device)
+        write_atomic(record_file, json.dumps(dict(sorted(records.items())), indent=1) + "\n")
+        print(
+            f"{name}: {record['accuracy']:.2f} % of {record['test_images']} test images (standard error "
+            f"{record['standard_error']:.2f}), {record['epochs']} epochs, {record['seconds']} s"
+        )
+        print(f"  {args.out / record['file']} {record['bytes'] / 1e6:.2f} MB, sha256 {record['sha256']}")
+        found = check_record(record, earlier.get(name))
+        print(f"  no record of {name} to compare with" if found is None else f"  {found}")
+        below += [name] if found is not None and not found.passed else []
+    return 1 if below else 0
+
+
+def _train(args: argparse.Namespace, name: str, task: TrainTestData, device: str) -> dict[str, Any]:
+    """Train one network, with its progress; returns its record."""
+    from dataclasses import replace
+
+    from poem._util.progress import Progress
+    from poem.zoo.train import PLANS, train
+
+    plan = replace(PLANS[name], epochs=args.epochs) if args.epochs else PLANS[name]
+    with Progress(name, plan.epochs, unit="epochs") as progress:
+
+        def tell(epoch: int, epochs: int, loss: float) -> None:
+            progress.update(epoch, epochs, note=f"loss {loss:.3f}")
+
+        return train(name, task, args.out, seed=args.seed, device=device, budget=args.seconds, plan=plan, tell=tell)
+
+
+def _checked(args: argparse.Namespace) -> tuple[list[str], str | None]:
+    """The networks to train and the data's folder.
+
+    Raises:
+        ValueError: An option is not what it should be.
+    """
+    import os
+
+    from poem._util.files import check_folder_writable
+    from poem.zoo.train import PLANS
 
     names = [name for name in PLANS if name.startswith(f"{args.data}-")]
     wanted = args.nets or names
@@ -69,35 +122,4 @@ def run(args: argparse.Namespace) -> int:
     if args.data != "digits" and not root:
         title = args.data.upper().replace("CIFAR", "CIFAR-")
         raise ValueError(f"no root given: pass --root, or set POEM_DATA to the folder or tar that holds {title}")
-    device = args.device or ("cuda" if torch.cuda.is_available() and args.data != "digits" else "cpu")
-    if args.data == "digits" and device == "cpu":
-        torch.set_num_threads(1)  # small layers gain nothing from more, and sums keep one order
-    read = {"cifar10": cifar10, "cifar100": cifar100}
-    task = digits() if args.data == "digits" else read[args.data](Path(str(root)).expanduser(), partial=args.partial)
-    args.out.mkdir(parents=True, exist_ok=True)
-    record_file = args.out / f"{args.data}.json"
-    records = read_json(record_file) if record_file.is_file() else {}
-    if not isinstance(records, dict):
-        raise ValueError(f"expected the record of networks in {record_file}, got a {type(records).__name__}; remove it")
-    earlier, below = {**records, **training_records(f"{args.data}.json")}, []
-    for name in wanted:
-        plan = replace(PLANS[name], epochs=args.epochs) if args.epochs else PLANS[name]
-        with Progress(name, plan.epochs, unit="epochs") as progress:
-
-            def tell(epoch: int, epochs: int, loss: float, progress: Progress = progress) -> None:
-                progress.update(epoch, epochs, note=f"loss {loss:.3f}")
-
-            records[name] = train(
-                name, task, args.out, seed=args.seed, device=device, budget=args.seconds, plan=plan, tell=tell
-            )
-        write_atomic(record_file, json.dumps(dict(sorted(records.items())), indent=1) + "\n")
-        record = records[name]
-        print(
-            f"{name}: {record['accuracy']:.2f} % of {record['test_images']} test images (standard error "
-            f"{record['standard_error']:.2f}), {record['epochs']} epochs, {record['seconds']} s"
-        )
-        print(f"  {args.out / record['file']} {record['bytes'] / 1e6:.2f} MB, sha256 {record['sha256']}")
-        found = check_record(record, earlier.get(name))
-        print(f"  no record of {name} to compare with" if found is None else f"  {found}")
-        below += [name] if found is not None and not found.passed else []
-    return 1 if below else 0
+    return wanted, root

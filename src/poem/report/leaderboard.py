@@ -5,24 +5,27 @@ the same seeds for every row. A row that was measured on fewer streams than othe
 others are shown on those streams too. A row without `source` on its streams is left out, and counted.
 
 Accuracies are means over streams, the samples of a stream's seeds put together. The standard error of a difference is
-paired: only samples that one row gets right and the other wrong tell the two apart. Samples are taken as independent.
+paired: only samples that one row gets right and the other wrong tell the two apart. The unit is the image, whatever the
+number of streams that it comes in, and with three seeds the error is at least that over seeds (`bench.paired_errors`).
 """
 
 from __future__ import annotations
 
 import hashlib
-import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 
 import numpy as np
+from numpy.typing import NDArray
 
 from poem._util.files import read_json
 from poem.bench.leaderboard_rows import read_rows
+from poem.bench.paired_errors import SEEDS, errors_needed, image_error, seed_error
 from poem.bench.sample_cells import SampleCell, read_lines, read_suite
 from poem.streams.corruptions import CORRUPTIONS
 
@@ -40,6 +43,11 @@ Group = tuple[str, str, int, str, int]
 """Network, scenario, batch size, protocol, and the number of samples where streams of several numbers could meet."""
 Sample = tuple[str, int, str]
 """A stream with its seed and its hash."""
+Rows = dict[str, dict[Sample, SampleCell]]
+"""Cells of a group by row."""
+Runs = dict[str, tuple[tuple[tuple[str, str], ...], ...]]
+"""Provenance by id: the facts of each run that a row's cells are of."""
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -51,14 +59,8 @@ class StreamScore:
     accuracy: float
     difference: float
     """To source."""
-    error: float
-    """Standard error of the difference, paired."""
-
-    @property
-    def accuracy_error(self) -> float:
-        """Standard error of the accuracy."""
-        share = self.accuracy / 100
-        return 100 * math.sqrt(share * (1 - share) / self.n)
+    error: float | None
+    """Standard error of the difference, paired; None where it cannot be known."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,12 @@ class LeaderboardRow:
 
     name: str
     scores: tuple[StreamScore, ...]
+    accuracy_error: float | None
+    """Standard error of the mean accuracy; None where it cannot be known."""
+    error: float | None
+    """Standard error of the mean difference, paired; alike."""
+    seeds: int
+    """Seeds that were measured on every stream."""
     cost_source: float | None
     """Seconds of the row by seconds of source, the median over streams and seeds; None where there are none."""
     cost_tent: float | None
@@ -76,22 +84,12 @@ class LeaderboardRow:
     @property
     def accuracy(self) -> float:
         """Mean over streams."""
-        return _mean([each.accuracy for each in self.scores])
-
-    @property
-    def accuracy_error(self) -> float:
-        """Standard error of the mean accuracy."""
-        return _error_of_mean([each.accuracy_error for each in self.scores])
+        return fmean(each.accuracy for each in self.scores)
 
     @property
     def difference(self) -> float:
         """Mean difference to source."""
-        return _mean([each.difference for each in self.scores])
-
-    @property
-    def error(self) -> float:
-        """Standard error of the mean difference, paired."""
-        return _error_of_mean([each.error for each in self.scores])
+        return fmean(each.difference for each in self.scores)
 
     @property
     def worst(self) -> StreamScore:
@@ -105,8 +103,8 @@ class LeaderboardRow:
 
     @property
     def sure(self) -> bool:
-        """Whether the difference is more than two standard errors from 0."""
-        return abs(self.difference) > 2 * self.error
+        """Whether the difference is more than two standard errors from 0; three with fewer than three seeds."""
+        return self.error is not None and abs(self.difference) > errors_needed(self.seeds) * self.error
 
 
 @dataclass(frozen=True)
@@ -153,8 +151,7 @@ class Leaderboard:
     """Everything that the page shows."""
 
     blocks: tuple[Block, ...]
-    runs: dict[str, tuple[tuple[tuple[str, str], ...], ...]]
-    """Provenance by id: the facts of each run that a row's cells are of."""
+    runs: Runs
     without_source: tuple[str, ...]
     """Rows that are left out because source was not measured on their streams."""
 
@@ -215,36 +212,18 @@ def scenario_of(stream: str) -> str:
 
 
 def make_leaderboard(cells: Iterable[SampleCell]) -> Leaderboard:
-    """Put cells into blocks.
+    """Put cells into blocks. A cell that several files hold, with the same samples right, is taken once.
 
     Raises:
-        ValueError: No cells, or two of the same row, stream, seed and protocol.
+        ValueError: No cells; two of the same row, stream, seed and protocol with other samples right; or two streams of
+            one name and seed in a block.
     """
-    groups: dict[Group, dict[str, dict[Sample, SampleCell]]] = defaultdict(dict)
-    for cell in cells:
-        scenario = scenario_of(cell.stream)
-        each = cell.n if scenario in ("single", "mild", "sorted") else 0
-        rows = groups[cell.net, scenario, cell.batch, cell.protocol, each]
-        held, sample = rows.setdefault(cell.row, {}), (cell.stream, cell.seed, cell.hash)
-        if sample in held:
-            files = dict.fromkeys(dict(one.provenance).get("file", "?") for one in (held[sample], cell))
-            named = f"{cell.net} {cell.row} {cell.stream} seed {cell.seed} batch {cell.batch}"
-            raise ValueError(f"expected {named} once, got it twice in {' and '.join(files)}")
-        held[sample] = cell
-    if not groups:
-        raise ValueError("expected cells, got none")
+    groups = _grouped(cells)
     own_sources = {key: dict(rows.get(SOURCE, {})) for key, rows in groups.items()}
-    runs: dict[str, tuple[tuple[tuple[str, str], ...], ...]] = {}
+    runs: Runs = {}
     blocks: list[Block] = []
     alone: list[str] = []
-    order = list(SCENARIOS)
-
-    def place(key: Group) -> tuple[int, str, str, int, str, int]:
-        net, scenario, batch, protocol, each = key
-        at = order.index(scenario) if scenario in order else len(order)
-        return at, scenario, net, -batch, protocol, -each
-
-    for key in sorted(groups, key=place):
+    for key in sorted(groups, key=_place):
         (net, scenario, batch, protocol, _), rows = key, groups[key]
         base = rows[SOURCE] = {**_other_batches(own_sources, key), **rows.get(SOURCE, {})}
         sets: dict[frozenset[Sample], None] = {}
@@ -263,6 +242,46 @@ def make_leaderboard(cells: Iterable[SampleCell]) -> Leaderboard:
     return Leaderboard(tuple(blocks), runs, tuple(alone))
 
 
+def _grouped(cells: Iterable[SampleCell]) -> dict[Group, Rows]:
+    """Cells by group and row, each once."""
+    groups: dict[Group, Rows] = defaultdict(dict)
+    for cell in cells:
+        scenario = scenario_of(cell.stream)
+        each = cell.n if scenario in ("single", "mild", "sorted") else 0
+        rows = groups[cell.net, scenario, cell.batch, cell.protocol, each]
+        held = rows.setdefault(cell.row, {}).setdefault((cell.stream, cell.seed, cell.hash), cell)
+        if held is not cell and not (held.n == cell.n and np.array_equal(_bits(held), _bits(cell))):
+            named = f"{cell.net} {cell.row} {cell.stream} seed {cell.seed} batch {cell.batch}"
+            raise ValueError(f"expected the same samples right in {named}, got others in {_files(held, cell)}")
+    if not groups:
+        raise ValueError("expected cells, got none")
+    return groups
+
+
+def _files(*cells: SampleCell) -> str:
+    """The files of cells, in words."""
+    return " and ".join(dict.fromkeys(dict(cell.provenance).get("file", "?") for cell in cells))
+
+
+def _bits(cell: SampleCell) -> NDArray[np.bool_]:
+    """Which answers were right.
+
+    Raises:
+        ValueError: The cell does not say.
+    """
+    if cell.bits is None:
+        raise ValueError(f"expected {cell.net} {cell.row} {cell.stream} to say which samples were right")
+    return cell.bits
+
+
+def _place(key: Group) -> tuple[int, str, str, int, str, int]:
+    """Where a group's blocks come on the page."""
+    net, scenario, batch, protocol, each = key
+    order = list(SCENARIOS)
+    at = order.index(scenario) if scenario in order else len(order)
+    return at, scenario, net, -batch, protocol, -each
+
+
 def _other_batches(sources: Mapping[Group, Mapping[Sample, SampleCell]], key: Group) -> dict[Sample, SampleCell]:
     """Source's cells of other batch sizes, without their seconds: its answers do not depend on the batch size."""
     return {
@@ -273,31 +292,21 @@ def _other_batches(sources: Mapping[Group, Mapping[Sample, SampleCell]], key: Gr
     }
 
 
-def _block(
-    net: str,
-    scenario: str,
-    batch: int,
-    protocol: str,
-    samples: list[Sample],
-    rows: dict[str, dict[Sample, SampleCell]],
-    runs: dict[str, tuple[tuple[tuple[str, str], ...], ...]],
-) -> Block:
-    made = []
+def _block(net: str, scenario: str, batch: int, protocol: str, samples: list[Sample], rows: Rows, runs: Runs) -> Block:
+    own = [rows[SOURCE][sample] for sample in samples]
+    for one, other in pairwise(own):  # sorted: streams of one name and seed are neighbours
+        if (one.stream, one.seed) == (other.stream, other.seed):
+            raise ValueError(
+                f"expected one stream {net} {one.stream} seed {one.seed}, got two of other samples in "
+                f"{_files(*(held[each] for held in rows.values() for each in samples if each[0] == one.stream))}"
+            )
     tent = next((held for name, held in sorted(rows.items()) if TENT.fullmatch(name)), None)
+    made = []
     for name, held in rows.items():
         facts = tuple(sorted({held[sample].provenance for sample in samples}))
         run = hashlib.sha256(repr(facts).encode()).hexdigest()[:7]
         runs[run] = facts
-        made.append(
-            LeaderboardRow(
-                name,
-                _scores(held, rows[SOURCE], samples),
-                _cost(held, rows[SOURCE], samples),
-                None if tent is None else _cost(held, tent, samples),
-                run,
-            )
-        )
-    own = [rows[SOURCE][sample] for sample in samples]
+        made.append(_row(name, held, rows[SOURCE], tent, samples, run))
     return Block(
         net, scenario, batch, protocol,
         streams=tuple(sorted({cell.stream for cell in own}, key=lambda stream: (stream != "clean", stream))),
@@ -307,27 +316,67 @@ def _block(
     )  # fmt: skip
 
 
-def _scores(
-    held: dict[Sample, SampleCell], base: dict[Sample, SampleCell], samples: list[Sample]
-) -> tuple[StreamScore, ...]:
-    """The row on every stream, compared with source."""
-    by_stream: dict[str, list[Sample]] = defaultdict(list)
+def _row(
+    name: str,
+    held: dict[Sample, SampleCell],
+    base: dict[Sample, SampleCell],
+    tent: dict[Sample, SampleCell] | None,
+    samples: list[Sample],
+    run: str,
+) -> LeaderboardRow:
+    """A row of a block, compared with source."""
+    right, differences = {}, {}
     for sample in samples:
-        by_stream[sample[0]].append(sample)
-    found = []
-    for stream, some in by_stream.items():
-        own, other = ([each[sample] for sample in some] for each in (held, base))
-        n, right = sum(cell.n for cell in own), sum(cell.right for cell in own)
-        better = worse = 0
-        for mine, its in zip(own, other, strict=True):
-            if mine.bits is None or its.bits is None or mine.n != its.n:
-                raise ValueError(f"expected the same samples of {mine.net} {mine.stream} for {mine.row} and source")
-            better += int(np.count_nonzero(mine.bits & ~its.bits))
-            worse += int(np.count_nonzero(its.bits & ~mine.bits))
-        mean = (better - worse) / n
-        error = 100 * math.sqrt(max(0.0, (better + worse) / n - mean**2) / n)
-        found.append(StreamScore(stream, n, 100 * right / n, 100 * mean, error))
-    return tuple(found)
+        mine, its = held[sample], base[sample]
+        if mine.n != its.n:
+            raise ValueError(f"expected the same samples of {mine.net} {mine.stream} for {mine.row} and source")
+        right[sample] = _bits(mine).astype(float)
+        differences[sample] = right[sample] - _bits(its)
+    images = {held[sample].images for sample in samples}
+    scores = []
+    for stream in dict.fromkeys(stream for stream, _, _ in samples):
+        some = [sample for sample in samples if sample[0] == stream]
+        accuracy, difference = (np.concatenate([all_of[each] for each in some]) for all_of in (right, differences))
+        error = _error({each: differences[each] for each in some}, images)
+        scores.append(StreamScore(stream, len(accuracy), 100 * accuracy.mean(), 100 * difference.mean(), error))
+    return LeaderboardRow(
+        name, tuple(scores), _error(right, images), _error(differences, images), len(_common_seeds(samples)),
+        _cost(held, base, samples), None if tent is None else _cost(held, tent, samples), run,
+    )  # fmt: skip
+
+
+def _common_seeds(samples: Iterable[Sample]) -> list[int]:
+    """Seeds that every stream has."""
+    seeds: dict[str, set[int]] = defaultdict(set)
+    for stream, seed, _ in samples:
+        seeds[stream].add(seed)
+    return sorted(set.intersection(*seeds.values()))
+
+
+def _error(values: Mapping[Sample, Floats], images: set[str]) -> float | None:
+    """Standard error of the mean over streams: over images or over seeds, the larger; None where it cannot be known.
+
+    Args:
+        values: Of every sample, by stream and seed.
+        images: What is known of the images behind the samples: `SampleCell.images` of all of them.
+    """
+    of_stream: dict[str, dict[int, Floats]] = defaultdict(dict)
+    for (stream, seed, _), each in values.items():
+        of_stream[stream][seed] = each
+    seeds = _common_seeds(values)
+    over = seed_error([100 * fmean(float(held[seed].mean()) for held in of_stream.values()) for seed in seeds])
+    if "repeated" in images and len(seeds) < SEEDS:
+        return None
+    longest = max(map(len, values.values()))
+    number = {seed: at * longest for at, seed in enumerate(sorted({seed for _, seed, _ in values}))}
+    columns = [
+        (np.concatenate(list(held.values())),
+         np.concatenate([number[seed] + np.arange(len(each)) for seed, each in held.items()]))
+        for held in of_stream.values()
+    ]  # fmt: skip
+    if images == {"in order"}:
+        return max(over, image_error(columns)[0])
+    return max(over, fmean(image_error([column])[0] for column in columns))  # the most: streams that go together
 
 
 def _cost(held: dict[Sample, SampleCell], base: dict[Sample, SampleCell], samples: list[Sample]) -> float | None:
@@ -342,11 +391,3 @@ def _cost(held: dict[Sample, SampleCell], base: dict[Sample, SampleCell], sample
             return None
         ratios.append(own.seconds / other.seconds)
     return median(ratios)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
-
-
-def _error_of_mean(errors: Sequence[float]) -> float:
-    return math.hypot(*errors) / len(errors)

@@ -40,7 +40,7 @@ def render_leaderboard(board: Leaderboard, *, title: str = "Test-time adaptation
     names = ("leaderboard.html", "style.css", "script.js", "leaderboard.js")
     files = {name: (folder / name).read_text(encoding="utf-8") for name in names}
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters.update(signed=partial(signed, digits=2), times=times)
+    environment.filters.update(signed=partial(signed, digits=2), times=times, error=error_text)
     text = environment.from_string(files["leaderboard.html"]).render(
         title=title, blocks=board.blocks, columns=COLUMNS, without_source=board.without_source,
         nets=sorted({block.net for block in board.blocks}),
@@ -54,6 +54,11 @@ def render_leaderboard(board: Leaderboard, *, title: str = "Test-time adaptation
 def times(value: float | None) -> str:
     """A ratio of costs, or a dash."""
     return MISSING if value is None else f"{value:.1f}" if value < 100 else f"{value:.0f}"
+
+
+def error_text(value: float | None) -> str:
+    """An error after a number; nothing where it is not known."""
+    return "" if value is None else f"± {value:.2f}"
 
 
 def _facts(facts: dict[str, str]) -> list[tuple[str, str]]:

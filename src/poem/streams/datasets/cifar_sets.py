@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -73,29 +74,71 @@ def cifar(
     """
     if classes not in (10, 100) or split not in ("test", "train"):
         raise ValueError(f"expected classes 10 or 100 and split 'test' or 'train', got {classes!r} and {split!r}")
-    name, source, count = f"cifar{classes}", CIFAR_SOURCES[classes], {"test": 10_000, "train": 50_000}[split]
-    wanted = (
-        f"{name}: the binary version's .bin files, the python version's (as torchvision downloads it), or "
-        f"{split}/<class>/*, or {name}-jpeg.tar(.xz) of that"
-    )
-    base = data_root(root, wanted)
+    wanted = _Wanted(classes, split, {"test": 10_000, "train": 50_000}[split], partial)
+    base = data_root(root, wanted.layout)
     if base.suffix == ".npz" and classes == 10:
-        return open_packed(base, split, count, partial)
-    binary = {
-        (10, "test"): ["test_batch.bin"], (10, "train"): [f"data_batch_{part}.bin" for part in range(1, 6)],
-        (100, "test"): ["test.bin"], (100, "train"): ["train.bin"],
-    }[classes, split]  # fmt: skip
+        return open_packed(base, split, wanted.count, partial)
+    for opened in (_binary, _folders, _python):
+        found = opened(base, wanted)
+        if found is not None:
+            return found
+    raise FileNotFoundError(
+        f"no {wanted.name} in {base}; expected {wanted.layout}. It comes from: {CIFAR_SOURCES[classes]}"
+    )
 
-    def info(found: int) -> DatasetInfo:
-        words = f"all {count}" if found == count else f"{found} of {count}"
-        return DatasetInfo(data=name, provenance=f"files as found; official: {source}", subset=f"{words} ({split})")
 
+@dataclass(frozen=True)
+class _Wanted:
+    """What `cifar` looks for."""
+
+    classes: Literal[10, 100]
+    split: Literal["test", "train"]
+    count: int
+    """Images that are published."""
+    partial: bool
+
+    @property
+    def name(self) -> str:
+        """As in `cifar10`."""
+        return f"cifar{self.classes}"
+
+    @property
+    def layout(self) -> str:
+        """What may be there, in words."""
+        return (
+            f"{self.name}: the binary version's .bin files, the python version's (as torchvision downloads it), or "
+            f"{self.split}/<class>/*, or {self.name}-jpeg.tar(.xz) of that"
+        )
+
+    @property
+    def files(self) -> list[str]:
+        """The published files, without the ending of the binary version."""
+        if self.classes == 100:
+            return [self.split]
+        return ["test_batch"] if self.split == "test" else [f"data_batch_{part}" for part in range(1, 6)]
+
+    @property
+    def class_names(self) -> tuple[str, ...] | None:
+        """Those of CIFAR-10."""
+        return CIFAR10_CLASSES if self.classes == 10 else None
+
+    def info(self, found: int) -> DatasetInfo:
+        """Of so many published images."""
+        words = f"all {self.count}" if found == self.count else f"{found} of {self.count}"
+        return DatasetInfo(
+            data=self.name,
+            provenance=f"files as found; official: {CIFAR_SOURCES[self.classes]}",
+            subset=f"{words} ({self.split})",
+        )
+
+
+def _binary(base: Path, wanted: _Wanted) -> BinaryRows | None:
+    """The binary version, where its files are there."""
+    classes, header = wanted.classes, 1 if wanted.classes == 10 else 2
     for folder in (base, base / f"cifar-{classes}-batches-bin", base / f"cifar-{classes}-binary"):
-        if all((folder / file).is_file() for file in binary):
-            header = 1 if classes == 10 else 2
-            paths = [folder / file for file in binary]
-            rows = paths[0].stat().st_size // (header + PIXELS) if partial else count // len(binary)
-            names = CIFAR10_CLASSES if classes == 10 else None
+        paths = [folder / f"{file}.bin" for file in wanted.files]
+        if all(path.is_file() for path in paths):
+            rows = paths[0].stat().st_size // (header + PIXELS) if wanted.partial else wanted.count // len(paths)
             labels = bin_labels(paths, max(1, rows), header, classes)
             return BinaryRows(
                 [(path, 0) for path in paths],
@@ -104,17 +147,23 @@ def cifar(
                 skip=header,
                 channels_last=False,
                 labels=labels,
-                info=info(len(labels)),
-                classes=names,
+                info=wanted.info(len(labels)),
+                classes=wanted.class_names,
             )
+    return None
+
+
+def _folders(base: Path, wanted: _Wanted) -> ImageFiles | None:
+    """Class folders, or a tar of them, where they are there."""
+    name, classes, split, count = wanted.name, wanted.classes, wanted.split, wanted.count
     for path in (base, base / name, base / f"{name}-jpeg.tar", base / f"{name}-jpeg.tar.xz"):
         if is_archive(path) or (path / split).is_dir():
             found = listing(path, under=split)
             named = NamedSet(
-                title=f"{name} {split}", layout=wanted, source=source, locations=(),
+                title=f"{name} {split}", layout=wanted.layout, source=CIFAR_SOURCES[classes], locations=(),
                 expect=ExpectedCounts(classes=classes, per_class=count // classes, total=count),
             )  # fmt: skip
-            words = f"{check_complete(found, named, partial)} ({split})"
+            words = f"{check_complete(found, named, wanted.partial)} ({split})"
             if classes == 10 and tuple(found.members) != CIFAR10_CLASSES:  # other names may have another order
                 raise ValueError(
                     f"expected the class folders {', '.join(CIFAR10_CLASSES)} in {found.path}, got "
@@ -123,11 +172,17 @@ def cifar(
             return ImageFiles(
                 found, DatasetInfo(data=name, provenance="class folders as found (re-encoded images)", subset=words)
             )
+    return None
+
+
+def _python(base: Path, wanted: _Wanted) -> PixelRows | None:
+    """The python version, where its files are there."""
+    classes = wanted.classes
     for folder in (base, base / f"cifar-{classes}-batches-py", base / f"cifar-{classes}-python"):
-        paths = [folder / file.removesuffix(".bin") for file in binary]
+        paths = [folder / file for file in wanted.files]
         if all(path.is_file() for path in paths):
-            each = None if partial else count // len(paths)
+            each = None if wanted.partial else wanted.count // len(paths)
             batches = [python_batch(path, each, classes) for path in paths]
             pixels, labels = (np.concatenate(part) for part in zip(*batches, strict=True))
-            return PixelRows(pixels, labels, info(len(labels)), CIFAR10_CLASSES if classes == 10 else None)
-    raise FileNotFoundError(f"no {name} in {base}; expected {wanted}. It comes from: {source}")
+            return PixelRows(pixels, labels, wanted.info(len(labels)), wanted.class_names)
+    return None
