@@ -211,6 +211,32 @@ def test_a_stream_on_disk_says_which_audit_it_has(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("streams/*/*.jsonl"))) == 1, "which goes on"
 
 
+@pytest.mark.parametrize("known", [False, True])
+def test_an_audit_that_cannot_be_begun_leaves_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known: bool
+) -> None:
+    def full(self: Audit, line: dict[str, Any]) -> str:
+        return "No space left on device"
+
+    if known:  # its audit is gone, so that another begins with the state
+        with engine(tmp_path, batch_size=2) as made:
+            ask(made, "a", 0)
+        (path,) = tmp_path.glob("streams/*/*.jsonl")
+        path.unlink()
+    before = sorted(tmp_path.glob("streams/*/*"))
+    with engine(tmp_path, batch_size=2) as made:
+        with monkeypatch.context() as patch:
+            patch.setattr(Audit, "write", full)
+            for _ in range(2):
+                with pytest.raises(Problem) as caught:
+                    ask(made, "a", 1)
+                assert (caught.value.status, caught.value.code) == (503, "no-storage")
+        assert sorted(tmp_path.glob("streams/*/*")) == before
+        assert ask(made, "a", 1)["batch"] == int(known)
+    (path,) = tmp_path.glob("streams/*/*.jsonl")
+    assert path.name == "0001.jsonl"
+
+
 # Snapshots ------------------------------------------------------------------------------------------------------------
 
 

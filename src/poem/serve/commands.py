@@ -58,18 +58,11 @@ class Commands:
 
     def _import(self, stream: Stream, state: Any) -> dict[str, Any]:
         """Go on from a state: tried on a learner of its own first, so that one that does not fit changes nothing."""
-        keeper, store = self._keeper, self._keeper.store
+        keeper = self._keeper
         self._check_fits(state)
         keeper.make_room({id(stream)})
-        opened, number = stream.number, store.last_audit(stream.id) + 1
-        learner = keeper.learner(stream, number, append=False)
-        try:
-            store.save_start(stream.id, number, state)
-            learner.load_state_dict(state)
-        except BaseException:  # as where the disk is full: the stream goes on as it was
-            learner.close()
-            store.discard_audit(stream.id, number)
-            raise
+        opened = stream.number
+        learner, number = keeper.begun(stream, state)  # raises where the disk is full: the stream goes on as it was
         keeper.drop(stream)
         with keeper.changed:
             stream.learner, stream.audit, stream.opened = learner, number, opened

@@ -144,32 +144,51 @@ class Keeper:
 
     def _fresh(self, stream: Stream) -> Learner:
         """The learner of a stream that has no snapshot."""
-        number, stream.audit = stream.number, self.store.last_audit(stream.id) + 1
-        stream.learner, stream.opened = self.learner(stream, stream.audit, append=False), number
+        number = stream.number
+        stream.learner, stream.audit = self.begun(stream)
+        stream.opened = number
         return stream.learner
 
     def _resumed(self, stream: Stream) -> Learner:
         """The learner of a stream's snapshot."""
         number = stream.number  # before the snapshot is read: another writer may take the stream from here on
         state, about = self.store.load(stream.id)
-        stream.audit = about["audit"] if isinstance(about.get("audit"), int) else self.store.last_audit(stream.id)
+        audit = about["audit"] if isinstance(about.get("audit"), int) else self.store.last_audit(stream.id)
         moved = self.store.moved(stream.id)  # another writer, who may not know it yet, may still write its audit
-        learner = None if moved else self._goes_on(stream, about)
+        learner = None if moved else self._goes_on(stream, audit, about)
         if learner is None:
-            stream.audit = self.store.last_audit(stream.id) + 1
-            self.store.save_start(stream.id, stream.audit, state)
-            learner = self.learner(stream, stream.audit, append=False)
-        try:
-            learner.load_state_dict(state)
-        except BaseException:
-            learner.close()
-            raise
-        stream.learner, stream.opened = learner, number
+            learner, audit = self.begun(stream, state)
+        else:
+            try:
+                learner.load_state_dict(state)
+            except BaseException:
+                learner.close()
+                raise
+        stream.learner, stream.audit, stream.opened = learner, audit, number
         if moved:
             self.snapshot(stream)
         return learner
 
-    def _goes_on(self, stream: Stream, about: dict[str, Any]) -> Learner | None:
+    def begun(self, stream: Stream, state: dict[str, Any] | None = None) -> tuple[Learner, int]:
+        """A learner with an audit of its own, and that one's number; with a state it goes on from that.
+
+        Where it fails, as for a full disk, no file is left.
+        """
+        number, learner = self.store.last_audit(stream.id) + 1, None
+        try:
+            if state is not None:
+                self.store.save_start(stream.id, number, state)
+            learner = self.learner(stream, number, append=False)
+            if state is not None:
+                learner.load_state_dict(state)
+        except BaseException:
+            if learner is not None:
+                learner.close()
+            self.store.discard_audit(stream.id, number)
+            raise
+        return learner, number
+
+    def _goes_on(self, stream: Stream, audit: int, about: dict[str, Any]) -> Learner | None:
         """A learner that goes on with the stream's audit; None where a replay of that would not lead to the snapshot.
 
         So it is where lines of before the snapshot are missing, and where a kill has undone a reset: batches that are
@@ -177,12 +196,12 @@ class Keeper:
         """
         try:
             if self.served.guarded:
-                path, size = self.store.audit(stream.id, stream.audit), about.get("audited")
+                path, size = self.store.audit(stream.id, audit), about.get("audited")
                 if not isinstance(size, int) or not path.exists() or path.stat().st_size < size:
                     return None
                 if any(is_reset(line) for line in lines_after(path, size)):
                     return None
-            return self.learner(stream, stream.audit, append=True)
+            return self.learner(stream, audit, append=True)
         except ValueError:
             return None
 
