@@ -8,9 +8,10 @@ bodies, resets, exports, and streams that are made and deleted. Each minute prin
 
 The line is fitted to the minutes after the warm-up: the first `--warm-up` minutes, and as many more as it takes until
 every stream has had enough requests to fill its ledger of keys and its guard's ring, but no more than half of the run.
-Flat means that the upper end of the slope's 95 % interval is below 1 % of the resident memory per hour; where the
-lower end is above that, the memory grows; else the run was too short to say. Neighbouring minutes are alike, so the
-interval counts them as fewer. Returns 1 unless the memory is flat, nothing failed and the service stopped with 0.
+Flat means that the upper end of the slope's 95 % interval is below 1 % of the resident memory per hour; where the lower
+end is above that, the memory grows; else, or where streams were still filling, the run was too short to say.
+Neighbouring minutes are alike, so the interval counts them as fewer. Returns 1 unless the memory is flat, nothing
+failed and the service stopped with 0.
 """
 
 from __future__ import annotations
@@ -129,15 +130,18 @@ def judged(rows: list[tuple[float, int, int]], warm_up: float) -> dict[str, Any]
         rows: One a minute.
         warm_up: Minutes that the line leaves out at least.
     """
-    filled = next((minute for minute, _, requests in rows if requests >= FILLED), rows[-1][0])
-    begins = max(warm_up, min(filled, rows[-1][0] / 2))
+    half = rows[-1][0] / 2
+    full = next((minute for minute, _, requests in rows if requests >= FILLED), None)
+    filled = full is not None and full <= half
+    begins = max(warm_up, min(half if full is None else full, half))
     line = fitted([(minute, kib / 1024) for minute, kib, _ in rows if minute > begins])
     slope, error, bar = 60 * line["slope"], 60 * line["error"], BAR * line["mean"]
     low, high = slope - 2 * error, slope + 2 * error
+    unsure = f"not decided{'' if filled else ', streams were still filling'}: run it for longer"
     return {
-        "line_from_minute": round(begins, 2), "mean_mib": line["mean"], "slope_mib_per_hour": slope,
-        "slope_error_mib_per_hour": error, "bar_mib_per_hour": bar,
-        "memory": "flat" if high < bar else "grows" if low > bar else "not decided: run it for longer",
+        "line_from_minute": round(begins, 2), "streams_were_full": filled, "mean_mib": line["mean"],
+        "slope_mib_per_hour": slope, "slope_error_mib_per_hour": error, "bar_mib_per_hour": bar,
+        "memory": "flat" if high < bar else "grows" if low > bar and filled else unsure,
     }  # fmt: skip
 
 

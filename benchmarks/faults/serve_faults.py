@@ -36,7 +36,7 @@ from poem.guarded.audit import read_audit, tensor_hash
 from poem.serve.client import Client, Prediction, ServiceError
 from poem.serve.learner import Learner, Served
 from poem.serve.replay import replay_answers
-from poem.serve.store import Store
+from poem.serve.store import Store, folder_name
 from poem.streams.loading.prepare import Prepare
 
 SIZE, EVERY = 4, 5
@@ -408,10 +408,10 @@ def lost_batches(state: Path) -> dict[str, int]:
 
 
 def full_disk(folder: Path) -> dict[str, Any]:
-    """A file system of 2 MiB under the folder of states, full in the middle of a load, then with room again."""
+    """A file system of 4 MiB under the folder of states, full in the middle of a load, then with room again."""
     place = folder / "small"
     place.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(place)], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(place)], check=True)
     try:
         return _full_disk(place / "state", place / "ballast")
     finally:
@@ -440,7 +440,7 @@ def _full_disk(state: Path, ballast: Path) -> dict[str, Any]:
         saved = saved_batches(state)
         ballast.unlink()
         more = [client.predict("door", batch, key=f"k{30 + at}") for at, batch in enumerate(batches[30:])]
-        client.predict("yard", batches[0])
+        yard = client.predict("yard", batches[0])
         until = time.monotonic() + 20
         while client.status("door")["unsaved_batches"] >= EVERY and time.monotonic() < until:
             time.sleep(0.05)
@@ -452,10 +452,19 @@ def _full_disk(state: Path, ballast: Path) -> dict[str, Any]:
         client = Client(url, retries=0)
         revived = client.status("door")["batches"]
         again = client.predict("door", batches[20], key="k20")
+        after = [client.predict("door", pictures(SIZE, 100 + at)) for at in range(3)]
         running.send_signal(signal.SIGTERM)
         stopped = running.wait(60)
     expected = [learner.answer(batch) for batch in batches]
     found = [each.answers for each in (*replies, *full, *more)]
+    every = [*zip((*replies, *full, *more), batches, strict=True)]
+    every += [(reply, pictures(SIZE, 100 + at)) for at, reply in enumerate(after)]
+    images = {reply.request: batch for reply, batch in every} | {yard.request: batches[0]}
+    audits = list((state / "streams" / folder_name("door")).glob("*.jsonl"))
+    replayed: dict[str, Any] = {}
+    for audit in state.glob("streams/*/*.jsonl"):
+        replayed |= replay_answers(audit, served(), SIZE, images)
+    checked = [reply for reply, _ in every if reply.request in replayed]
     facts = {
         "the_disk_was_full": said == "No space left on device" and status["snapshot_failures"] > 0,
         "the_last_snapshot_is_whole": 12 - EVERY <= saved <= 12,
@@ -463,11 +472,15 @@ def _full_disk(state: Path, ballast: Path) -> dict[str, Any]:
         "the_next_snapshot_after_there_is_room_has_everything": 40 - EVERY <= later <= 40,
         "a_kill_then_loses_that_little": revived == later,
         "keys_answered_while_it_was_full_are_answered_as_recorded": again.replayed and again.answers == full[8].answers,
+        "answers_equal_a_replay": all(replayed[each.request] == each.answers for each in (*checked, yard)),
+        "what_was_answered_with_room_is_in_it": all(each.request in replayed for each in (*replies, *after)),
+        "another_audit_begins_after_the_one_that_was_lost": len(audits) == 2,
         "it_went_on": healthy and stopped == 0,
     }  # fmt: skip
     return {
-        "file_system": "tmpfs of 2 MiB", "snapshot_failures": status["snapshot_failures"],
+        "file_system": "tmpfs of 4 MiB", "snapshot_failures": status["snapshot_failures"],
         "a_new_stream_meanwhile": fresh, "snapshot_while_full": saved, "snapshot_after": later,
+        "answers_checked": len(checked) + 1, "answers_that_no_audit_has": len(every) - len(checked),
         "events": [each["kind"] for each in events], "facts": facts,
     }  # fmt: skip
 

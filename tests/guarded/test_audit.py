@@ -13,7 +13,7 @@ import pytest
 import torch
 from learners import batch, learner
 
-from poem.guarded.audit import AUDIT_SCHEMA, Audit, Event, read_audit, tensor_hash
+from poem.guarded.audit import AUDIT_SCHEMA, PIECE, Audit, Event, lines_after, read_audit, tensor_hash
 from poem.guarded.guard import guard_adapter as guard
 
 FULL = Path("/dev/full")
@@ -98,6 +98,50 @@ def test_a_line_that_was_cut_is_left_out(path: Path) -> None:
         assert [line["batch"] for line in read_audit(path)[1]] == [0, 1]
     path.write_bytes(whole[:-1])
     assert len(read_audit(path)[1]) == 3
+
+
+@pytest.mark.parametrize("cut", [b"", b'{"kind":"ba', b"x" * (3 * PIECE)])
+def test_a_run_goes_on_without_reading_what_it_has_written(
+    path: Path, cut: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    audit = Audit(path, {"method": "tent"})
+    for number in range(2000):
+        audit.write({"kind": "batch", "batch": number, "text": "x" * 100})
+    assert audit.size == path.stat().st_size > 3 * PIECE
+    audit.close()
+    whole = path.stat().st_size
+    path.write_bytes(path.read_bytes() + cut)
+    read: list[int] = []
+    own = json.loads
+
+    def counted(text: bytes) -> Any:
+        read.append(len(text))
+        return own(text)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", None)
+        patch.setattr("poem.guarded.audit.json.loads", counted)
+        Audit(path, {"method": "tent"}, append=True).close()
+        with pytest.raises(ValueError, match="other method"):
+            Audit(path, {"method": "sar"}, append=True)
+    assert max(read) < 1000
+    assert len(read) < 10, "the header alone is parsed"
+    assert path.stat().st_size == whole, "a line that was cut is dropped"
+    assert lines_after(path, whole) == []
+
+
+def test_lines_from_a_place_on(path: Path) -> None:
+    audit = Audit(path, {})
+    audit.write({"kind": "batch", "batch": 0})
+    assert audit.size is not None
+    place = audit.size
+    audit.write({"kind": "batch", "batch": 1})
+    audit.close()
+    assert audit.size is None
+    path.write_bytes(path.read_bytes() + b'{"kind"')
+    assert [line["batch"] for line in lines_after(path, place)] == [1]
+    with pytest.raises(ValueError, match="written by a guard"):
+        lines_after(path, place - 5)
 
 
 @pytest.mark.parametrize(

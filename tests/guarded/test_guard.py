@@ -552,7 +552,7 @@ def test_an_interrupt_before_the_guard_remembers_leaves_both_as_they_were(
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    calls = {
+    calls: dict[str, Callable[[], object]] = {
         "batch": lambda: guard(images[:50]),
         "reset": guard.reset,
         "load": lambda: guard.load_state_dict(other.state_dict()),
@@ -563,7 +563,12 @@ def test_an_interrupt_before_the_guard_remembers_leaves_both_as_they_were(
         monkeypatch.setattr("poem.guarded.guard.copy.deepcopy", interrupted)
     else:
         own = guard.adapter.load_state_dict
-        monkeypatch.setattr(guard.adapter, "load_state_dict", lambda state: [own(state), interrupted()])
+
+        def loaded(state: dict[str, Any]) -> None:
+            own(state)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(guard.adapter, "load_state_dict", loaded)
     with pytest.raises(KeyboardInterrupt):
         calls[what]()
     monkeypatch.undo()

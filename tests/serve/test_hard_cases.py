@@ -73,7 +73,7 @@ def test_an_import_that_cannot_be_written_changes_nothing(tmp_path: Path, monkey
             patch.setattr(made._store, "save_start", full)
             with pytest.raises(Problem) as caught:
                 made.command("a", "import", state).result(60)
-        assert caught.value.status == 500
+        assert (caught.value.status, caught.value.code) == (503, "no-storage")
         assert made.status("a")["batches"] == 3
         assert ask(made, "a", pictures(2, 3))["answers"] == twin.answer(pictures(2, 3)), "as if it had not been sent"
         assert sorted(path.name for path in tmp_path.glob("streams/*/*")) == files

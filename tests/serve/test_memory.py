@@ -16,7 +16,7 @@ import torch
 from served import engine, pictures, served
 
 from poem.serve import engine as engine_module
-from poem.serve.learner import Learner, answer_stacked
+from poem.serve.learner import Learner, Served, answer_stacked
 from poem.serve.leases import Leases
 from poem.serve.ledger import Ledger
 from poem.serve.stack import MOST_SHAPES, Stack
@@ -88,12 +88,14 @@ def test_shapes_for_which_stacking_was_tried_are_bounded(monkeypatch: pytest.Mon
 
 
 def test_a_stacked_stream_holds_its_state_once() -> None:
-    like = Learner(served("tent"), 2)
-    stack = Stack(like.adapter)
-    learners, alone = [Learner(served("tent"), 2, stack=stack) for _ in range(2)], Learner(served("tent"), 2)
+    plain = served("tent")
+    fast = Served(**{**vars(plain), "settings": {**plain.settings, "lr": 0.01}})
+    stack = Stack(Learner(fast, 2).adapter)
+    learners, alone = [Learner(fast, 2, stack=stack) for _ in range(2)], Learner(fast, 2)
     for each in (*learners, alone):
         each.answer(pictures(2, 0))
     assert adapted(learners[0]), "after a batch that was computed alone its adapter has the state"
+    before = alone.state_dict()["tensors"]
     for seed in (1, 2):
         assert [each.why_not_stacked(pictures(2, seed)) for each in learners] == ["", ""]
         answer_stacked(stack, learners, [pictures(2, seed)] * 2)
@@ -102,6 +104,8 @@ def test_a_stacked_stream_holds_its_state_once() -> None:
     held, expected = (each.state_dict()["tensors"] for each in (learners[0], alone))
     assert held.keys() == expected.keys()
     assert all(torch.allclose(held[name], expected[name], atol=1e-3) for name in held)
+    moved = [name for name in before if before[name].shape == held[name].shape]
+    assert max(float((held[name] - before[name]).abs().max()) for name in moved) > 1e-2, "ten times what is allowed"
     assert adapted(learners[0])
 
 
@@ -191,4 +195,7 @@ def test_the_soak_waits_until_every_ledger_is_full() -> None:
     soak = soak_module()
     filling = [(minute, 700 * 1024, 200 * minute) for minute in range(1, 61)]
     assert soak.judged(filling, 5)["line_from_minute"] == pytest.approx(soak.FILLED / 200, abs=1)
-    assert soak.judged([(minute, kib, minute) for minute, kib, _ in filling], 5)["line_from_minute"] == 30
+    slow = [(minute, kib + 1024 * minute, minute) for minute, kib, _ in filling]
+    found = soak.judged(slow, 5)
+    assert found["line_from_minute"] == 30
+    assert "still filling" in found["memory"], "growth while ledgers fill is no leak"

@@ -72,14 +72,14 @@ def test_a_writer_that_does_not_let_go_loses_the_stream_and_cannot_write(
         stale = one._streams["door"]
         assert stale.learner is not None
         with pytest.raises(Lost):
-            one._store.save("door", stale.learner.state_dict(), {})
+            one._store.save("door", stale.learner.state_dict(), {}, stale.opened)
         # Even a writer that has looked before it lost the stream, and writes after, does not reach the newer snapshot.
         (mine,) = tmp_path.glob("streams/*/state-*.safetensors")
         before = mine.read_bytes()
         leases = one._store._leases
         assert leases is not None
         monkeypatch.setattr(leases, "held", lambda place: True)
-        one._store.save("door", stale.learner.state_dict(), {})
+        one._store.save("door", stale.learner.state_dict(), {}, stale.opened)
         assert mine.read_bytes() == before
         assert two._store.load("door")[0]["guard"]["batches"] == 3, "as taken over, not what the stale one wrote"
         monkeypatch.undo()

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +24,7 @@ pytest.importorskip("uvicorn")
 
 from poem import zoo
 from poem.guarded.audit import read_audit, tensor_hash
-from poem.serve.client import Client, Prediction
+from poem.serve.client import Client, Prediction, ServiceError
 from poem.serve.learner import Learner, Served
 from poem.serve.replay import replay_answers
 from poem.serve.store import Store
@@ -108,27 +109,33 @@ def test_kill_9_and_restart_goes_on_from_the_snapshot(tmp_path: Path) -> None:
 
 
 def test_sigterm_answers_what_waits_and_saves_every_stream(tmp_path: Path) -> None:
-    found: dict[int, Any] = {}
-    with process(tmp_path) as (running, client):
-        client.predict("s0", pictures(1, 0))
+    found: dict[int, Prediction | ServiceError] = {}
+    # Of four images each, where a micro-batch may have five: a request waits for others that never come.
+    with process(tmp_path, "--batch-size", "5", "--wait-ms", "60000") as (running, client):
 
         def send(at: int) -> None:
-            found[at] = client.predict(f"s{at % 4}", pictures(SIZE, at))
+            try:
+                found[at] = client.predict(f"s{at}", pictures(SIZE, at))
+            except ServiceError as error:
+                found[at] = error
 
-        threads = [threading.Thread(target=send, args=(at,)) for at in range(16)]
+        threads = [threading.Thread(target=send, args=(at,)) for at in range(8)]
         for thread in threads:
             thread.start()
-        threads[0].join(0.05)
+        until = time.monotonic() + 30
+        while client.service()["waiting"] < 8 and time.monotonic() < until:
+            time.sleep(0.05)
+        assert client.service()["waiting"] == 8, "every request was accepted and waits"
+        assert not found
         running.send_signal(signal.SIGTERM)
         for thread in threads:
             thread.join(30)
         assert running.wait(60) == 0
     answered = [each for each in found.values() if isinstance(each, Prediction)]
-    assert answered, "requests that were in flight are answered"
-    with process(tmp_path) as (_, client):
+    assert len(answered) == 8, f"requests that were accepted are answered: {found}"
+    with process(tmp_path, "--batch-size", "5") as (_, client):
         saved = {each["stream"]: each["batches"] for each in client.streams()}
-    for each in answered:
-        assert saved[each.stream] > each.batch, "what was answered was saved"
+    assert saved == {f"s{at}": 1 for at in range(8)}, "what was answered was saved"
 
 
 @pytest.mark.slow

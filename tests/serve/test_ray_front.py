@@ -27,7 +27,7 @@ class Cluster:
     def __init__(self, *said: Any) -> None:
         self.said, self.deleted = list(said), False
 
-    def broadcast(self, method: str) -> Cluster:
+    def broadcast(self, method: str, *values: Any) -> Cluster:
         return self
 
     def results(self, *, timeout_s: float, return_exceptions: bool = False) -> list[Any]:
@@ -54,7 +54,8 @@ class Told(Meter):
 def front(cluster: Cluster) -> RayEngine:
     """An engine whose cluster is that one."""
     made = RayEngine.__new__(RayEngine)
-    made.meter, made._closing, made._placement = Told(), False, Placement()
+    made.meter, made._closing, made._done, made._placement = Told(), False, False, Placement()
+    made._until = None
     made._handle, made._deployed, made._started = cluster, True, False
     made._exceptions = SimpleNamespace(RayError=Gone)  # type: ignore[assignment]
 
@@ -90,8 +91,10 @@ def test_a_replica_that_does_not_answer_hides_no_other() -> None:
 def test_close_says_whether_every_replica_has_saved_its_streams() -> None:
     for said, done in (([True, True], True), ([True, False], False), ([], False), ([True, Gone("died")], False)):
         cluster = Cluster(*said)
-        assert front(cluster).close() is done, said
+        made = front(cluster)
+        assert made.close() is done, said
         assert cluster.deleted
+        assert made.close() is done, f"{said}: a second call says what the first one did"
 
 
 @pytest.mark.filterwarnings("ignore:coroutine 'Replica.__del__'")  # Ray Serve awaits it

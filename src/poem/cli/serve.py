@@ -15,8 +15,9 @@ curl http://127.0.0.1:8000/v1/streams/door/status
 POST /v1/streams/ID/predict takes a JPEG or PNG file, several as multipart, an npy array or JSON; /docs describes all
 routes, / shows the streams while they run, /metrics is for Prometheus. From Python: poem.Client. poem load measures.
 
---state is a folder for snapshots and audits: a stop with SIGTERM or Ctrl-C answers what waits and saves every stream;
-kill -9 loses what a stream has learnt since its last snapshot. The same command goes on. One service per folder.
+--state is a folder for snapshots and audits: a stop with SIGTERM or Ctrl-C answers what waits, for --drain-s, and
+saves every stream; kill -9 loses what a stream has learnt since its last snapshot. The same command goes on. One
+service per folder.
 
 --engine ray answers with replicas on a Ray cluster; a stream is placed on one of them by its id, and goes on elsewhere
 from its last snapshot when a node dies. --state is a folder that every node reaches under the same path.
@@ -28,6 +29,7 @@ There is no TLS: put a proxy before it.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 from pathlib import Path
@@ -38,10 +40,12 @@ from poem.cli._option_checks import path_argument, rgb_argument
 
 if TYPE_CHECKING:
     import socket
+    from types import FrameType
 
-    from poem.serve.front import Engine
+    from poem.serve.engine import StreamEngine
     from poem.serve.learner import Served
     from poem.serve.metrics import Metrics
+    from poem.serve.ray_engine import RayEngine
     from poem.serve.settings import ServeSettings
 
 MEBIBYTE = 1 << 20
@@ -123,11 +127,20 @@ def run(args: argparse.Namespace) -> int:
     app = build_app(engine, metrics, Access(tokens, hosts), args.drain_s)
     config = uvicorn.Config(
         app, log_level="warning", access_log=False, server_header=False, limit_concurrency=2048, timeout_keep_alive=30,
-        timeout_graceful_shutdown=int(args.drain_s) + 1, http=timed_headers(args.header_s), ws="none",
+        timeout_graceful_shutdown=math.ceil(args.drain_s) + 2, http=timed_headers(args.header_s), ws="none",
     )  # fmt: skip
-    server = uvicorn.Server(config)
+
+    class Server(uvicorn.Server):
+        """The time to drain begins with the signal: uvicorn waits for its connections before it tells of the end."""
+
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            engine.drain(args.drain_s)
+            super().handle_exit(sig, frame)
+
+    server = Server(config)
 
     def stop(*_: Any) -> None:  # before uvicorn has its own handler, and after: it raises the signal again
+        engine.drain(args.drain_s)
         server.should_exit = True
 
     signal.signal(signal.SIGTERM, stop)
@@ -141,13 +154,13 @@ def run(args: argparse.Namespace) -> int:
     try:
         server.run(sockets=[listener])
     finally:
-        done = engine.close(args.drain_s)
+        done = engine.close(args.drain_s)  # once more, for what it says: the application has closed it where it ran
     if not done:
-        print(f"not everything was answered and saved within {args.drain_s:g} s; the log says what", file=sys.stderr)
+        print(f"not everything was answered within {args.drain_s:g} s and saved; the log says what", file=sys.stderr)
     return 0 if done else 1
 
 
-def _engine(args: argparse.Namespace, settings: ServeSettings, metrics: Metrics) -> Engine:
+def _engine(args: argparse.Namespace, settings: ServeSettings, metrics: Metrics) -> StreamEngine | RayEngine:
     """What answers: this process, or replicas on a cluster, each of which opens the model."""
     if args.engine == "local":
         from poem.serve.engine import StreamEngine

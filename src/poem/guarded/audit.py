@@ -10,13 +10,15 @@ import os
 import stat
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
 
 log = logging.getLogger("poem")
 AUDIT_SCHEMA = 1
+PIECE = 1 << 16
+"""Bytes that are read at once where the end of an audit is looked for."""
 MACHINE = ("torch", "device", "threads", "deterministic", "compile", "poem")
 """Fields of a header that say where a run was made; a run that goes on elsewhere may have others.
 
@@ -92,6 +94,11 @@ class Audit:
             return str(error)
         return None
 
+    @property
+    def size(self) -> int | None:
+        """Bytes written so far; None where lines are missing."""
+        return None if self.lost or self._file.closed else os.fstat(self._file.fileno()).st_size
+
     def close(self) -> None:
         """Close the file."""
         self._file.close()
@@ -113,11 +120,18 @@ class AuditLines:
 
 
 def _whole_lines(path: Path, header: dict[str, Any]) -> int:
-    """Bytes of an audit's complete lines, if it is one of a run with this header; 0 where nothing was written yet."""
-    whole = path.read_bytes().rfind(b"\n") + 1 if path.exists() else 0
-    if not whole:
+    """Bytes of an audit's complete lines, if it is one of a run with this header; 0 where nothing was written yet.
+
+    Of a long audit the first line and the end alone are read: a service goes on with audits all the time.
+    """
+    if not path.exists():
         return 0
-    stated, mine = read_audit(path)[0], json_values(header)
+    with path.open("rb") as file:
+        whole = _end_of_lines(file)
+        if not whole:
+            return 0
+        file.seek(0)
+        stated, mine = _header_of(_lines([file.readline()], path), path), json_values(header)
     names = [name for name in {**mine, **stated} if name not in ("kind", "schema", *MACHINE)]
     differ = [name for name in names if stated.get(name) != mine.get(name)]
     if differ:
@@ -128,9 +142,36 @@ def _whole_lines(path: Path, header: dict[str, Any]) -> int:
     return whole
 
 
+def _end_of_lines(file: BinaryIO) -> int:
+    """Where the last complete line ends, looked for from the end of the file; 0 where there is none."""
+    at = file.seek(0, os.SEEK_END)
+    while at > 0:
+        start = max(0, at - PIECE)
+        file.seek(start)
+        found = file.read(at - start).rfind(b"\n")
+        if found >= 0:
+            return start + found + 1
+        at = start
+    return 0
+
+
 def read_audit(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Header and lines of an audit; a last line that was cut by a kill is left out."""
-    texts, lines = Path(path).read_bytes().splitlines(), list[dict[str, Any]]()
+    lines = _lines(Path(path).read_bytes().splitlines(), path)
+    return _header_of(lines, path), lines[1:]
+
+
+def lines_after(path: Path, start: int) -> list[dict[str, Any]]:
+    """Lines of an audit from a byte on at which one begins; a last line that was cut by a kill is left out."""
+    with Path(path).open("rb") as file:
+        file.seek(start)
+        content = file.read()
+    return _lines(content[: content.rfind(b"\n") + 1].splitlines(), path)
+
+
+def _lines(texts: list[bytes], path: Path) -> list[dict[str, Any]]:
+    """Lines of an audit, of which a kill may have cut the last."""
+    lines = list[dict[str, Any]]()
     for number, text in enumerate(texts, 1):
         try:
             lines.append(json.loads(text))
@@ -140,11 +181,16 @@ def read_audit(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
             raise ValueError(f"expected an audit written by a guard, got {path}, line {number}: {error}") from error
         if not isinstance(lines[-1], dict):
             raise ValueError(f"expected an audit written by a guard, got {path}, whose line {number} is no object")
+    return lines
+
+
+def _header_of(lines: list[dict[str, Any]], path: Path) -> dict[str, Any]:
+    """The first line of an audit."""
     if not lines or lines[0].get("kind") != "header":
         raise ValueError(f"expected an audit written by a guard, got {path}, which has no header")
     if lines[0].get("schema") != AUDIT_SCHEMA:
         raise ValueError(f"expected an audit of schema {AUDIT_SCHEMA}, got {lines[0].get('schema')} in {path}")
-    return lines[0], lines[1:]
+    return lines[0]
 
 
 def tensor_hash(*tensors: Tensor) -> str:

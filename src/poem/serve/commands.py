@@ -9,16 +9,15 @@ from typing import Any
 import torch
 
 from poem._util.state_file import state_bytes
+from poem.serve.failures import BROKEN_STATE, failed
 from poem.serve.import_checks import checked_state
 from poem.serve.keeper import Keeper
 from poem.serve.learner import Learner
-from poem.serve.problems import Problem, internal
+from poem.serve.problems import Problem
 from poem.serve.turns import Job, Stream
 
 log = logging.getLogger("poem")
 COMMANDS = ("reset", "export", "import", "delete")
-BROKEN_STATE = (ValueError, TypeError, KeyError, AttributeError, IndexError, RuntimeError, OverflowError)
-"""What a state may raise that was not written by a service of this kind."""
 
 
 class Commands:
@@ -41,9 +40,9 @@ class Commands:
         except Problem as problem:
             self._keeper.fail(stream, [job], problem)
             return
-        except Exception:
+        except Exception as error:
             log.exception("stream %s: %s failed", stream.id, job.command)
-            self._keeper.fail(stream, [job], internal())
+            self._keeper.fail(stream, [job], failed(error))
             return
         job.succeed(result)
 
@@ -60,21 +59,14 @@ class Commands:
 
     def _import(self, stream: Stream, state: Any) -> dict[str, Any]:
         """Go on from a state: tried on a learner of its own first, so that one that does not fit changes nothing."""
-        keeper, store = self._keeper, self._keeper.store
+        keeper = self._keeper
         state = self._check_fits(state)
         keeper.make_room({id(stream)})
-        number = store.last_audit(stream.id) + 1
-        learner = keeper.learner(stream, number, append=False)
-        try:
-            store.save_start(stream.id, number, state)
-            learner.load_state_dict(state)
-        except BaseException:  # as where the disk is full: the stream goes on as it was
-            learner.close()
-            store.discard_audit(stream.id, number)
-            raise
+        opened = stream.number
+        learner, number = keeper.begun(stream, state)  # raises where the disk is full: the stream goes on as it was
         keeper.drop(stream)
         with keeper.changed:
-            stream.learner, stream.audit, stream.opened = learner, number, stream.number
+            stream.learner, stream.audit, stream.opened = learner, number, opened
             stream.info, stream.dirty = learner.status(), True
         keeper.snapshot(stream)
         return self._status(stream.id)

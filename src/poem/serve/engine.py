@@ -15,7 +15,9 @@ import math
 import threading
 import time
 import uuid
+from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +25,12 @@ from torch import Tensor
 
 from poem._util.malloc import return_freed_memory
 from poem.serve.commands import COMMANDS, Commands
+from poem.serve.failures import failed
 from poem.serve.keeper import Keeper
 from poem.serve.learner import Learner, Served
 from poem.serve.meter import Meter
 from poem.serve.micro_batches import MicroBatches
-from poem.serve.problems import Problem, internal
+from poem.serve.problems import Problem
 from poem.serve.settings import ServeSettings, check_stream_id
 from poem.serve.sharing import Sharing
 from poem.serve.stack import Stack
@@ -36,6 +39,8 @@ from poem.serve.turns import STACKED, TURNS, Job, Picked, Stream, Turns
 from poem.streams.loading.prepare import Prepare
 
 log = logging.getLogger("poem")
+SAVE_S = 30.0
+"""Seconds in which streams are saved at the end, after those in which what waits is answered."""
 TRIM_S = 60.0
 """Seconds between two times at which freed memory is returned to the operating system."""
 
@@ -64,7 +69,11 @@ class StreamEngine:
         store = Store(Path(folder), served.facts(settings.batch_size), writer)
         stack = _stack(served, settings) if settings.stack else None
         never = "stacking is off" if stack is None else stack.why_never
-        self._keeper = Keeper(served, settings, store, self.meter, None if never else stack)
+        try:
+            self._keeper = Keeper(served, settings, store, self.meter, None if never else stack)
+        except BaseException:
+            store.close()
+            raise
         self._store, self._streams, self._changed = store, self._keeper.streams, self._keeper.changed
         self._turns = Turns(
             settings.batch_size, settings.wait_ms / 1000, together=0 if never else settings.stack_images,
@@ -74,7 +83,8 @@ class StreamEngine:
         self._batches = MicroBatches(self._keeper, self._turns, never)
         self._commands = Commands(self._keeper, self.status)
         self._trimmed, self._worked = time.monotonic(), False  # when memory was returned; whether any was used since
-        self._closing = False
+        self._closing, self._refused = False, False  # whether the service ends, and requests that waited were refused
+        self._until: float | None = None  # then requests that wait are refused
         self._started = time.time()
         self._thread = threading.Thread(target=self._run, name="poem-engine", daemon=True)
         self._thread.start()
@@ -118,7 +128,7 @@ class StreamEngine:
         began = now - waited_s
         deadline = None if limit is None else began + limit / 1000
         self._own(stream)
-        with self._changed:
+        with self._changed, _storage():
             self._check_open()
             found = self._keeper.stream(stream)
             if key is not None:
@@ -160,7 +170,9 @@ class StreamEngine:
         if command not in COMMANDS:
             raise ValueError(f"expected a command {', '.join(COMMANDS)}, got {command!r}")
         check_stream_id(stream)
-        if command == "import" or self._keeper.known(stream):
+        with _storage():
+            wanted = command == "import" or self._keeper.known(stream)
+        if wanted:
             self._own(stream)
         with self._changed:
             self._check_open()
@@ -180,7 +192,7 @@ class StreamEngine:
             Problem: No such stream (404).
         """
         check_stream_id(stream)
-        with self._changed:
+        with self._changed, _storage():
             found = self._streams.get(stream)
             if found is None and self._keeper.known(stream):
                 found = self._keeper.revived(stream, self._store.about(stream))  # shared, and not in use here
@@ -225,13 +237,28 @@ class StreamEngine:
         """Whether requests are taken: not while the service ends, nor after its thread has died."""
         return not self._closing and self._thread.is_alive()
 
+    def drain(self, timeout_s: float) -> None:
+        """From now on what waits is answered as soon as can be, and after so many seconds it is refused.
+
+        The first call counts, so that an end has one deadline. Takes no lock: the handler of a signal may call it.
+        """
+        if self._until is None:
+            self._until = time.monotonic() + timeout_s
+
     def close(self, timeout_s: float = 60.0) -> bool:
-        """Answer what is queued, save every stream, and end; says whether all of it was done in time."""
+        """Answer what waits, save every stream, and end; says whether all of it was done.
+
+        What is not answered after `timeout_s`, or when `drain` has said, is refused (503): streams are saved always,
+        for which `SAVE_S` more are allowed.
+        """
+        self.drain(timeout_s)
+        assert self._until is not None
         with self._changed:
             self._closing = True
             self._changed.notify()
-        self._thread.join(timeout_s)
-        return not self._thread.is_alive() and not any(each.dirty for each in list(self._streams.values()))
+        self._thread.join(max(0.0, self._until + SAVE_S - time.monotonic()))
+        saved = not any(each.dirty for each in list(self._streams.values()))
+        return not self._thread.is_alive() and saved and not self._refused
 
     def stored(self) -> list[dict[str, Any]]:
         """The status of every stream that has a snapshot, as that says; for engines that share the folder."""
@@ -243,11 +270,12 @@ class StreamEngine:
         """Become the stream's writer, where several engines share the folder."""
         if self._store.shared:
             self._check_open()
-            self._sharing.own(name)
+            with _storage():
+                self._sharing.own(name)
 
     def _check_open(self) -> None:
         if not self.ready:
-            raise Problem(503, "draining", "the service is ending and takes no more requests", retry_after=5)
+            raise _draining()
 
     def _check_room(self, stream: Stream) -> None:
         """Refuse one more request for a stream whose queue is full."""
@@ -290,9 +318,11 @@ class StreamEngine:
         self._return_memory(time.monotonic())
         with self._changed:
             now = time.monotonic()
+            if self._until is not None and now >= self._until:
+                self._refuse_waiting()
             ahead = self._batches.turn_s + self._batches.source_s
             late = self._turns.late(now, ahead)
-            picked: Picked = [] if late else self._turns.pick(now, at_once=self._closing)
+            picked: Picked = [] if late else self._turns.pick(now, at_once=self._until is not None)
             idle = [] if late or picked else self._keeper.idle(now)
             if not (late or picked or idle):
                 if self._closing and not self._turns.waiting:
@@ -302,19 +332,33 @@ class StreamEngine:
                 self._changed.wait(longest if due is None else min(longest, max(0.0005, due - now)))
                 return True
         self._worked = True
+        begun, left = _begun([(late[0], [late[1]])] if late else picked)
         try:
-            if late is not None and not self._sharing.gone(late[0], [late[1]]):
+            begun = [(stream, jobs) for stream, jobs in begun if not self._sharing.gone(stream, jobs)]
+            if late is None:
+                self._take(begun)
+            elif begun:
                 self._batches.answer_late(*late)
-            elif late is None:
-                self._take([(stream, jobs) for stream, jobs in picked if not self._sharing.gone(stream, jobs)])
             for each in idle:
                 self._keeper.put_away(each)
-        except Exception:  # one stream's trouble must not end the others'
+        except Exception as error:  # one stream's trouble must not end the others'
             log.exception("the engine failed at a turn")
-            for stream, jobs in [(late[0], [late[1]])] if late else picked:
-                self._keeper.fail(stream, jobs, internal(learnt=not late))
+            for stream, jobs in begun:
+                self._keeper.fail(stream, jobs, failed(error, learnt=not late))
+        for stream, jobs in left:  # after the others: a stream that has answered nothing is forgotten at once
+            self._keeper.fail(stream, jobs, _draining())
         self._tell_streams()
         return True
+
+    def _refuse_waiting(self) -> None:
+        """Refuse every request that waits; the lock is held."""
+        for stream in [each for each in self._streams.values() if each.jobs]:
+            jobs = list(stream.jobs)
+            stream.jobs.clear()
+            for job in jobs:
+                job.taken = True
+            self._refused = True
+            self._keeper.fail(stream, jobs, _draining())
 
     def _take(self, picked: Picked) -> None:
         """A command, or the micro-batches of one or several streams."""
@@ -341,6 +385,30 @@ def _stack(served: Served, settings: ServeSettings) -> Stack:
     made = Learner(served, settings.batch_size)
     made.close()
     return Stack(made.adapter)
+
+
+def _begun(picked: Picked) -> tuple[Picked, Picked]:
+    """What is computed now, and requests whose callers have gone away: nothing is learnt from those."""
+    begun, left = Picked(), Picked()
+    for stream, jobs in picked:
+        there = [job for job in jobs if job.future.set_running_or_notify_cancel()]
+        gone = [job for job in jobs if job not in there]
+        begun += [(stream, there)] if there else []
+        left += [(stream, gone)] if gone else []
+    return begun, left
+
+
+@contextmanager
+def _storage() -> Iterator[None]:
+    """Let a folder that cannot be read be a problem of the request."""
+    try:
+        yield
+    except OSError as error:
+        raise failed(error) from error
+
+
+def _draining() -> Problem:
+    return Problem(503, "draining", "the service is ending and takes no more requests", retry_after=5)
 
 
 def _unknown(stream: str) -> Problem:

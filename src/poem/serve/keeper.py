@@ -11,11 +11,13 @@ import threading
 import time
 from typing import Any
 
-from poem.guarded.audit import Event
+from poem.guarded.audit import Event, lines_after
+from poem.serve.failures import not_opened
 from poem.serve.learner import Learner, Served
 from poem.serve.ledger import Ledger
 from poem.serve.meter import Meter
 from poem.serve.problems import Problem
+from poem.serve.replay import is_reset
 from poem.serve.settings import ServeSettings
 from poem.serve.stack import Stack
 from poem.serve.store import Lost, Store
@@ -70,15 +72,23 @@ class Keeper:
 
     def revived(self, name: str, about: dict[str, Any]) -> Stream:
         """A stream that is on disk."""
-        info = about.get("info")
-        return Stream(name, time.monotonic(), stored=True, info=info if isinstance(info, dict) else {})
+        info, audit = about.get("info"), about.get("audit")
+        return Stream(
+            name, time.monotonic(), stored=True, info=info if isinstance(info, dict) else {},
+            audit=audit if isinstance(audit, int) else 0,
+        )  # fmt: skip
 
     def ledger(self, stream: Stream) -> Ledger:
-        """The stream's idempotency keys, from its snapshot where they are not in memory."""
+        """The stream's idempotency keys, from its snapshot where they are not in memory.
+
+        Raises:
+            OSError: The snapshot cannot be read.
+        """
         if stream.ledger is None:
-            stream.ledger = Ledger(self.settings.keys, self.settings.key_expiry_s, self.settings.key_bytes)
+            found = Ledger(self.settings.keys, self.settings.key_expiry_s, self.settings.key_bytes)
             if stream.stored:
-                stream.ledger.load_plain(self.store.about(stream.id).get("keys"))
+                found.load_plain(self.store.about(stream.id).get("keys"))
+            stream.ledger = found
         return stream.ledger
 
     def forget_keys(self, stream: Stream) -> None:
@@ -105,8 +115,8 @@ class Keeper:
         """Refuse requests; a stream that has never answered any leaves no trace."""
         with self.changed:
             for job in jobs:
-                if job.key is not None:
-                    self.ledger(stream).release(job.key)
+                if job.key is not None and stream.ledger is not None:
+                    stream.ledger.release(job.key)
             fresh = not stream.stored and not stream.dirty and (stream.learner is None or not stream.learner.batches)
             if fresh and not stream.jobs:
                 begun = stream.learner is not None
@@ -118,34 +128,82 @@ class Keeper:
                 job.fail(problem)
 
     def opened(self, stream: Stream, keep: set[int] | None = None) -> Learner:
-        """The stream's learner, from its snapshot where it is not in memory; streams in `keep` stay in memory."""
+        """The stream's learner, from its snapshot where it is not in memory; streams in `keep` stay in memory.
+
+        Raises:
+            Problem: Its state cannot be read, or cannot be used (503).
+        """
         if stream.learner is not None:
             return stream.learner
-        self.make_room(keep or set())
-        if not stream.stored:
-            stream.audit = self.store.last_audit(stream.id) + 1
-            stream.learner, stream.opened = self.learner(stream, stream.audit, append=False), stream.number
-            return stream.learner
+        try:
+            self.make_room(keep or set())
+            return self._fresh(stream) if not stream.stored else self._resumed(stream)
+        except Exception as error:
+            log.exception("stream %s: its state cannot be used", stream.id)
+            raise not_opened(error) from error
+
+    def _fresh(self, stream: Stream) -> Learner:
+        """The learner of a stream that has no snapshot."""
+        number = stream.number
+        stream.learner, stream.audit = self.begun(stream)
+        stream.opened = number
+        return stream.learner
+
+    def _resumed(self, stream: Stream) -> Learner:
+        """The learner of a stream's snapshot."""
+        number = stream.number  # before the snapshot is read: another writer may take the stream from here on
         state, about = self.store.load(stream.id)
-        stream.audit = about["audit"] if isinstance(about.get("audit"), int) else self.store.last_audit(stream.id)
-        moved = self.store.moved(stream.id)
-        try:
-            if moved:
-                raise ValueError("the audit of another writer, who may not know yet that the stream has moved")
-            learner = self.learner(stream, stream.audit, append=True)
-        except ValueError:  # or one with another header: this version writes another one
-            stream.audit = self.store.last_audit(stream.id) + 1
-            self.store.save_start(stream.id, stream.audit, state)
-            learner = self.learner(stream, stream.audit, append=False)
-        try:
-            learner.load_state_dict(state)
-        except BaseException:
-            learner.close()
-            raise
-        stream.learner, stream.opened = learner, stream.number
+        audit = about["audit"] if isinstance(about.get("audit"), int) else self.store.last_audit(stream.id)
+        moved = self.store.moved(stream.id)  # another writer, who may not know it yet, may still write its audit
+        learner = None if moved else self._goes_on(stream, audit, about)
+        if learner is None:
+            learner, audit = self.begun(stream, state)
+        else:
+            try:
+                learner.load_state_dict(state)
+            except BaseException:
+                learner.close()
+                raise
+        stream.learner, stream.audit, stream.opened = learner, audit, number
         if moved:
             self.snapshot(stream)
         return learner
+
+    def begun(self, stream: Stream, state: dict[str, Any] | None = None) -> tuple[Learner, int]:
+        """A learner with an audit of its own, and that one's number; with a state it goes on from that.
+
+        Where it fails, as for a full disk, no file is left.
+        """
+        number, learner = self.store.last_audit(stream.id) + 1, None
+        try:
+            if state is not None:
+                self.store.save_start(stream.id, number, state)
+            learner = self.learner(stream, number, append=False)
+            if state is not None:
+                learner.load_state_dict(state)
+        except BaseException:
+            if learner is not None:
+                learner.close()
+            self.store.discard_audit(stream.id, number)
+            raise
+        return learner, number
+
+    def _goes_on(self, stream: Stream, audit: int, about: dict[str, Any]) -> Learner | None:
+        """A learner that goes on with the stream's audit; None where a replay of that would not lead to the snapshot.
+
+        So it is where lines of before the snapshot are missing, and where a kill has undone a reset: batches that are
+        computed again replace those of before it, a reset stays. None, too, where this version has another header.
+        """
+        try:
+            if self.served.guarded:
+                path, size = self.store.audit(stream.id, audit), about.get("audited")
+                if not isinstance(size, int) or not path.exists() or path.stat().st_size < size:
+                    return None
+                if any(is_reset(line) for line in lines_after(path, size)):
+                    return None
+            return self.learner(stream, audit, append=True)
+        except ValueError:
+            return None
 
     def learner(self, stream: Stream, audit: int, *, append: bool) -> Learner:
         """A learner that writes the stream's audit of that number."""
@@ -165,7 +223,8 @@ class Keeper:
         try:
             with self.changed:
                 about = {"audit": stream.audit, "keys": self.ledger(stream).to_plain(), "info": stream.info}
-            self.store.save(stream.id, stream.learner.state_dict(), about)
+            state = stream.learner.state_dict()
+            self.store.save(stream.id, state, {**about, "audited": stream.learner.audited}, stream.opened)
         except Lost as error:
             log.warning("stream %s: its snapshot was not written: %s", stream.id, error)
             return False

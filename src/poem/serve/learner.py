@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from poem.adapter import Adapter
 from poem.api import adapt
 from poem.engine.network import two_columns
-from poem.guarded.audit import MACHINE, Event, tensor_hash
+from poem.guarded.audit import MACHINE, Audit, Event, tensor_hash
 from poem.guarded.guard import Guard
 from poem.parts.base import entropy
 from poem.recipes.text import written
@@ -138,10 +138,11 @@ class Learner:
         if images.dim() == 4 and images.isfinite().all():  # else the adapter refuses them
             self._try_model(images.shape[1:])
         logits = self.adapter(images)
+        verdicts = self._answered(logits)
         self._plain.forget_batch()
-        return described(logits, self._took(logits), self._names)
+        return described(logits, verdicts, self._names)
 
-    def _took(self, logits: Tensor) -> Sequence[str]:
+    def _answered(self, logits: Tensor) -> Sequence[str]:
         """One more batch was answered; says who answered each image."""
         self._last = logits
         self.batches += 1
@@ -156,6 +157,12 @@ class Learner:
         """The answers of the model as it came, and their hash; nothing is learnt or remembered."""
         logits = self.adapter.source(images)
         return described(logits, ["source"] * len(images), self._names), tensor_hash(logits)
+
+    @property
+    def audited(self) -> int | None:
+        """Bytes of the audit, which ends with what was done last; None where lines are missing, or without one."""
+        audit = None if self.guard is None else self.guard._told.audit
+        return audit.size if isinstance(audit, Audit) else None
 
     def note(self, kind: str, **values: Any) -> None:
         """Write a line to the audit, where there is one."""
@@ -226,7 +233,8 @@ def answer_stacked(
 
     Returns:
         Each stream's answers, or what its own adapter would have raised; that of a None is an empty list. What is
-        raised here was raised before any stream changed.
+        raised here was raised before any stream changed; an error after that is one of the streams' own, and `batches`
+        says whether a stream has learnt.
     """
     members = [None if each is None else each._member for each in learners]
     found = stack.answer([None if each is None else each.adapter for each in learners], members, images)
@@ -234,8 +242,15 @@ def answer_stacked(
     verdicts: list[str] = []
     answered = []
     for at, (learner, each) in enumerate(zip(learners, found, strict=True)):
-        if learner is not None and each.logits is not None and each.error is None:
-            verdicts += learner._took(each.logits)
+        if learner is None or each.logits is None:
+            continue
+        try:
+            own = learner._answered(each.logits)
+        except Exception as error:
+            results[at] = error
+            continue
+        if each.error is None:
+            verdicts += own
             answered.append((at, each.logits))
     if answered:
         names = next(each._names for each in learners if each is not None)

@@ -154,13 +154,23 @@ class Leases:
 
 
 def newest(place: Path) -> tuple[int, dict[str, Any]]:
-    """The highest number of a stream's folder, and what its claim says; 0 where nobody has taken it."""
-    try:
-        names = [name for name in os.listdir(place) if name.startswith(OWNER)]
-    except OSError:
-        return 0, {}
-    path = place / max(names, default=OWNER)
-    return _number(path), _claim(path)
+    """The highest number of a stream's folder, and what its claim says; 0 where nobody has taken it.
+
+    Raises:
+        OSError: The folder cannot be read.
+    """
+    while True:
+        try:
+            names = [name for name in os.listdir(place) if name.startswith(OWNER)]
+        except (FileNotFoundError, NotADirectoryError):
+            return 0, {}
+        if not names:
+            return 0, {}
+        path = place / max(names)
+        try:
+            return _number(path), _claim(path)
+        except FileNotFoundError:  # the next writer has removed it: its own is there
+            continue
 
 
 def floor_of(place: Path) -> int:
@@ -174,7 +184,7 @@ def _number(path: Path) -> int:
 
 
 def _claim(path: Path) -> dict[str, Any]:
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(ValueError):
         found = json.loads(path.read_text())
         if isinstance(found, dict):
             return found

@@ -15,13 +15,13 @@ class Meter:
     def waited(self, seconds: float) -> None:
         """A request waited so long in its queue."""
 
-    def rejected(self) -> None:
-        """A queue was full."""
+    def rejected(self, count: int = 1) -> None:
+        """A queue was full, so many times."""
 
-    def replayed(self) -> None:
+    def replayed(self, count: int = 1) -> None:
         """An idempotency key was answered as before."""
 
-    def event(self, kind: str) -> None:
+    def event(self, kind: str, count: int = 1) -> None:
         """A guard told of an event."""
 
     def snapshot(self, seconds: float, ok: bool) -> None:

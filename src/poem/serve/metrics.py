@@ -71,17 +71,17 @@ class Metrics(Meter):
         """A request waited in its queue."""
         self._wait_seconds.observe(seconds)
 
-    def rejected(self) -> None:
+    def rejected(self, count: int = 1) -> None:
         """A queue was full."""
-        self._rejections.inc()
+        self._rejections.inc(count)
 
-    def replayed(self) -> None:
+    def replayed(self, count: int = 1) -> None:
         """A key was answered as before."""
-        self._replays.inc()
+        self._replays.inc(count)
 
-    def event(self, kind: str) -> None:
+    def event(self, kind: str, count: int = 1) -> None:
         """A guard decided something."""
-        self._events.labels(kind).inc()
+        self._events.labels(kind).inc(count)
 
     def snapshot(self, seconds: float, ok: bool) -> None:
         """A snapshot was written, or not."""

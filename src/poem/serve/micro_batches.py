@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,6 @@ import torch
 from torch import Tensor
 
 from poem.guarded.audit import tensor_hash
-from poem.serve.commands import BROKEN_STATE
 from poem.serve.keeper import Keeper
 from poem.serve.learner import Learner, Served, answer_stacked
 from poem.serve.problems import Problem, internal
@@ -78,14 +78,7 @@ class MicroBatches:
         """The stream's learner; None where its state cannot be used, which its requests are told."""
         try:
             return self._keeper.opened(stream, keep)
-        except Exception as error:
-            log.exception("stream %s: its state cannot be used", stream.id)
-            detail = f"the stream's stored state cannot be used: {error}; delete the stream, or put another state"
-            problem = internal()
-            if isinstance(error, OSError):
-                problem = Problem(503, "no-storage", f"the service's folder cannot be used: {error}", retry_after=30)
-            elif isinstance(error, BROKEN_STATE) and not isinstance(error, torch.OutOfMemoryError):
-                problem = Problem(503, "broken-state", detail)
+        except Problem as problem:
             self._keeper.fail(stream, jobs, problem)
             return None
 
@@ -96,12 +89,12 @@ class MicroBatches:
         began, warm, number = time.monotonic(), batch.learner.batches > 0, batch.learner.batches
         try:
             answers = batch.learner.answer(batch.images.to(self._device))
-        except REFUSALS as error:
-            self._keeper.fail(batch.stream, batch.jobs, Problem(422, "images-refused", str(error)))
-            return
-        except Exception:
+        except Exception as error:
+            if isinstance(error, REFUSALS) and batch.learner.batches == number:
+                self._keeper.fail(batch.stream, batch.jobs, Problem(422, "images-refused", str(error)))
+                return
             log.exception("stream %s: a batch failed", batch.stream.id)
-            self._failed(batch, number)
+            self._failed(batch, number, {})
             return
         self._took(time.monotonic() - began, len(batch.images), warm=warm)
         self._hand_over(batch, number, answers, began, {})
@@ -130,18 +123,20 @@ class MicroBatches:
         self._took(time.monotonic() - began, sum(len(batch.images) for batch in batches), warm=True)
         for row, (batch, number, answers) in enumerate(zip(batches, numbers, found, strict=True)):
             batch.stream.how, batch.stream.why_alone = STACKED, ""
-            if isinstance(answers, REFUSALS):
+            how = {"stacked": {"streams": len(batches), "row": row}}
+            if isinstance(answers, REFUSALS) and batch.learner.batches == number:
                 self._keeper.fail(batch.stream, batch.jobs, Problem(422, "images-refused", str(answers)))
             elif isinstance(answers, Exception):
                 log.error("stream %s: a batch failed", batch.stream.id, exc_info=answers)
-                self._failed(batch, number)
+                self._failed(batch, number, how)
             else:
-                self._hand_over(batch, number, answers, began, {"stacked": {"streams": len(batches), "row": row}})
+                self._hand_over(batch, number, answers, began, how)
 
-    def _failed(self, batch: _Batch, number: int) -> None:
-        """Refuse a micro-batch that failed; what the stream has learnt from it all the same is to be saved."""
+    def _failed(self, batch: _Batch, number: int, how: dict[str, Any]) -> None:
+        """Refuse a micro-batch that failed; what was learnt from it all the same is noted, and to be saved."""
         learnt = batch.learner.batches > number
         if learnt:
+            self._note(batch, number, how)
             with self._keeper.changed:
                 batch.stream.unsaved += 1
                 batch.stream.dirty = True
@@ -186,8 +181,7 @@ class MicroBatches:
         self, batch: _Batch, number: int, answers: list[dict[str, Any]], began: float, how: dict[str, Any]
     ) -> None:
         stream, learner = batch.stream, batch.learner
-        requests = [{"request": job.request, "count": len(job.images)} for job in batch.jobs if job.images is not None]
-        learner.note("requests", batch=number, requests=requests, **how)
+        self._note(batch, number, how)
         with self._keeper.changed:
             stream.unsaved += 1
             stream.dirty = True
@@ -199,6 +193,11 @@ class MicroBatches:
                 at += len(job.images)
                 self._meter.waited(began - job.arrived)
                 self._finish(stream, job, {"batch": number, "late": False, "answers": own})
+
+    def _note(self, batch: _Batch, number: int, how: dict[str, Any]) -> None:
+        """Write the requests of a micro-batch to the audit: a replay needs the images of each that was learnt from."""
+        requests = [{"request": job.request, "count": len(job.images)} for job in batch.jobs if job.images is not None]
+        batch.learner.note("requests", batch=number, requests=requests, **how)
 
     def answer_late(self, stream: Stream, job: Job) -> None:
         """The source's answer for a request that would otherwise be late; nothing is learnt from it."""
@@ -235,11 +234,11 @@ class MicroBatches:
         stream.counts["images"] += len(answers)
         stream.average("latency_ms", took)
         stream.average("answer_entropy", sum(each["entropy"] for each in answers) / len(answers))
-        for each in answers:
-            self._meter.answered("late" if reply["late"] else each["answered_by"], 1)
+        for by, count in Counter("late" if reply["late"] else each["answered_by"] for each in answers).items():
+            self._meter.answered(by, count)
         whole = {"stream": stream.id, "request": job.request, **reply, "ms": round(took, 3)}
-        if job.key is not None:
-            self._keeper.ledger(stream).complete(job.key, whole, time.time())
+        if job.key is not None and stream.ledger is not None:
+            stream.ledger.complete(job.key, whole, time.time())
         job.succeed(whole)
 
 

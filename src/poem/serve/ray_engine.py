@@ -24,10 +24,11 @@ from typing import Any
 from torch import Tensor
 
 from poem._util.outside import search_path
+from poem.serve.engine import SAVE_S
 from poem.serve.learner import Served
 from poem.serve.meter import Meter
-from poem.serve.problems import Problem
-from poem.serve.ray_replica import Replica
+from poem.serve.problems import Problem, internal
+from poem.serve.ray_replica import Replica, described
 from poem.serve.settings import ServeSettings, check_stream_id
 from poem.streams.loading.prepare import Prepare
 
@@ -36,6 +37,8 @@ ROUTER = "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
 DEPLOYMENT = "Replica"
 MOST_ONGOING, MOST_QUEUED = 4096, 4096
 """Requests of one replica, and of one front that wait for a replica; a stream's own queue is far shorter."""
+ANSWER_S = 5.0
+"""Seconds in which a replica that has ended says so."""
 PATIENCE_S = 60.0
 """Seconds for which a request waits for a replica that starts or a stream that moves."""
 
@@ -79,7 +82,8 @@ class RayEngine:
         placement: Placement, meter: Meter | None = None,
     ) -> None:  # fmt: skip
         self.prepare, self.settings, self.meter = prepare, settings, meter or Meter()
-        self._closing, self._placement = False, placement
+        self._closing, self._done, self._placement = False, False, placement
+        self._until: float | None = None
         self._ray, self._serve = _modules()
         self._exceptions = import_module("ray.exceptions")
         self._started = _connect(self._ray, placement)
@@ -152,15 +156,26 @@ class RayEngine:
         """Let every replica answer what waits and save its streams, and end what was started here.
 
         Returns:
-            Whether every replica said that it has done so; False where none answers.
+            Whether every replica said that it has done so; False where none answers. A second call says the same.
         """
-        if self._closing:
-            return True
-        self._closing = True
+        if not self._closing:
+            self._closing = True
+            self.drain(timeout_s)
+            self._done = self._end()
+        return self._done
+
+    def drain(self, timeout_s: float) -> None:
+        """As `StreamEngine.drain`: when replicas are to have answered; they are told so by `close`."""
+        if self._until is None:
+            self._until = time.monotonic() + timeout_s
+
+    def _end(self) -> bool:
+        """End what was started here; says whether every replica has saved its streams."""
         done = True
         if self._deployed:
+            left = max(0.0, (self._until or 0.0) - time.monotonic())
             try:
-                said = self._every("close", timeout_s)
+                said = self._every("close", left + SAVE_S + ANSWER_S, left)
                 done = bool(said) and all(each is True for each in said)
             finally:
                 self._serve.delete(self._placement.name)
@@ -210,7 +225,7 @@ class RayEngine:
             ) from error
         except self._exceptions.RayTaskError as error:
             log.error("a replica failed: %s", error)
-            raise Problem(500, "internal", "the request failed inside the service, whose log says why") from error
+            raise internal(learnt=True) from error
         except (self._exceptions.RayError, self._serve.exceptions.RayServeException) as error:
             raise Problem(
                 503, "replica-lost",
@@ -223,10 +238,10 @@ class RayEngine:
         """What every replica says that answers."""
         return [each for each in self._every(method, timeout_s) if not isinstance(each, BaseException)]
 
-    def _every(self, method: str, timeout_s: float) -> list[Any]:
+    def _every(self, method: str, timeout_s: float, *values: Any) -> list[Any]:
         """What every replica says, an error for one that does not answer; empty where nothing is known in time."""
         try:
-            found = list(self._handle.broadcast(method).results(timeout_s=timeout_s, return_exceptions=True))
+            found = list(self._handle.broadcast(method, *values).results(timeout_s=timeout_s, return_exceptions=True))
         except (self._exceptions.RayError, self._serve.exceptions.RayServeException, TimeoutError) as error:
             log.warning("not every replica answers: %s", error)
             return []
@@ -243,10 +258,14 @@ class RayEngine:
         if placement.name in self._serve.status().applications:
             handle = self._serve.get_app_handle(placement.name)
             theirs = handle.overview.remote().result(timeout_s=PATIENCE_S)
-            if (theirs["folder"], theirs["settings"]) != (str(folder), repr(self.settings)):
+            mine = {"folder": str(folder), "settings": repr(self.settings)}
+            mine |= described(make())
+            differ = [name for name, value in mine.items() if theirs.get(name) != value]
+            if differ:
                 raise ValueError(
-                    f"expected an application {placement.name!r} of this folder and these settings on the cluster, got "
-                    f"one with {theirs['folder']}; name another with --name, or stop that one"
+                    f"expected an application {placement.name!r} of this folder, model and settings on the cluster, "
+                    f"got one with another {', '.join(differ)}, in {theirs['folder']}; name another with --name, or "
+                    "stop that one"
                 )
             return False, handle
         deployment = self._serve.deployment(
@@ -258,7 +277,7 @@ class RayEngine:
                 request_router_class=ROUTER, request_router_kwargs={"num_fallback_replicas": 0}
             ),
             health_check_period_s=2, health_check_timeout_s=30, graceful_shutdown_wait_loop_s=0.5,
-            graceful_shutdown_timeout_s=placement.drain_s, max_constructor_retry_count=3,
+            graceful_shutdown_timeout_s=placement.drain_s + SAVE_S, max_constructor_retry_count=3,
             logging_config={"enable_access_log": False, "log_level": "WARNING"},
         )  # fmt: skip
         free, wanted = self._ray.available_resources().get("CPU", 0.0), placement.replicas * placement.cpus

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 import uuid
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
@@ -22,50 +23,62 @@ from poem.serve.problems import Problem
 from poem.serve.settings import ServeSettings
 
 TOLD = 100_000
-"""What a replica's meter keeps until a front asks for it, at most."""
+"""Times that a replica's meter keeps until a front asks for them, at most; counts are added up."""
 
 
 class Recorded(Meter):
     """Keeps what it is told until a front asks for it."""
 
     def __init__(self) -> None:
-        self._told: deque[tuple[str, tuple[Any, ...]]] = deque(maxlen=TOLD)
+        self._sums: Counter[tuple[str, tuple[Any, ...]]] = Counter()
+        self._timed: deque[tuple[str, tuple[Any, ...]]] = deque(maxlen=TOLD)
         self._last: tuple[int, int, int] = (0, 0, 0)
+        self._lock = threading.Lock()
 
     def taken(self) -> list[tuple[str, tuple[Any, ...]]]:
-        """What was told since the last time."""
-        found = []
-        while self._told:
-            found.append(self._told.popleft())
-        return [*found, ("streams", self._last)]
+        """What was told since the last time: counts are added up, so that none is lost where nobody asks."""
+        with self._lock:
+            sums, timed = self._sums, list(self._timed)
+            self._sums = Counter()
+            self._timed.clear()
+        found = [(name, (*values, count)) for (name, values), count in sums.items()]
+        return [*found, *timed, ("streams", self._last)]
+
+    def _add(self, name: str, *values: Any, count: int = 1) -> None:
+        with self._lock:
+            self._sums[name, values] += count
+
+    def _time(self, name: str, *values: Any) -> None:
+        with self._lock:
+            self._timed.append((name, values))
 
     def answered(self, by: str, images: int) -> None:
         """Images were answered."""
-        self._told.append(("answered", (by, images)))
+        self._add("answered", by, count=images)
 
     def batch(self, images: int, seconds: float) -> None:
         """A micro-batch was computed."""
-        self._told.append(("batch", (images, seconds)))
+        self._time("batch", images, seconds)
 
     def waited(self, seconds: float) -> None:
         """A request waited in its queue."""
-        self._told.append(("waited", (seconds,)))
+        self._time("waited", seconds)
 
-    def rejected(self) -> None:
+    def rejected(self, count: int = 1) -> None:
         """A queue was full."""
-        self._told.append(("rejected", ()))
+        self._add("rejected", count=count)
 
-    def replayed(self) -> None:
+    def replayed(self, count: int = 1) -> None:
         """A key was answered as before."""
-        self._told.append(("replayed", ()))
+        self._add("replayed", count=count)
 
-    def event(self, kind: str) -> None:
+    def event(self, kind: str, count: int = 1) -> None:
         """A guard decided something."""
-        self._told.append(("event", (kind,)))
+        self._add("event", kind, count=count)
 
     def snapshot(self, seconds: float, ok: bool) -> None:
         """A snapshot was written, or not."""
-        self._told.append(("snapshot", (seconds, ok)))
+        self._time("snapshot", seconds, ok)
 
     def streams(self, live: int, idle: int, waiting: int) -> None:
         """How many streams and waiting requests there are."""
@@ -93,7 +106,8 @@ class Replica:
         os.umask(0o077)
         torch.set_num_threads(threads)
         served: Served = pickle.loads(make)()  # from the driver of this application, not from a request
-        self._meter, self._drain, self._about = Recorded(), drain_s, {"folder": folder, "settings": repr(settings)}
+        self._meter, self._drain = Recorded(), drain_s
+        self._about = {"folder": folder, "settings": repr(settings), **described(served)}
         self._name = uuid.uuid4().hex  # a process id may be another replica's on another node
         self._engine = StreamEngine(served, settings, Path(folder), self._meter, writer=self._name)
 
@@ -144,9 +158,10 @@ class Replica:
         """The status of every stream on disk."""
         return await asyncio.get_running_loop().run_in_executor(None, self._engine.stored)
 
-    async def close(self) -> bool:
+    async def close(self, timeout_s: float | None = None) -> bool:
         """Answer what waits and save every stream; says whether that was done in time."""
-        return await asyncio.get_running_loop().run_in_executor(None, self._engine.close, self._drain)
+        left = self._drain if timeout_s is None else timeout_s
+        return await asyncio.get_running_loop().run_in_executor(None, self._engine.close, left)
 
     def check_health(self) -> None:
         """Raise where the engine's thread has died: Ray Serve starts another replica then."""
@@ -157,6 +172,14 @@ class Replica:
         """The end of a replica that is stopped in order."""
         if hasattr(self, "_engine"):
             await self.close()
+
+
+def described(served: Served) -> dict[str, str]:
+    """What must be the same of two fronts that use the same replicas."""
+    return {
+        "base": served.base, "method": str(served.method), "guard": repr(served.guard),
+        "prepare": repr(served.prepare), "options": repr(dict(served.settings)),
+    }  # fmt: skip
 
 
 async def _said(call: Callable[[], Future[Any]]) -> dict[str, Any]:

@@ -113,9 +113,14 @@ def _kept(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
             steps[-1]["requests"] = line["requests"]
             if "stacked" in line:
                 steps[-1]["stacked"] = line["stacked"]
-        elif kind == "late" or (kind == "event" and (line.get("event"), line.get("why")) == ("reset", "by hand")):
+        elif kind == "late" or is_reset(line):
             steps.append(line)
     return [each for each in steps if each["kind"] != "batch" or "requests" in each]
+
+
+def is_reset(line: dict[str, Any]) -> bool:
+    """Whether a line of an audit says that the stream was reset by a command."""
+    return line.get("kind") == "event" and (line.get("event"), line.get("why")) == ("reset", "by hand")
 
 
 def _newest(steps: list[dict[str, Any]]) -> int:

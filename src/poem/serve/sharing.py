@@ -26,7 +26,11 @@ class Sharing:
         self._keeper, self._store, self._looked = keeper, keeper.store, 0.0
 
     def own(self, name: str) -> None:
-        """Become the stream's writer; what was known of it here, before it was another's, is forgotten."""
+        """Become the stream's writer; what was known of it here, before it was another's, is forgotten.
+
+        Raises:
+            OSError: The folder cannot be read: nothing is known of the stream then, and the next call reads it again.
+        """
         if not self._store.shared:
             return
         number = self._store.take(name)
@@ -36,13 +40,13 @@ class Sharing:
                 found = self._keeper.streams[name] = self._keeper.revived(name, self._store.about(name))
                 found.number = number
             elif found is not None and found.number != number:
-                about = self._store.about(name)
+                stored, about = self._store.has(name), self._store.about(name)
                 info = about.get("info")
                 self._keeper.forget_keys(found)
                 if found.ledger is not None:
                     found.ledger.load_plain(about.get("keys"))
                     self._answer_known(found, found.ledger)
-                found.number, found.stored = number, bool(about)
+                found.number, found.stored = number, stored
                 found.info = info if isinstance(info, dict) else {}
 
     def _answer_known(self, stream: Stream, ledger: Ledger) -> None:

@@ -128,7 +128,8 @@ class Stack:
 
         Returns:
             Each stream's answer, or the error that its own adapter would have raised: nothing of that stream changed
-            then. An error of the pass itself is raised, and nothing changed at all.
+            then. An error beside an answer came after the stream had learnt. An error of the pass itself is raised, and
+            nothing changed at all.
         """
         device = next(self._model.parameters()).device
         rows = torch.stack([each.to(device) for each in images], 1)  # (b, N, C, H, W)
@@ -159,10 +160,13 @@ class Stack:
             if not good[at]:
                 found[at] = Stacked(error=refused.get(at) or _refused(images[at]))
             elif given is not None and found[at].error is None:
-                given.lighten()
+                try:
+                    given.lighten()
+                except Exception as error:
+                    found[at] = replace(found[at], error=error)
         self._rounds += 1
         if self._rounds % THIN_EVERY == 0:
-            with suppress(torch.OutOfMemoryError):  # the streams have learnt; rows are copied out another time
+            with suppress(RuntimeError):  # as for want of memory: the streams have learnt, and rows can wait
                 self._thin()
         return found
 
@@ -189,17 +193,22 @@ class Stack:
         self, streams: Sequence[Adapter | Guard | None], found: list[Stacked], members: list[Member],
         before: list[dict[str, Any]],
     ) -> None:  # fmt: skip
-        """Let guards keep their batches, set streams that failed back, and then tell of events."""
+        """Let guards keep their batches, set streams that failed back, and then tell of events.
+
+        From here on streams have learnt: what fails is an error of its stream alone.
+        """
         kept = [(each, found[at].taken) for at, each in enumerate(streams)]
         for each, taken in kept:
             if taken is not None and isinstance(each, Guard):
                 each.keep(taken)
-        for at, one in enumerate(found):
-            if one.error is not None:
-                members[at].restore(before[at])
-        for each, taken in kept:
-            if taken is not None and isinstance(each, Guard):
-                each.tell(taken)
+        for at, (one, (each, taken)) in enumerate(zip(found, kept, strict=True)):
+            try:
+                if one.error is not None:
+                    members[at].restore(before[at])
+                elif taken is not None and isinstance(each, Guard):
+                    each.tell(taken)
+            except Exception as error:
+                found[at] = replace(one, error=error)
 
     def settle(self, member: Member) -> None:
         """Hand a stream's state over to its adapter, where the stack has a newer one."""

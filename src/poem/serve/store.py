@@ -17,18 +17,30 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
+import os
+import re
 import shutil
+import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from poem._util.files import read_json, write_atomic
-from poem._util.state_file import load_state, state_bytes
+from poem._util.files import TEMP_SUFFIX, read_json, write_atomic
+from poem._util.state_file import MAX_HEADER, load_state, state_bytes
 from poem.guarded.audit import json_values
 from poem.serve.leases import Leases, floor_of, locked
 
 SCHEMA = 1
 STATE = "state.safetensors"
 STATES = "state*.safetensors"
+LEFT_S = 3600.0
+"""Seconds after which a temporary file in a shared folder is one that a kill has left."""
+READS = 20
+"""Times that a snapshot is looked for anew which another writer has replaced meanwhile."""
+_PART = re.compile(rf"{TEMP_SUFFIX}$")
+_PART_OR_CLAIM = re.compile(rf"{TEMP_SUFFIX}$|^\.claim-")
+T = TypeVar("T")
 
 
 class Lost(Exception):
@@ -59,6 +71,7 @@ class Store:
         try:
             self._leases = None if writer is None else Leases(self.folder, writer)
             self._check_facts(json_values({"schema": SCHEMA, **facts}))
+            self._sweep()
         except BaseException:
             self.close()
             raise
@@ -78,6 +91,12 @@ class Store:
                 f"expected a folder with states of this service, got {self.folder}, whose states have other "
                 f"{', '.join(differ)}; name another with --state"
             )
+
+    def _sweep(self) -> None:
+        """Remove temporary files that a kill has left; in a shared folder the old ones, since others write there."""
+        newest = math.inf if self._leases is None else time.time() - LEFT_S
+        for place in (self.folder, *self._streams.iterdir()):
+            _remove_left(place, _PART_OR_CLAIM, newest)
 
     # Who writes a stream ----------------------------------------------------------------------------------------------
 
@@ -121,39 +140,56 @@ class Store:
     # Snapshots --------------------------------------------------------------------------------------------------------
 
     def known(self) -> dict[str, dict[str, Any]]:
-        """What each stored stream's snapshot says of it, by id; files that are none are passed over."""
+        """What each stored stream's snapshot says of it, by id; files that are none are passed over.
+
+        Raises:
+            OSError: One cannot be read.
+        """
         found: dict[str, dict[str, Any]] = {}
-        for place in sorted({path.parent for path in self._streams.glob(f"*/{STATES}")}):
-            path = _newest(place)
-            about = {} if path is None else _described(path)
+        for place in sorted(self._streams.iterdir()):
+            about = _read_newest(place, _described) or {}
             name = about.get("id")
             if isinstance(name, str) and place.name == folder_name(name):
                 found[name] = about
         return found
 
     def about(self, stream: str) -> dict[str, Any]:
-        """What a stream's snapshot says of it; empty where there is none."""
-        path = self._snapshot(stream)
-        return {} if path is None else _described(path)
+        """What a stream's snapshot says of it; empty where there is none, or a file that is none.
+
+        Raises:
+            OSError: It cannot be read: that says nothing of whether there is one.
+        """
+        return _read_newest(self._place(stream), _described) or {}
 
     def has(self, stream: str) -> bool:
-        """Whether the stream has a snapshot."""
+        """Whether the stream has a snapshot.
+
+        Raises:
+            OSError: Its folder cannot be read.
+        """
         return self._snapshot(stream) is not None
 
-    def save(self, stream: str, state: dict[str, Any], about: dict[str, Any]) -> None:
+    def save(self, stream: str, state: dict[str, Any], about: dict[str, Any], number: int = 0) -> None:
         """Write a snapshot, whole or not at all: the state, and what the service knows of the stream.
+
+        Args:
+            stream: Its id.
+            state: What was learnt.
+            about: What `about` is to return.
+            number: What `take` had returned when the state was opened. This service may have lost the stream since and
+                taken it again: the state then lacks what another writer has learnt meanwhile.
 
         Raises:
             OSError: It cannot be written.
-            Lost: Another service has become the stream's writer; nothing is written then.
+            Lost: The stream is not owned under that number any more; nothing is written then.
         """
         place, content = self._place(stream), {**state, "serve": {**about, "id": stream}}
-        if self._leases is None:
-            self._write(self._snapshot(stream) or place / STATE, content)
+        if self._leases is None:  # a deletion by services that shared the folder has left a floor
+            self._write(self._snapshot(stream) or place / _state_name(floor_of(place)), content)
             return
-        if not self._leases.held(place):
-            raise Lost(f"another service writes stream {stream!r} now")
-        path = place / _state_name(self._leases.number(place))
+        if not number or number != self._leases.number(place) or not self._leases.held(place):
+            raise Lost(f"stream {stream!r} has moved since this state was opened")
+        path = place / _state_name(number)
         self._write(path, content)
         for each in place.glob(STATES):
             if _generation(each) < _generation(path):
@@ -164,7 +200,9 @@ class Store:
 
     def load(self, stream: str) -> tuple[dict[str, Any], dict[str, Any]]:
         """A stream's state, and what the service knew of it then."""
-        state = load_state(self._snapshot(stream) or self._place(stream) / STATE)
+        state = _read_newest(self._place(stream), load_state)
+        if state is None:
+            raise FileNotFoundError(f"expected a snapshot of stream {stream!r} in {self._place(stream)}, got none")
         about = state.pop("serve", {})
         return state, about if isinstance(about, dict) else {}
 
@@ -175,6 +213,7 @@ class Store:
             self._leases.forget(place)
         for path in place.glob("*.safetensors"):
             path.unlink(missing_ok=True)
+        _remove_left(place, _PART)
         if self._leases is None and not any(place.glob("*.jsonl")):
             shutil.rmtree(place, ignore_errors=True)
 
@@ -238,18 +277,54 @@ def _generation(path: Path | None) -> int:
 
 
 def _newest(place: Path) -> Path | None:
-    """The snapshot of a folder: that of the last writer; none where the stream was deleted since."""
-    found = max(place.glob(STATES), key=_generation, default=None)
-    return None if found is None or _generation(found) < floor_of(place) else found
+    """The snapshot of a folder: that of the last writer; none where the stream was deleted since.
+
+    Raises:
+        OSError: The folder cannot be read.
+    """
+    try:
+        names = [Path(name) for name in os.listdir(place)]
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    found = max((name for name in names if name.match(STATES)), key=_generation, default=None)
+    return None if found is None or _generation(found) < floor_of(place) else place / found
+
+
+def _read_newest(place: Path, read: Callable[[Path], T]) -> T | None:
+    """What a folder's snapshot holds; None where there is none. Another writer may replace it meanwhile."""
+    for left in reversed(range(READS)):
+        path = _newest(place)
+        if path is None:
+            return None
+        try:
+            return read(path)
+        except FileNotFoundError:
+            if not left:
+                raise
+    return None
 
 
 def _described(path: Path) -> dict[str, Any]:
-    """The service's part of a snapshot, without its tensors; empty where the file is none."""
-    from safetensors import SafetensorError, safe_open
+    """The service's part of a snapshot, without its tensors; empty where the file is none.
 
-    with contextlib.suppress(SafetensorError, OSError, ValueError, RecursionError), safe_open(str(path), "pt") as file:
-        rest = json.loads((file.metadata() or {}).get("poem", "null"))
+    Raises:
+        OSError: It cannot be read.
+    """
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = file.read(size) if size <= MAX_HEADER else b""
+    with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
+        rest = json.loads(json.loads(header)["__metadata__"]["poem"])
         if isinstance(rest, dict) and isinstance(rest.get("serve"), dict):
             found: dict[str, Any] = rest["serve"]
             return found
     return {}
+
+
+def _remove_left(place: Path, pattern: re.Pattern[str], newest: float = math.inf) -> None:
+    """Remove the temporary files of a folder that were written until a time."""
+    with contextlib.suppress(OSError):
+        for name in os.listdir(place):
+            path = place / name
+            if pattern.search(name) and path.lstat().st_mtime <= newest:
+                path.unlink(missing_ok=True)
