@@ -27,7 +27,7 @@ contract() {  # every method captured, on three networks, shared between process
     rm -f "$OUT"/contract-*.log "$OUT/contract.json"
     for shard in $(seq 0 $((PROCESSES - 1))); do
         timeout 450 "$PYTHON" -m pytest tests/test_contract.py --fast --device cuda --shard "$shard/$PROCESSES" \
-            -q -p no:cacheprovider >"$OUT/contract-$shard.log" 2>&1 &
+            -m "slow or not slow" -q -p no:cacheprovider >"$OUT/contract-$shard.log" 2>&1 &
     done
     wait
     for log in "$OUT"/contract-*.log; do grep -E "^(FAILED|ERROR)|No module|Error:" "$log" | head -5; tail -n 1 "$log"; done
@@ -79,15 +79,22 @@ stream() {  # from files to answers, by number of loader processes
     verdict stream stream.json
 }
 
+stacked() {  # 64 streams of single images as one batch, beside one stream of 64 images
+    rm -f "$OUT/stacked.json"
+    timeout 240 "$PYTHON" benchmarks/stacked.py --device cuda --net resnet50 --methods tent,poem,auto --streams 64 \
+        --seconds 1 --rounds 3 --tf32 --out "$OUT/stacked.json"
+    verdict stacked stacked.json
+}
+
 failed=0
-[ $# -gt 0 ] || set -- contract agreement speed curves stream
+[ $# -gt 0 ] || set -- contract agreement speed stacked curves stream
 while [ $# -gt 0 ]; do
     stage=$1 nets=()
     shift
     while [ "$stage" = speed ] && [[ " $NETS " == *" ${1:-none} "* ]]; do nets+=("$1"); shift; done
     case "$stage" in
-        contract | agreement | speed | curves | stream) $stage "${nets[@]}" || failed=1 ;;
-        *) echo "expected contract, agreement, speed, curves or stream, got $stage"; failed=1 ;;
+        contract | agreement | speed | stacked | curves | stream) $stage "${nets[@]}" || failed=1 ;;
+        *) echo "expected contract, agreement, speed, stacked, curves or stream, got $stage"; failed=1 ;;
     esac
 done
 exit $failed

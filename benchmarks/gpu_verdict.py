@@ -90,6 +90,15 @@ def stream(folder: Path, names: list[str]) -> Verdict:
     return bool(rows) and not skipped and not wrong, _with(said, wrong)
 
 
+def stacked(folder: Path, names: list[str]) -> Verdict:
+    """Streams of single images as one batch: each method's share of one stream's speed, and the largest difference."""
+    files, wrong = _read(folder, names)
+    rows = [row for file in files for row in file["rows"]]
+    bad = [row for row in rows if row["why_not"] or not row["difference"] <= 1e-4]
+    shares = "".join(f"; {row['method']} {row['ratio']:.0%} of one stream" for row in rows if not row["why_not"])
+    return bool(rows) and not bad and not wrong, _with(f"{len(rows)} rows, {len(bad)} not as each alone{shares}", wrong)
+
+
 def _rows(folder: Path, names: list[str]) -> Verdict:
     files, wrong = _read(folder, names)
     rows = [row for file in files for row in file["rows"]]
@@ -134,6 +143,7 @@ def _write(path: Path, content: dict[str, Any]) -> None:
 
 STAGES: dict[str, Callable[[Path, list[str]], Verdict]] = {
     "contract": contract, "agreement": agreement, "speed": speed, "curves": curves, "stream": stream,
+    "stacked": stacked,
 }  # fmt: skip
 
 

@@ -3,8 +3,9 @@
     python benchmarks/speed_docs.py            # after a run of benchmarks/gpu_check.sh
 
 FILE is one of results/speed/. WHAT is `rows` (all rows), `curve` (images per second by batch size), `agreement`,
-`contract`, `ratio` (one update against a forward), or `stream` (from files to answers). A file that is not there, or is
-of another tree (`tree_hash.py`), is not quoted: its place says so. A test holds the pages to this.
+`contract`, `ratio` (one update against a forward), `stream` (from files to answers), or `stacked` (streams as one
+batch). A file that is not there, or is of another tree (`tree_hash.py`), is not quoted: its place says so. A test holds
+the pages to this.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 
 sys.path[:0] = [str(Path(__file__).resolve().parent)]
 
-from tree_hash import ROOT, plain_tree, tree_hash  # noqa: E402, F401 - plain_tree for tests
+from tree_hash import ROOT, STACKED, plain_tree, tree_hash  # noqa: E402, F401 - plain_tree for tests
 
 PLACE = re.compile(r"<!-- speed:(\S+) (\w+) -->\n.*?<!-- /speed -->", re.DOTALL)
 Content = dict[str, Any]
@@ -121,8 +122,21 @@ def _stream(content: Content) -> str:
     return f"{content['device']}, {content['cores']} cores:\n\n{_table(heads, lines)}"
 
 
+def _stacked(content: Content) -> str:
+    if content.get("serve") != tree_hash(names=STACKED):
+        return "The numbers in `results/speed/stacked.json` are of an earlier version of the service and not quoted."
+    lines = [
+        [f"`{row['method']}`", f"{row['stacked']:.0f}", f"{row['turns']:.0f}", f"{row['one_stream']:.0f}",
+         f"{row['ratio']:.0%}", f"{row['difference']:.0e}"]
+        for row in content["rows"]
+    ]  # fmt: skip
+    heads = ["method", "stacked, images/s", "in turn", "one stream, batches of 64", "stacked over one stream",
+             "largest difference in probability"]  # fmt: skip
+    return f"{content['device']}, {content['streams']} streams:\n\n{_table(heads, lines)}"
+
+
 SHOWN: dict[str, Callable[[Content], str]] = {
-    "rows": _rows, "curve": _curve, "agreement": _agreement, "ratio": _ratio, "stream": _stream,
+    "rows": _rows, "curve": _curve, "agreement": _agreement, "ratio": _ratio, "stream": _stream, "stacked": _stacked,
     "contract": lambda content: str(content["verdict"]),
 }  # fmt: skip
 

@@ -23,10 +23,11 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "src"))
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "benchmarks")]
 
 import torch  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
+from tree_hash import STACKED, tree_hash  # noqa: E402
 
 import poem  # noqa: E402
 from poem.adapter import Adapter  # noqa: E402
@@ -68,6 +69,7 @@ def main() -> None:
             rows.append(measured(args, model, side, method, guarded))
             print(text(rows[-1]), flush=True)
     found = {
+        "tree": tree_hash(), "serve": tree_hash(names=STACKED), "command": f"python {' '.join(sys.argv)}",
         "net": args.net, "device": _device(args.device), "torch": torch.__version__, "streams": args.streams,
         "images_each": args.images, "side": side, "tf32": args.tf32, "threads": torch.get_num_threads(), "rows": rows,
     }  # fmt: skip

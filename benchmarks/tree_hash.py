@@ -14,12 +14,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 MEASURED = ("accelerate", "adapter.py", "engine", "guarded", "parts", "recipes")  # packages and files of src/poem
+STACKED = ("serve",)
+"""What a speed of stacked streams is about, besides those."""
 
 
-def tree_hash(root: Path = ROOT) -> str:
-    """Sixteen hex digits over the syntax trees of the Python files."""
+def tree_hash(root: Path = ROOT, names: tuple[str, ...] = MEASURED) -> str:
+    """Sixteen hex digits over the syntax trees of the Python files of these packages."""
     found, source = hashlib.sha256(), root / "src" / "poem"
-    for name in MEASURED:
+    for name in names:
         for path in [source / name] if name.endswith(".py") else sorted((source / name).rglob("*.py")):
             if path.is_file():
                 found.update(

@@ -369,6 +369,15 @@ def test_speeds_on_pages_are_of_the_code_as_it_is() -> None:
     assert places >= 5
 
 
+def test_stacked_speeds_are_of_the_service_as_it_is(tmp_path: Path) -> None:
+    speeds, page = _speeds(), "<!-- speed:stacked.json stacked -->\n\n<!-- /speed -->"
+    row = {"method": "tent", "stacked": 1234.0, "turns": 37.0, "one_stream": 2468.0, "ratio": 0.5, "difference": 1e-7}
+    for served, quoted in ((speeds.tree_hash(names=speeds.STACKED), True), ("another", False)):
+        content = {"tree": "a", "serve": served, "device": "GPU", "streams": 64, "rows": [row]}
+        (tmp_path / "stacked.json").write_text(json.dumps(content))
+        assert ("1234" in speeds.filled(page, tmp_path, "a")) == quoted
+
+
 def test_a_file_of_another_tree_is_not_quoted(tmp_path: Path) -> None:
     speeds = _speeds()
     rows = [{

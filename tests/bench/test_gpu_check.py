@@ -25,7 +25,7 @@ def verdict(stage: str, folder: Path, *names: str) -> tuple[int, str]:
     return ended.returncode, (ended.stdout.strip().splitlines() or [ended.stderr])[-1]
 
 
-@pytest.mark.parametrize("stage", ["contract", "agreement", "speed", "curves", "stream"])
+@pytest.mark.parametrize("stage", ["contract", "agreement", "speed", "stacked", "curves", "stream"])
 def test_a_stage_that_left_nothing_has_failed(stage: str, tmp_path: Path) -> None:
     for names in ([], ["one.json"]):
         code, line = verdict(stage, tmp_path, *names)
@@ -87,3 +87,10 @@ def test_a_stream_is_judged_by_its_best_number_of_processes(tmp_path: Path) -> N
     for changed in changes:
         (tmp_path / "stream.json").write_text(json.dumps({**content, **changed}))
         assert verdict("stream", tmp_path, "stream.json")[0] == 1
+
+
+@pytest.mark.parametrize(("difference", "why_not", "code"), [(1e-7, "", 0), (1e-3, "", 1), (1e-7, "a teacher", 1)])
+def test_stacked_streams_must_answer_as_each_alone(difference: float, why_not: str, code: int, tmp_path: Path) -> None:
+    row = {"method": "tent", "why_not": why_not, "difference": difference, "ratio": 0.5}
+    (tmp_path / "stacked.json").write_text(json.dumps({"tree": TREE, "rows": [row]}))
+    assert verdict("stacked", tmp_path, "stacked.json")[0] == code
