@@ -15,7 +15,7 @@ pytest.importorskip("jinja2")
 pytest.importorskip("selenium", reason="pip install selenium")
 
 import torch
-from browser import CHROMIUM, DRIVER, chromium_driver, complaints, luminance, set_scheme, set_size
+from browser import CHROMIUM, DRIVER, complaints, luminance, set_scheme, set_size
 from fixture_reports import everything, table
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
@@ -35,25 +35,6 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One suite of every kind."""
     _, web = build(*everything(), tmp_path_factory.mktemp("page"))
     return web
-
-
-@pytest.fixture(scope="module")
-def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A browser with a fresh profile."""
-    driver = chromium_driver(tmp_path_factory.mktemp("profile"))
-    yield driver
-    driver.quit()
-
-
-@pytest.fixture
-def opened(chromium: Any, page: Path) -> Any:
-    """The page, wide, light and as printed."""
-    set_scheme(chromium, "light")
-    set_size(chromium, 1280)
-    chromium.get(page.as_uri())
-    chromium.execute_script("localStorage.clear()")
-    chromium.get(page.as_uri())
-    return chromium
 
 
 def first_block(driver: Any, column: int) -> list[str]:

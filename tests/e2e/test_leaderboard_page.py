@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("jinja2")
 pytest.importorskip("selenium", reason="pip install selenium")
 
-from browser import CHROMIUM, DRIVER, chromium_driver, complaints, luminance, set_scheme, set_size
+from browser import CHROMIUM, DRIVER, complaints, luminance, set_scheme, set_size
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select
@@ -48,25 +48,6 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("board") / "leaderboard.html"
     path.write_text(render_leaderboard(make_leaderboard(cells())), encoding="utf-8")
     return path
-
-
-@pytest.fixture(scope="module")
-def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A browser with a fresh profile."""
-    driver = chromium_driver(tmp_path_factory.mktemp("profile"))
-    yield driver
-    driver.quit()
-
-
-@pytest.fixture
-def opened(chromium: Any, page: Path) -> Any:
-    """The page, wide, light and as printed."""
-    set_scheme(chromium, "light")
-    set_size(chromium, 1280)
-    chromium.get(page.as_uri())
-    chromium.execute_script("localStorage.clear()")
-    chromium.get(page.as_uri())
-    return chromium
 
 
 def column(driver: Any, at: int, block: int = 0) -> list[str]:

@@ -62,7 +62,7 @@ class CallTimes:
         self._called = self._learnt = False
 
     def read(self) -> Reading:
-        """The clock now."""
+        """The time now, and what this thread has spent waiting and capturing so far."""
         return Reading(time.perf_counter(), seconds_apart() + self._judged.capture_seconds)
 
     def counted(self, held: GuardState, began: Reading, answer: Tensor, *, learning: bool) -> GuardState:
