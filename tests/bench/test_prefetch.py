@@ -237,9 +237,9 @@ def test_loader_processes_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found(device="cpu") == 0
     assert found("digits-bn", device="cuda:0") == 0
     assert found(device="cuda:0", free=64 << 20) == 12, "a container's 64 MiB of /dev/shm are not used"
-    assert found(device="cuda:0", memory=1 << 30) == 5, "a quarter of the memory"
+    assert found(device="cuda:0", memory=1 << 30) == 2, "a quarter of the memory, for two GPUs"
     assert found("huge", device="cuda:0") == 12
-    assert found("huge", device="cuda:0", free=1 << 30) == 1, "batches that fit no slot are handed over there"
+    assert found("huge", device="cuda:0", free=2 << 30) == 1, "batches that fit no slot are handed over there"
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     assert found(device="cuda:0") == load_cell.MOST_LOADERS
     monkeypatch.setattr(load_cell, "forks", lambda: False)
