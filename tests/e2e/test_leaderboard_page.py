@@ -40,6 +40,7 @@ def cells() -> Iterator[SampleCell]:
                 yield SampleCell(
                     net=net, row=row, stream=stream, seed=0, batch=64, n=200, right=count, hash=stream, bits=bits,
                     seconds=seconds, protocol="cifar10", provenance=facts,
+                    images="repeated" if stream == "continual" else "in order",
                 )  # fmt: skip
 
 

@@ -195,12 +195,12 @@ class PayloadReader:
         if len(shape) != 4 or min(shape) < 1:
             raise _unreadable(f"expected an array (B, C, H, W) of images, got a shape of {str(shape)[:80]}")
         self._check_count(shape[0])
+        if shape[1] > MOST_CHANNELS:
+            raise _unreadable(f"expected an array (B, C, H, W), got {shape[1]} channels; is it (B, H, W, C)?")
         self._check_pixels(shape[3], shape[2], "the array")
         self._check_sum(shape[0] * shape[2] * shape[3])
         if side and shape[2:] != (side, side):
             raise _unreadable(f"expected images of {side}x{side}, which is the model's size, got {shape[3]}x{shape[2]}")
-        if shape[1] > MOST_CHANNELS:
-            raise _unreadable(f"expected an array (B, C, H, W), got {shape[1]} channels; is it (B, H, W, C)?")
 
 
 def _numbers(array: Any) -> Tensor:
@@ -211,7 +211,10 @@ def _numbers(array: Any) -> Tensor:
         return torch.from_numpy(pixels)
     found = torch.from_numpy(array.astype(np.float32))
     low, high = float(found.min()), float(found.max())
-    if not (low >= 0 and high <= 1):  # NaN is neither
+    if not found.isfinite().all():
+        wrong = int((~found.isfinite()).sum())
+        raise _unreadable(f"expected finite numbers from 0 to 1, got {wrong} of {found.numel()} that are not finite")
+    if not (low >= 0 and high <= 1):
         raise _unreadable(f"expected finite numbers from 0 to 1, got {low:g} to {high:g}; divide pixels by 255")
     return found
 
