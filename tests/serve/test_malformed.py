@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,8 @@ from poem.serve.access import LOOPBACK, Access
 from poem.serve.engine import StreamEngine
 from poem.serve.front import build_app
 from poem.serve.metrics import Metrics
+from poem.serve.payload import PayloadReader
+from poem.serve.problems import Problem
 from poem.serve.settings import STREAM_ID, ServeSettings
 
 METHODS = ("get", "post", "put", "delete", "patch")
@@ -179,3 +182,29 @@ def test_the_page_of_routes_loads_nothing_from_elsewhere(client: TestClient) -> 
         assert word not in page.text
     assert 'fetch("openapi.json")' in page.text
     assert client.get("/openapi.json").json()["paths"]
+
+
+@pytest.mark.parametrize(
+    ("shape", "fault", "says"),
+    [
+        ((4, 32, 32, 3), None, "got 32 channels; is it (B, H, W, C)?"),
+        ((2, 3, 32, 32), np.nan, "got 1 of 6144 that are not finite"),
+        ((2, 3, 32, 32), 255.0, "divide pixels by 255"),
+    ],
+)
+def test_what_is_wrong_with_an_array_is_said(shape: tuple[int, ...], fault: float | None, says: str) -> None:
+    array = np.random.default_rng(0).random(shape).astype(np.float32)
+    if fault is not None:
+        array[0, 0, 0, 0] = fault
+    with pytest.raises(Problem, match=re.escape(says)):
+        PayloadReader(served().prepare, ServeSettings()).read("application/x-npy", npy(array))
+
+
+def test_a_wrong_method_is_told_every_right_one_and_an_open_service_asks_for_no_token(client: TestClient) -> None:
+    answer = client.request("OPTIONS", "/v1/streams/door/state")
+    assert (answer.status_code, answer.headers["allow"]) == (405, "GET, PUT")
+    schema = client.get("/openapi.json").json()
+    assert "securitySchemes" not in schema["components"]
+    operations = [each for path in schema["paths"].values() for each in path.values()]
+    assert operations
+    assert not any("security" in each for each in operations)
