@@ -7,12 +7,13 @@
 #
 # Needs torch and torchvision; contract needs pytest; timm gives EfficientNet-Lite0. Files go to $OUT, by default
 # results/speed/. Every stage ends with one line, and a stage that fails makes the exit code 1; the others still run.
-# Afterwards: python benchmarks/speed_docs.py
+# LIMIT is the seconds that a process of contract or agreement may take. Afterwards: python benchmarks/speed_docs.py
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 OUT=${OUT:-results/speed}
 PYTHON=${PYTHON:-python}
 PROCESSES=${PROCESSES:-8}
+LIMIT=${LIMIT:-450}
 NETS="resnet50-bn resnet50-gn vit-b16"
 export PYTHONPATH="src${PYTHONPATH:+:$PYTHONPATH}" OMP_NUM_THREADS=2
 mkdir -p "$OUT"
@@ -26,7 +27,7 @@ verdict() {  # of a stage, and the files that its processes should have written
 contract() {  # every method captured, on three networks, shared between processes
     rm -f "$OUT"/contract-*.log "$OUT/contract.json"
     for shard in $(seq 0 $((PROCESSES - 1))); do
-        timeout 450 "$PYTHON" -m pytest tests/test_contract.py --fast --device cuda --shard "$shard/$PROCESSES" \
+        timeout "$LIMIT" "$PYTHON" -m pytest tests/test_contract.py --fast --device cuda --shard "$shard/$PROCESSES" \
             -m "slow or not slow" -q -p no:cacheprovider >"$OUT/contract-$shard.log" 2>&1 &
     done
     wait
@@ -38,13 +39,13 @@ agreement() {  # captured against eager: every method on three small networks, s
     rm -f "$OUT"/agreement*.json
     local files=()
     for shard in $(seq 0 $((PROCESSES - 1))); do
-        timeout 400 "$PYTHON" benchmarks/capture_check.py --nets digits-bn,digits-gn,digits-ln --methods every --size 32 \
+        timeout "$LIMIT" "$PYTHON" benchmarks/capture_check.py --nets digits-bn,digits-gn,digits-ln --methods every --size 32 \
             --shard "$shard/$PROCESSES" --out "$OUT/agreement-$shard.json" >"$OUT/agreement-$shard.log" 2>&1 &
         files+=("agreement-$shard.json")
     done
     for net in $NETS; do
         for part in "source,tent,eata,sar,deyo" "roid,poem,poem-official" "deyo+poem,sar+poem,eata+poem"; do
-            timeout 400 "$PYTHON" benchmarks/capture_check.py --nets "$net" --methods "$part" --batches 20 \
+            timeout "$LIMIT" "$PYTHON" benchmarks/capture_check.py --nets "$net" --methods "$part" --batches 20 \
                 --out "$OUT/agreement-$net-${part%%,*}.json" >"$OUT/agreement-$net-${part%%,*}.log" 2>&1 &
             files+=("agreement-$net-${part%%,*}.json")
         done
