@@ -96,12 +96,18 @@ def _curve(content: Content) -> str:
 
 
 def _agreement(content: Content) -> str:
+    found: dict[str, list[Content]] = {}
+    for row in content["rows"]:  # of a stage that passed, and so without errors
+        found.setdefault(row["network"], []).append(row)
     lines = [
-        [row["network"], row["method"], row["batches"], f"{row['largest_difference_of_probabilities']:.1g}",
-         row["selected_by_one_alone"]]
-        for row in content["rows"]  # of a stage that passed, and so without errors
+        [net, len({row["method"] for row in rows}), min(row["batches"] for row in rows),
+         f"{max(row['largest_difference_of_probabilities'] for row in rows):.1g}",
+         sum(row["largest_difference_of_probabilities"] == 0 for row in rows),
+         sum(row["selected_by_one_alone"] for row in rows)]
+        for net, rows in sorted(found.items())
     ]  # fmt: skip
-    return _table(["network", "method", "batches", "largest difference", "selected by one alone"], lines)
+    heads = ["network", "methods", "batches", "largest difference", "methods equal to the bit", "selected by one alone"]
+    return _table(heads, lines)
 
 
 def _ratio(content: Content) -> str:
