@@ -15,7 +15,8 @@ sys.path[:0] = [str(Path(__file__).resolve().parent)]
 
 from tree_hash import ROOT, tree_hash  # noqa: E402
 
-COLOURS = ("#2563a8", "#23815a", "#a5331c", "#6b6862", "#8a5a00")
+LINES = (("#2563a8", "o"), ("#23815a", "s"), ("#a5331c", "^"), ("#6b6862", "D"), ("#8a5a00", "v"))
+"""Colour and marker of each network: either tells them apart."""
 
 
 def main(arguments: list[str]) -> int:
@@ -32,10 +33,13 @@ def main(arguments: list[str]) -> int:
     for axes, key, title in zip(
         figure.subplots(1, 2), ("images_per_s", "median_ms"), ("images per second", "ms of a call"), strict=True
     ):
-        for net, colour in zip(sorted({row["net"] for row in rows}), COLOURS, strict=False):
+        for net, (colour, marker) in zip(sorted({row["net"] for row in rows}), LINES, strict=False):
             points = sorted((row["batch"], row[key]) for row in rows if row["net"] == net)
-            axes.plot(*zip(*points, strict=True), marker="o", markersize=3, color=colour, label=net)
+            axes.plot(*zip(*points, strict=True), marker=marker, markersize=4, color=colour, label=net)
         axes.set(xscale="log", yscale="log", xlabel="batch size", title=title)
+        sizes = sorted({row["batch"] for row in rows})
+        axes.set_xticks(sizes, map(str, sizes))
+        axes.minorticks_off()
         axes.spines[["top", "right"]].set_visible(False)
         axes.legend(frameon=False, fontsize=8)
     out = ROOT / "docs" / "speed_curves.png"
