@@ -2,7 +2,7 @@
 
     python benchmarks/speed_docs.py            # after a run of benchmarks/gpu_check.sh
 
-FILE is one of results/speed/. WHAT is `rows` (all rows), `curve` (images per second by batch size), `agreement`,
+FILE is one of results/speed/. WHAT is `rows` (all rows), `summary` (a few of them, for README), `curve` (images per second by batch size), `agreement`,
 `contract`, `ratio` (one update against a forward), `stream` (from files to answers), or `stacked` (streams as one
 batch). A file that is not there, or is of another tree (`tree_hash.py`), is not quoted: its place says so. A test holds
 the pages to this.
@@ -86,6 +86,22 @@ def _rows(content: Content) -> str:
     return _table(heads, lines)
 
 
+SUMMARISED = {
+    "source": "the model as it is", "tent": "Tent", "poem1": "POEM, one update", "poem2": "POEM, two updates",
+    "guarded-auto": "`auto`, guarded",
+}  # fmt: skip
+
+
+def _summary(content: Content) -> str:
+    rows = {(row["method"], row["batch"]): row for row in _good(content) if row["mode"] == "bf16"}
+    lines = []
+    for method, words in SUMMARISED.items():
+        many, one = rows[method, 64], rows[method, 1]
+        share = _or_dash(many["share_of_limit"], ".0%")
+        lines.append([words, f"{many['images_per_s']:.0f}", share, f"{one['median_ms']:.1f}"])
+    return _table(["method", "images/s, batches of 64", "of what the arithmetic allows", "ms for one image"], lines)
+
+
 def _curve(content: Content) -> str:
     rows = [row for row in _good(content) if row.get("curve") == "batch"]
     batches = sorted({row["batch"] for row in rows})
@@ -142,7 +158,7 @@ def _stacked(content: Content) -> str:
 
 
 SHOWN: dict[str, Callable[[Content], str]] = {
-    "rows": _rows, "curve": _curve, "agreement": _agreement, "ratio": _ratio, "stream": _stream, "stacked": _stacked,
+    "rows": _rows, "summary": _summary, "curve": _curve, "agreement": _agreement, "ratio": _ratio, "stream": _stream, "stacked": _stacked,
     "contract": lambda content: str(content["verdict"]),
 }  # fmt: skip
 
