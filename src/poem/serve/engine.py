@@ -291,8 +291,8 @@ class StreamEngine:
 
     def _status(self, stream: Stream) -> dict[str, Any]:
         return {
-            "stream": stream.id, "how": stream.how, "why_alone": stream.why_alone,
-            "live": stream.learner is not None, "waiting": len(stream.jobs),
+            "stream": stream.id, "folder": self._store.shown(stream.id), "how": stream.how,
+            "why_alone": stream.why_alone, "live": stream.learner is not None, "waiting": len(stream.jobs),
             **stream.info, **stream.counts, **stream.measured, "unsaved_batches": stream.unsaved,
             "audit": stream.audit, "idle_s": round(time.monotonic() - stream.used, 1),
         }  # fmt: skip
