@@ -17,7 +17,7 @@ routes, / shows the streams while they run, /metrics is for Prometheus. From Pyt
 
 --state is a folder for snapshots and audits: a stop with SIGTERM or Ctrl-C answers what waits, for --drain-s, and
 saves every stream; kill -9 loses what a stream has learnt since its last snapshot. The same command goes on. One
-service per folder.
+service per folder. The log, on standard error, has a line at the start and one at the end.
 
 --engine ray answers with replicas on a Ray cluster; a stream is placed on one of them by its id, and goes on elsewhere
 from its last snapshot when a node dies. --state is a folder that every node reaches under the same path.
@@ -160,7 +160,7 @@ def _serve(args: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, stop)
     port = listener.getsockname()[1]
     url = f"http://{_in_address(args.host)}:{port}"
-    log.info("%s", _started(args, url, len(engine.streams())))
+    log.info("%s", _started(args, url, engine))
     print(f"serving on {url}", flush=True)
     try:
         server.run(sockets=[listener])
@@ -171,11 +171,17 @@ def _serve(args: argparse.Namespace) -> int:
     return 0 if done else 1
 
 
-def _started(args: argparse.Namespace, url: str, streams: int) -> str:
+def _started(args: argparse.Namespace, url: str, engine: StreamEngine | RayEngine) -> str:
     """The line of the log at the start."""
+    from poem.serve.problems import Problem
+
     guard = "without a guard" if args.no_guard or args.method == "source" else "guarded"
     replicas = f", {args.replicas} replicas on Ray" if args.engine == "ray" else ""
-    found = f"{streams} stream{'' if streams == 1 else 's'} found"
+    try:
+        count = len(engine.streams())
+        found = f"{count} stream{'' if count == 1 else 's'} found"
+    except (Problem, TimeoutError):  # replicas that do not answer yet
+        found = "streams"
     method = args.method or "auto"
     return f"started {url} with {args.base}, {method}, {guard}, on {args.device}{replicas}; {found} in {args.state}"
 
