@@ -23,6 +23,7 @@ from poem.serve.problems import Problem
 from poem.serve.replay import replay_answers
 from poem.serve.settings import ServeSettings, check_stream_id
 from poem.serve.store import Store, folder_name
+from poem.serve.turns import COUNTED, saved_counts
 from poem.streams.loading.prepare import Prepare
 
 
@@ -405,6 +406,42 @@ def test_the_folder_is_free_after_a_stream_could_not_be_put_away(
     made.close(60)
     with engine(tmp_path, batch_size=2) as again:
         assert ask(again, "a", pictures(2, 1))["batch"] == 1
+
+
+def test_counts_go_on_after_a_restart_and_not_after_a_deletion(tmp_path: Path) -> None:
+    with engine(tmp_path, batch_size=4) as made:
+        for seed in range(3):
+            ask(made, "a", pictures(4, seed), key=f"k{seed}", payload="p")
+        ask(made, "a", pictures(4, 0), key="k0", payload="p")
+        ask(made, "a", pictures(2, 9), deadline_ms=1e-3)
+        before = made.status("a")
+    names = ("requests", "images", "late", "replayed")
+    assert [before[name] for name in names] == [4, 14, 1, 1]
+    with engine(tmp_path, batch_size=4) as made:
+        assert [made.status("a")[name] for name in ("batches", *names)] == [3, 4, 14, 1, 1]
+        assert made.status("a")["snapshots"] == 2, "after the first batch, and at the end"
+        ask(made, "a", pictures(4, 3))
+        assert [made.status("a")[name] for name in ("batches", *names)] == [4, 5, 18, 1, 1]
+        made.command("a", "delete").result(60)
+        ask(made, "a", pictures(4, 4))
+        assert [made.status("a")[name] for name in ("batches", *names)] == [1, 1, 4, 0, 0]
+
+
+@pytest.mark.parametrize("counts", [None, [], {"images": -1, "requests": True}, {"images": "7", "requests": 1.5}])
+def test_counts_of_a_damaged_snapshot_begin_at_0(counts: Any) -> None:
+    assert saved_counts({"counts": counts}) == dict.fromkeys(COUNTED, 0)
+
+
+def test_the_status_names_the_streams_folder_and_the_folders_audit_names_the_stream(tmp_path: Path) -> None:
+    with engine(tmp_path, batch_size=4) as made:
+        ask(made, "door", pictures(4, 0))
+        ask(made, "yard", pictures(4, 1))
+        places = {name: tmp_path / made.status(name)["folder"] for name in ("door", "yard")}
+    for name, place in places.items():
+        assert (place / "state.safetensors").is_file()
+        assert read_audit(place / "0001.jsonl")[0]["run"]["stream"] == name
+        for path in (place, *place.iterdir()):
+            assert path.stat().st_mode & 0o077 == 0, "for the owner alone"
 
 
 def test_the_source_is_served_without_a_guard(tmp_path: Path) -> None:

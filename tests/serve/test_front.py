@@ -6,6 +6,7 @@ import base64
 import dataclasses
 import io
 import json
+import re
 import struct
 import threading
 import time
@@ -33,6 +34,7 @@ from poem.serve.learner import Learner
 from poem.serve.metrics import Metrics
 from poem.serve.payload import PayloadReader
 from poem.serve.problems import Problem
+from poem.serve.schemas import SCHEMAS, STATUS
 from poem.serve.settings import ServeSettings
 from poem.streams.loading.prepare import Prepare
 
@@ -159,6 +161,66 @@ def test_health_metrics_pages_and_what_is_served(shared: TestClient) -> None:
     predict = schema["paths"]["/v1/streams/{stream}/predict"]["post"]
     assert set(predict["requestBody"]["content"]) >= {JPEG, PNG, NPY, JSON, "multipart/form-data"}
     assert "application/problem+json" in predict["responses"]["422"]["content"]
+
+
+def test_answers_and_statuses_are_as_the_schema_and_the_page_say(tmp_path: Path) -> None:
+    validators = pytest.importorskip("jsonschema", reason="comes with schemathesis").validators
+    with service(tmp_path) as client:
+        schema = client.get("/openapi.json").json()
+
+        def check(method: str, path: str, answer: Any) -> Any:
+            route = schema["paths"][path.replace("/door", "/{stream}")][method]
+            found = route["responses"]["200"]["content"]["application/json"]["schema"]
+            assert found, "an empty schema takes anything"
+            whole = {**found, "components": schema["components"]}
+            checker = validators.Draft202012Validator(whole)
+            checker.validate(answer.json())
+            return answer.json()
+
+        for at, query in enumerate(("", "", "?deadline_ms=0.001")):
+            sent = post(client, npy(pictures(4, at).numpy()), NPY, PREDICT + query)
+            reply = check("post", PREDICT, sent)
+        assert reply["late"]
+        status = check("get", "/v1/streams/door/status", client.get("/v1/streams/door/status"))
+        assert check("get", "/v1/streams", client.get("/v1/streams"))[0]["stream"] == "door"
+        state = client.get("/v1/streams/door/state").content
+        check("put", "/v1/streams/door/state", client.put("/v1/streams/door/state", content=state))
+        check("post", "/v1/streams/door/reset", client.post("/v1/streams/door/reset"))
+    parts = schema["components"]["schemas"]
+    for name, example in (("Prediction", reply), ("Answer", reply["answers"][0]), ("StreamStatus", status)):
+        assert set(parts[name]["properties"]) == set(example), "every field is described, and none that is not there"
+        assert all(each["description"] for each in parts[name]["properties"].values())
+    text = (Path(__file__).parents[2] / "docs" / "deploying.md").read_text(encoding="utf-8")
+    table = text.split("| field | what it is |\n|---|---|\n")[1].split("\n\n")[0]
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.+) \|$", table, re.MULTILINE))
+    assert rows == {name: each["description"] for name, each in parts["StreamStatus"]["properties"].items()}
+
+
+@pytest.mark.parametrize("method", ["source", "tent"])
+def test_a_status_without_a_guard_is_as_the_schema_says(tmp_path: Path, method: str) -> None:
+    validators = pytest.importorskip("jsonschema", reason="comes with schemathesis").validators
+    plain = dataclasses.replace(served(method), guard=False)
+    made = StreamEngine(plain, ServeSettings(batch_size=4), tmp_path)
+    try:
+        made.submit("door", pictures(4, 0)).result(60)
+        found = made.status("door")
+    finally:
+        assert made.close(60)
+    again = StreamEngine(plain, ServeSettings(batch_size=4), tmp_path)  # on disk: nothing was measured since the start
+    stored = again.status("door")
+    assert again.close(60)
+    assert "latency_ms" in found
+    assert "latency_ms" not in stored
+    for each in (found, stored):
+        validators.Draft202012Validator({**STATUS, "components": {"schemas": SCHEMAS}}).validate(each)
+
+
+@pytest.mark.parametrize("path", ["/v1/streams/a/b/predict", "/v1/streams/a%2Fb/predict", "/v1/streams//predict"])
+def test_an_id_with_a_slash_is_told_what_an_id_is(shared: TestClient, path: str) -> None:
+    said = check_problem(post(shared, image_file("JPEG"), JPEG, path), 404)
+    assert "1 to 64 letters, digits, dots, _ and -" in said["detail"]
+    assert "slash" in said["detail"]
+    assert "letters" not in check_problem(shared.get("/nowhere"), 404)["detail"]
 
 
 # Keys -----------------------------------------------------------------------------------------------------------------

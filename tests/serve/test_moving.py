@@ -47,6 +47,7 @@ def test_a_stream_that_moves_to_and_fro_answers_as_one_that_stays(tmp_path: Path
         for seed in range(9):  # an engine that has never seen these keys
             assert ask(made[seed % 2], "door", seed, key=f"k{seed}", payload="p")["replayed"]
         assert made[0].status("door")["batches"] == made[1].status("door")["batches"] == 9
+        assert made[1].status("door")["images"] == 36, "counts move with the stream"
     images = {reply["request"]: pictures(4, seed) for seed, reply in enumerate(replies)}
     again: dict[str, Any] = {}
     for audit in tmp_path.glob("streams/*/*.jsonl"):

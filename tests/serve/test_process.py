@@ -35,16 +35,19 @@ OPTIONS = ["--batch-size", str(SIZE), "--snapshot-every", str(EVERY), "--threads
 
 
 @contextmanager
-def process(folder: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], Client]]:
-    """A server of the digits network on a free port; killed at the end if it still runs."""
-    command = [sys.executable, "-m", "poem", "serve", "digits-bn", "--port", "0", "--state", str(folder)]
+def process(
+    folder: Path, *options: str, method: str | None = None, lines: list[str] | None = None
+) -> Iterator[tuple[subprocess.Popen[str], Client]]:
+    """A server of the digits network on a free port; killed at the end if it still runs. `lines` gets its output."""
+    words = ["digits-bn"] if method is None else ["digits-bn", method]
+    command = [sys.executable, "-m", "poem", "serve", *words, "--port", "0", "--state", str(folder)]
     running = subprocess.Popen(
         [*command, *OPTIONS, *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
+    seen = ""
     try:
         assert running.stdout is not None
-        seen = ""
         while "http://" not in seen:
             line = running.stdout.readline()
             assert line, f"the server ended: {seen}"
@@ -57,6 +60,8 @@ def process(folder: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str]
             running.kill()
         running.wait(30)
         if running.stdout is not None:
+            if lines is not None:
+                lines += [*seen.splitlines(), *running.stdout.read().splitlines()]
             running.stdout.close()
 
 
@@ -138,6 +143,28 @@ def test_sigterm_answers_what_waits_and_saves_every_stream(tmp_path: Path) -> No
     assert saved == {f"s{at}": 1 for at in range(8)}, "what was answered was saved"
 
 
+def test_the_log_says_what_is_served_and_what_was_saved_and_each_note_once(tmp_path: Path) -> None:
+    first, again = list[str](), list[str]()
+    with process(tmp_path, method="eata", lines=first) as (running, client):
+        for name in ("door", "yard"):
+            client.predict(name, pictures(SIZE, 0))
+        running.send_signal(signal.SIGTERM)
+        assert running.wait(60) == 0
+    whole = "\n".join(first)
+    (note,) = [line for line in first if "ETA" in line]
+    assert "--source-data FOLDER" in note
+    assert whole.count("--preset cifar") == 1
+    assert not re.search(r"source_data|preset=", whole), "options, no arguments of Python"
+    (started,) = [line for line in first if "started" in line]
+    for word in ("http://127.0.0.1:", "digits-bn", "eata", "guarded", "cpu", str(tmp_path), "0 streams found"):
+        assert word in started
+    assert first[-1] == "poem: stopped: 2 streams are saved"
+    with process(tmp_path, method="eata", lines=again) as (running, _):
+        running.send_signal(signal.SIGTERM)
+        assert running.wait(60) == 0
+    assert any("2 streams found" in line for line in again)
+
+
 @pytest.mark.slow
 def test_kill_9_under_load_of_many_streams(tmp_path: Path) -> None:
     sent: dict[str, Tensor] = {}
@@ -204,4 +231,6 @@ def test_options_are_checked_before_a_model_is_loaded(tmp_path: Path, capsys: py
     short.write_text("short\n")
     assert main(["serve", "digits-bn", "--token-file", str(short)]) == 2
     assert "16 characters" in capsys.readouterr().err
+    assert main(["serve", "digits-bn", "petta", "--port", "0", "--state", str(tmp_path / "s")]) == 2
+    assert "petta needs source images; add --source-data FOLDER" in capsys.readouterr().err
     assert not (tmp_path / "s").exists()

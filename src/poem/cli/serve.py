@@ -17,7 +17,7 @@ routes, / shows the streams while they run, /metrics is for Prometheus. From Pyt
 
 --state is a folder for snapshots and audits: a stop with SIGTERM or Ctrl-C answers what waits, for --drain-s, and
 saves every stream; kill -9 loses what a stream has learnt since its last snapshot. The same command goes on. One
-service per folder.
+service per folder. The log, on standard error, has a line at the start and one at the end.
 
 --engine ray answers with replicas on a Ray cluster; a stream is placed on one of them by its id, and goes on elsewhere
 from its last snapshot when a node dies. --state is a folder that every node reaches under the same path.
@@ -29,6 +29,7 @@ There is no TLS: put a proxy before it.
 from __future__ import annotations
 
 import argparse
+import logging
 import math
 import os
 import sys
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from poem.serve.settings import ServeSettings
 
 MEBIBYTE = 1 << 20
+log = logging.getLogger("poem.serve")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -103,6 +105,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal stops it; returns 1 where not everything could be answered and saved in time."""
+    from poem.serve.notes import NotesOnce
+
+    log.setLevel(logging.INFO)  # the logger `poem` shows warnings alone: a guard's events would be many lines
+    once = NotesOnce()
+    logging.getLogger("poem").addFilter(once)
+    try:
+        return _serve(args)
+    finally:
+        logging.getLogger("poem").removeFilter(once)
+
+
+def _serve(args: argparse.Namespace) -> int:
     tokens = _tokens(args)
     settings = _settings(args)
     checks.check_devices(args.device)
@@ -145,12 +159,9 @@ def run(args: argparse.Namespace) -> int:
 
     signal.signal(signal.SIGTERM, stop)
     port = listener.getsockname()[1]
-    how = "without a guard" if args.no_guard or args.method == "source" else "guarded"
-    if args.engine == "ray":
-        how += f", {args.replicas} replicas on Ray"
-    print(
-        f"{args.base}, {args.method or 'auto'}, {how}: http://{args.host}:{port} (states in {args.state})", flush=True
-    )
+    url = f"http://{_in_address(args.host)}:{port}"
+    log.info("%s", _started(args, url, engine))
+    print(f"serving on {url}", flush=True)
     try:
         server.run(sockets=[listener])
     finally:
@@ -158,6 +169,26 @@ def run(args: argparse.Namespace) -> int:
     if not done:
         print(f"not everything was answered within {args.drain_s:g} s and saved; the log says what", file=sys.stderr)
     return 0 if done else 1
+
+
+def _started(args: argparse.Namespace, url: str, engine: StreamEngine | RayEngine) -> str:
+    """The line of the log at the start."""
+    from poem.serve.problems import Problem
+
+    guard = "without a guard" if args.no_guard or args.method == "source" else "guarded"
+    replicas = f", {args.replicas} replicas on Ray" if args.engine == "ray" else ""
+    try:
+        count = len(engine.streams())
+        found = f"{count} stream{'' if count == 1 else 's'} found"
+    except (Problem, TimeoutError):  # replicas that do not answer yet
+        found = "streams"
+    method = args.method or "auto"
+    return f"started {url} with {args.base}, {method}, {guard}, on {args.device}{replicas}; {found} in {args.state}"
+
+
+def _in_address(host: str) -> str:
+    """A host as an address has it: IPv6 in brackets."""
+    return f"[{host}]" if ":" in host else host
 
 
 def _engine(args: argparse.Namespace, settings: ServeSettings, metrics: Metrics) -> StreamEngine | RayEngine:
@@ -238,10 +269,17 @@ def _settings(args: argparse.Namespace) -> ServeSettings:
 def _served(args: argparse.Namespace) -> Served:
     """Open the model."""
     from poem.cli.predict import open_model
+    from poem.parts import FisherAnchor, Need
     from poem.recipes.methods import recipe
     from poem.serve.learner import Served
 
-    recipe(args.method or "auto", args.preset or "imagenet")  # raises for an unknown name before a model is loaded
+    # Before a model is loaded: an unknown method, or one that lacks its source images, is refused at once.
+    chosen = recipe(args.method or "auto", args.preset or "imagenet")
+    waiting = chosen.first_with(Need.SOURCE_DATA)
+    if args.source_data is None and waiting is not None and not isinstance(waiting, FisherAnchor):
+        raise ValueError(
+            f"{args.method} needs source images; add --source-data FOLDER, with images like those of training"
+        )
     model, found, _ = open_model(
         args.base, args.weights, device=args.device, mean=args.mean, std=args.std, resize=args.resize, crop=args.crop
     )

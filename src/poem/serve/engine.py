@@ -39,6 +39,7 @@ from poem.serve.turns import STACKED, TURNS, Job, Picked, Stream, Turns
 from poem.streams.loading.prepare import Prepare
 
 log = logging.getLogger("poem")
+own_log = logging.getLogger("poem.serve")  # its lines at level INFO are shown by `poem serve`, those of `poem` are not
 SAVE_S = 30.0
 """Seconds in which streams are saved at the end, after those in which what waits is answered."""
 TRIM_S = 60.0
@@ -291,8 +292,8 @@ class StreamEngine:
 
     def _status(self, stream: Stream) -> dict[str, Any]:
         return {
-            "stream": stream.id, "how": stream.how, "why_alone": stream.why_alone,
-            "live": stream.learner is not None, "waiting": len(stream.jobs),
+            "stream": stream.id, "folder": self._store.shown(stream.id), "how": stream.how,
+            "why_alone": stream.why_alone, "live": stream.learner is not None, "waiting": len(stream.jobs),
             **stream.info, **stream.counts, **stream.measured, "unsaved_batches": stream.unsaved,
             "audit": stream.audit, "idle_s": round(time.monotonic() - stream.used, 1),
         }  # fmt: skip
@@ -309,6 +310,7 @@ class StreamEngine:
                     self._keeper.put_away(stream)
                 except Exception:
                     log.exception("stream %s: it could not be put away at the end", stream.id)
+            own_log.info("%s", _stopped(list(self._streams.values())))
         finally:
             self._store.close()
 
@@ -405,6 +407,14 @@ def _storage() -> Iterator[None]:
         yield
     except OSError as error:
         raise failed(error) from error
+
+
+def _stopped(streams: list[Stream]) -> str:
+    """The line of the log at the end."""
+    saved = sum(each.stored and not each.dirty for each in streams)
+    lost = sum(each.dirty for each in streams)
+    more = f", {lost} could not be" if lost else ""
+    return f"stopped: {saved} stream{' is' if saved == 1 else 's are'} saved{more}"
 
 
 def _draining() -> Problem:

@@ -27,6 +27,7 @@ from poem.serve.openapi import BINARY, BODY, FULL, KEY_HEADER, REFUSED, TAKEN, U
 from poem.serve.payload import TYPES, PayloadReader
 from poem.serve.problems import Problem
 from poem.serve.request_body import idempotency_key, multipart_files, payload_hash, whole_body
+from poem.serve.schemas import ALL_KNOWN, KNOWN, PREDICTED
 from poem.serve.settings import ServeSettings, check_stream_id
 from poem.streams.loading.prepare import Prepare
 
@@ -165,7 +166,7 @@ def _add_predict(app: FastAPI) -> None:
 
     @app.post(
         "/v1/streams/{stream}/predict", tags=["streams"], summary="Predict, and learn from the images",
-        dependencies=GUARDED, responses={**REFUSED, **FULL, **TAKEN},
+        dependencies=GUARDED, responses={**PREDICTED, **REFUSED, **FULL, **TAKEN},
         openapi_extra={"requestBody": BODY, "parameters": [KEY_HEADER]},
     )  # fmt: skip
     async def predict(
@@ -223,20 +224,23 @@ def _add_streams(app: FastAPI) -> None:
     engine: Engine = app.state.engine
     settings = engine.settings
 
-    @app.get("/v1/streams", tags=["streams"], summary="Every stream's status", dependencies=GUARDED, responses=REFUSED)
+    @app.get(
+        "/v1/streams", tags=["streams"], summary="Every stream's status", dependencies=GUARDED,
+        responses={**ALL_KNOWN, **REFUSED}, response_model=None,
+    )  # fmt: skip
     async def streams() -> list[dict[str, Any]]:
         return await run_in_threadpool(engine.streams)
 
     @app.get(
         "/v1/streams/{stream}/status", tags=["streams"], summary="What is known of a stream", dependencies=GUARDED,
-        responses={**REFUSED, **UNKNOWN},
+        responses={**KNOWN, **REFUSED, **UNKNOWN}, response_model=None,
     )  # fmt: skip
     async def status(stream: StreamId) -> dict[str, Any]:
         return await run_in_threadpool(engine.status, stream)
 
     @app.post(
         "/v1/streams/{stream}/reset", tags=["streams"], summary="Forget what was learnt", dependencies=GUARDED,
-        responses={**REFUSED, **UNKNOWN, 429: FULL[429]},
+        responses={**KNOWN, **REFUSED, **UNKNOWN, 429: FULL[429]}, response_model=None,
     )  # fmt: skip
     async def reset(stream: StreamId) -> dict[str, Any]:
         found: dict[str, Any] = await asyncio.wrap_future(await run_in_threadpool(engine.command, stream, "reset"))
@@ -255,7 +259,7 @@ def _add_streams(app: FastAPI) -> None:
 
     @app.put(
         "/v1/streams/{stream}/state", tags=["streams"], summary="Go on from a state; makes the stream",
-        dependencies=GUARDED, responses={**REFUSED, **FULL, 408: TAKEN[408]},
+        dependencies=GUARDED, responses={**KNOWN, **REFUSED, **FULL, 408: TAKEN[408]}, response_model=None,
         openapi_extra={"requestBody": {"required": True, "content": {"application/octet-stream": BINARY}}},
     )  # fmt: skip
     async def load(request: Request, stream: StreamId) -> dict[str, Any]:

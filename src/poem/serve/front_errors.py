@@ -9,6 +9,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
 from poem.serve.problems import Problem
+from poem.serve.settings import ID_RULE
 
 
 def add_errors(app: FastAPI) -> None:
@@ -27,7 +28,7 @@ def add_errors(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> JSONResponse:
         code, detail = {
-            404: ("no-such-route", f"there is no route {request.url.path[:80]!r}; /docs lists them"),
+            404: ("no-such-route", _no_route(request.url.path)),
             405: ("method", f"this route takes no {request.method[:16]}; /docs lists what it takes"),
         }.get(error.status_code, ("http", str(error.detail)))
         answer = answered(Problem(error.status_code, code, detail))
@@ -40,6 +41,12 @@ def add_errors(app: FastAPI) -> None:
     @app.exception_handler(Exception)
     async def unforeseen(_: Request, __: Exception) -> JSONResponse:
         return answered(Problem(500, "internal", "the request failed inside the service, whose log says why"))
+
+
+def _no_route(path: str) -> str:
+    """What to do about a path that is none; below the streams it may be an id with a slash in it."""
+    said = f"there is no route {path[:80]!r}; /docs lists them"
+    return f"{said}; expected {ID_RULE}, so none with a slash" if path.startswith("/v1/streams/") else said
 
 
 def _allowed(app: FastAPI, request: Request) -> list[str]:

@@ -21,7 +21,7 @@ from poem.serve.replay import is_reset
 from poem.serve.settings import ServeSettings
 from poem.serve.stack import Stack
 from poem.serve.store import Lost, Store
-from poem.serve.turns import Job, Stream
+from poem.serve.turns import Job, Stream, saved_counts
 
 log = logging.getLogger("poem")
 
@@ -75,7 +75,7 @@ class Keeper:
         info, audit = about.get("info"), about.get("audit")
         return Stream(
             name, time.monotonic(), stored=True, info=info if isinstance(info, dict) else {},
-            audit=audit if isinstance(audit, int) else 0,
+            audit=audit if isinstance(audit, int) else 0, counts=saved_counts(about),
         )  # fmt: skip
 
     def ledger(self, stream: Stream) -> Ledger:
@@ -222,7 +222,9 @@ class Keeper:
         began = time.monotonic()
         try:
             with self.changed:
-                about = {"audit": stream.audit, "keys": self.ledger(stream).to_plain(), "info": stream.info}
+                counts = {**stream.counts, "snapshots": stream.counts["snapshots"] + 1}  # with the one being written
+                keys = self.ledger(stream).to_plain()
+                about = {"audit": stream.audit, "keys": keys, "info": stream.info, "counts": counts}
             state = stream.learner.state_dict()
             self.store.save(stream.id, state, {**about, "audited": stream.learner.audited}, stream.opened)
         except Lost as error:

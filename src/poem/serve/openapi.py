@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from fastapi import FastAPI, Path
 
 from poem.serve.request_body import KEY
+from poem.serve.schemas import SCHEMAS
 from poem.serve.settings import STREAM_ID
 
 StreamId = Annotated[str, Path(json_schema_extra={"pattern": f"^{STREAM_ID.pattern}$"})]
@@ -57,7 +58,7 @@ TAKEN: dict[int | str, dict[str, Any]] = {
 
 
 def describe(app: FastAPI) -> None:
-    """Let the schema say what a problem is, and ask for a token only where the service has one."""
+    """Let the schema say what answers and problems are, and ask for a token only where the service has one."""
     schema = app.openapi
 
     def described() -> dict[str, Any]:
@@ -65,9 +66,9 @@ def describe(app: FastAPI) -> None:
         names = {"type": "string", "title": "string", "status": "integer", "detail": "string", "code": "string"}
         properties = {name: {"type": kind} for name, kind in names.items()}
         components = found.setdefault("components", {})
-        components.setdefault("schemas", {})["Problem"] = {
-            "type": "object", "required": list(names), "properties": properties,
-        }  # fmt: skip
+        schemas = components.setdefault("schemas", {})
+        schemas |= SCHEMAS
+        schemas["Problem"] = {"type": "object", "required": list(names), "properties": properties}
         if app.state.access.is_open:
             components.pop("securitySchemes", None)
             for operation in (each for path in found["paths"].values() for each in path.values()):

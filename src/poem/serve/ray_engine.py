@@ -24,7 +24,7 @@ from typing import Any
 from torch import Tensor
 
 from poem._util.outside import search_path
-from poem.serve.engine import SAVE_S
+from poem.serve.engine import SAVE_S, own_log
 from poem.serve.learner import Served
 from poem.serve.meter import Meter
 from poem.serve.problems import Problem, internal
@@ -183,6 +183,12 @@ class RayEngine:
                     self._serve.shutdown()
         if self._started:
             self._ray.shutdown()
+        if not self._deployed:
+            own_log.info("stopped: this front; the replicas go on")
+        elif done:
+            own_log.info("stopped: every replica has saved its streams")
+        else:
+            own_log.info("stopped: not every replica said that its streams are saved")
         return done
 
     def _check_open(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import threading
 import uuid
@@ -19,6 +20,7 @@ from poem._util.outside import extend_search_path
 from poem.serve.engine import StreamEngine
 from poem.serve.learner import Served
 from poem.serve.meter import Meter
+from poem.serve.notes import NotesOnce
 from poem.serve.problems import Problem
 from poem.serve.settings import ServeSettings
 
@@ -105,6 +107,7 @@ class Replica:
         extend_search_path(folders)
         os.umask(0o077)
         torch.set_num_threads(threads)
+        logging.getLogger("poem").addFilter(NotesOnce())
         served: Served = pickle.loads(make)()  # from the driver of this application, not from a request
         self._meter, self._drain = Recorded(), drain_s
         self._about = {"folder": folder, "settings": repr(settings), **described(served)}

@@ -11,6 +11,7 @@ from poem.serve.problems import Problem
 
 STREAM_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 """What a stream may be called. No file is named so: see `poem.serve.store`."""
+ID_RULE = "1 to 64 letters, digits, dots, _ and - as a stream's id, the first a letter or digit"
 MOST_CHANNELS = 16
 """Of an array's images."""
 
@@ -68,9 +69,5 @@ def check_stream_id(name: str) -> str:
         Problem: 422 for any other text.
     """
     if STREAM_ID.fullmatch(name) is None:
-        raise Problem(
-            422, "stream-id",
-            "expected 1 to 64 letters, digits, dots, _ and - as a stream's id, the first a letter or digit, got "
-            f"{name[:80]!r}",
-        )  # fmt: skip
+        raise Problem(422, "stream-id", f"expected {ID_RULE}, got {name[:80]!r}")
     return name

@@ -8,7 +8,7 @@ from poem.serve.keeper import Keeper
 from poem.serve.ledger import Ledger
 from poem.serve.problems import Problem
 from poem.serve.store import folder_name
-from poem.serve.turns import Job, Stream
+from poem.serve.turns import Job, Stream, saved_counts
 
 log = logging.getLogger("poem")
 LOOK_S = 0.02
@@ -43,6 +43,7 @@ class Sharing:
                 stored, about = self._store.has(name), self._store.about(name)
                 info = about.get("info")
                 self._keeper.forget_keys(found)
+                found.counts = saved_counts(about)
                 if found.ledger is not None:
                     found.ledger.load_plain(about.get("keys"))
                     self._answer_known(found, found.ledger)

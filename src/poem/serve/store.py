@@ -257,6 +257,10 @@ class Store:
         write_atomic(path, state_bytes(state))
         path.chmod(0o600)
 
+    def shown(self, stream: str) -> str:
+        """The stream's folder, from that of the service, for people who look for its files."""
+        return f"{self._streams.name}/{folder_name(stream)}"
+
     def _place(self, stream: str) -> Path:
         return self._streams / folder_name(stream)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections import deque
+from collections.abc import Mapping
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
@@ -24,9 +25,17 @@ TURNS, STACKED = "turns", "stacked"
 Picked = list[tuple["Stream", list["Job"]]]
 """What is computed together: streams, each with one command or the requests of one micro-batch."""
 COUNTED: tuple[str, ...] = ("requests", "images", "late", "rejected", "replayed", "snapshots", "snapshot_failures")
-"""Counts of a stream since the service started."""
+"""Counts of a stream since it was made, or last deleted; they are saved with its snapshots."""
 FEW_DEADLINES = 64
 """Deadlines that are kept, whether their requests wait or not, before those that were answered are forgotten."""
+
+
+def saved_counts(about: Mapping[str, Any]) -> dict[str, int]:
+    """The counts that a snapshot says of its stream; 0 where it says none, or something else than a count."""
+    found = about.get("counts")
+    stated = found if isinstance(found, Mapping) else {}
+    values = {name: stated.get(name) for name in COUNTED}
+    return {name: value if type(value) is int and value >= 0 else 0 for name, value in values.items()}
 
 
 @dataclass(eq=False)
@@ -81,7 +90,7 @@ class Stream:
     """With which the learner was opened."""
     info: dict[str, Any] = field(default_factory=dict)
     """What the learner said of itself last."""
-    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTED, 0))
+    counts: dict[str, int] = field(default_factory=lambda: saved_counts({}))
     measured: dict[str, float] = field(default_factory=dict)
     """Running means over requests: latency in milliseconds, entropy in nats."""
     how: str = TURNS
