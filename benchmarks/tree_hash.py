@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 MEASURED = ("accelerate", "adapter.py", "engine", "guarded", "parts", "recipes")  # packages and files of src/poem
 STACKED = ("serve/stack*.py",)
-"""What a speed of stacked streams is about, besides those: it is measured without HTTP, and these import no other file."""
+"""What a speed of stacked streams is about, besides those: without HTTP, and these import no other file of it."""
 
 
 def tree_hash(root: Path = ROOT, names: tuple[str, ...] = MEASURED) -> str:
