@@ -232,8 +232,6 @@ class StackedNorm(PatchedNorm):
         """The batch norm's own forward on N * C channels, with statistics (C,) for every stream, or the batch's."""
         streams, buffers = self._network.streams, self.layer._buffers
         wide = x.reshape(-1, streams * x.shape[1], *x.shape[2:])
-        if given is None and len(wide) == 1 and type(self.layer) in PLAIN_BATCH_NORMS and x.dtype not in HALF:
-            return self._of_one_image(wide, rows).reshape(x.shape)
         before = dict(buffers)
         flags = {} if given is not None else {"training": True, "track_running_stats": False}
         if given is not None and given[0] is not None and given[1] is not None:
@@ -247,15 +245,6 @@ class StackedNorm(PatchedNorm):
                 return self.own(wide).reshape(x.shape)
         finally:
             buffers.update(before)
-
-    def _of_one_image(self, wide: Tensor, rows: Rows) -> Tensor:
-        """Batch norm where every stream has one image: a group norm in which each channel is a group.
-
-        The same arithmetic; batch norm's kernels are slow on a batch of one with tens of thousands of channels.
-        """
-        layer: Any = self.layer
-        scaled = {name: tensor for _, name, tensor in self._wide(rows)}
-        return F.group_norm(wide, wide.shape[1], scaled.get("weight"), scaled.get("bias"), layer.eps)
 
     def _sample_norm(self, x: Tensor, run: ForwardContext, rows: Rows) -> Tensor:
         """A layer that normalises each sample alone, with each stream's scale and shift."""
