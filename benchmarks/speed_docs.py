@@ -3,9 +3,9 @@
     python benchmarks/speed_docs.py            # after a run of benchmarks/gpu_check.sh
 
 FILE is one of results/speed/. WHAT is `rows` (all rows), `summary` (a few of them, for README), `curve` (images per
-second by batch size), `agreement`, `contract`, `ratio` (one update against a forward), `stream` (from files to answers),
-or `stacked` (streams as one batch). A file that is not there, or is of another tree (`tree_hash.py`), is not quoted: its
-place says so. A test holds the pages to this.
+second by batch size), `agreement`, `contract`, `ratio` (one update against a forward), `stream` (from files to
+answers), or `stacked` (streams as one batch). A file that is not there, or is of another tree (`tree_hash.py`), is not
+quoted: its place says so. A test holds the pages to this.
 """
 
 from __future__ import annotations
