@@ -482,11 +482,11 @@ def _short(results: Results) -> str:
                       and (chosen is None or place[1] == chosen)]  # fmt: skip
             if places:
                 values = []
-                for row in methods.FIVE:
+                for row in methods.SHORT:
                     each = [value for place in places if (value := results.accuracy(place, row)) is not None]
                     values.append(_number(fmean(each) if len(each) == len(places) else None))
                 lines.append([net, f"batch {batch}" if chosen is None else chosen, *values])
-    return _table(["network", "streams", *methods.FIVE], lines)
+    return _table(["network", "streams", *methods.SHORT], lines)
 
 
 def _guard(results: Results) -> str:
