@@ -3,9 +3,9 @@
     python benchmarks/speed_docs.py            # after a run of benchmarks/gpu_check.sh
 
 FILE is one of results/speed/. WHAT is `rows` (all rows), `summary` (a few of them, for README), `curve` (images per
-second by batch size), `agreement`, `contract`, `ratio` (one update against a forward), `stream` (from files to
-answers), or `stacked` (streams as one batch). A file that is not there, or is of another tree (`tree_hash.py`), is not
-quoted: its place says so. A test holds the pages to this.
+second by batch size), `picture` (the same, drawn by `speed_figure.py`), `agreement`, `contract`, `ratio` (one update
+against a forward), `stream` (from files to answers), or `stacked` (streams as one batch). A file that is not there, or
+is of another tree (`tree_hash.py`), is not quoted: its place says so. A test holds the pages to this.
 """
 
 from __future__ import annotations
@@ -63,9 +63,17 @@ def _mode(row: Content) -> str:
     return str(row["mode"]) if row.get("as_asked", True) else f"{row['mode']}, ran eagerly"
 
 
+def _selected(row: Content) -> str:
+    return f"{row['select']} %" if row["method"] not in AS_THEY_DO else "-"
+
+
+AS_THEY_DO = ("forward", "source", "bn", "auto", "guarded-auto")
+"""Rows whose selection is not forced."""
+
+
 def _rows(content: Content) -> str:
     lines = [
-        [row["net"], row["batch"], row["method"], _mode(row), f"{row['select']} %", f"{row['images_per_s']:.0f}",
+        [row["net"], row["batch"], row["method"], _mode(row), _selected(row), f"{row['images_per_s']:.0f}",
          f"{row['median_ms']:.2f}", _or_dash(row["ratio_to_source"], ".2f"), _or_dash(row["share_of_limit"], ".0%"),
          _or_dash(row["peak_allocated_mib"], "d"), _or_dash(row.get("memory_over_tent"), ".2f")]
         for row in _good(content) if row.get("curve") is None
@@ -93,13 +101,14 @@ SUMMARISED = {
 
 
 def _summary(content: Content) -> str:
-    rows = {(row["method"], row["batch"]): row for row in _good(content) if row["mode"] == "bf16"}
+    rows = {(row["method"], row["batch"]): row for row in _good(content) if _mode(row) == "bf16"}
     lines = []
     for method, words in SUMMARISED.items():
-        many, one = rows[method, 64], rows[method, 1]
-        share = _or_dash(many["share_of_limit"], ".0%")
-        lines.append([words, f"{many['images_per_s']:.0f}", share, f"{one['median_ms']:.1f}"])
-    return _table(["method", "images/s, batches of 64", "of what the arithmetic allows", "ms for one image"], lines)
+        many, one = rows.get((method, 64)), rows.get((method, 1))
+        if many is not None and one is not None:
+            share = _or_dash(many["share_of_limit"], ".0%")
+            lines.append([words, f"{many['images_per_s']:.0f}", share, f"{one['median_ms']:.1f}"])
+    return _table(["method", "images/s, batches of 64", "of limit", "ms for one image"], lines)
 
 
 def _curve(content: Content) -> str:
@@ -108,7 +117,12 @@ def _curve(content: Content) -> str:
     speeds = {(row["net"], row["batch"]): f"{row['images_per_s']:.0f}" for row in rows}
     nets = sorted({row["net"] for row in rows})
     lines = [[net, *(speeds.get((net, batch), "-") for batch in batches)] for net in nets]
-    return _table(["images/s at batch", *map(str, batches)], lines)
+    return _table(["POEM, one update, bf16: images/s at batch", *map(str, batches)], lines)
+
+
+def _picture(content: Content) -> str:
+    words = "POEM with one update, bf16: images per second and milliseconds of a call over the batch size"
+    return f"![{words}, for {len({row['net'] for row in _good(content)})} networks](speed_curves.png)"
 
 
 def _agreement(content: Content) -> str:
@@ -158,7 +172,7 @@ def _stacked(content: Content) -> str:
 
 
 SHOWN: dict[str, Callable[[Content], str]] = {
-    "rows": _rows, "summary": _summary, "curve": _curve,
+    "rows": _rows, "summary": _summary, "curve": _curve, "picture": _picture,
     "agreement": _agreement, "ratio": _ratio, "stream": _stream, "stacked": _stacked,
     "contract": lambda content: str(content["verdict"]),
 }  # fmt: skip

@@ -69,7 +69,7 @@ def main() -> None:
             rows.append(measured(args, model, side, method, guarded))
             print(text(rows[-1]), flush=True)
     found = {
-        "tree": tree_hash(), "serve": tree_hash(names=STACKED), "command": _command(),
+        "tree": tree_hash(), "serve": tree_hash(names=STACKED), "command": _command(args),
         "net": args.net, "device": _device(args.device), "torch": torch.__version__, "streams": args.streams,
         "images_each": args.images, "side": side, "tf32": args.tf32, "threads": torch.get_num_threads(), "rows": rows,
     }  # fmt: skip
@@ -77,9 +77,10 @@ def main() -> None:
         args.out.write_text(json.dumps(found, indent=1) + "\n")
 
 
-def _command() -> str:
-    """What was typed; of paths the last part, so that no file names a machine's folders."""
-    return " ".join(["python", "benchmarks/stacked.py", *(Path(word).name for word in sys.argv[1:])])
+def _command(args: argparse.Namespace) -> str:
+    """What was typed; of the file's path the last part, so that no file names a machine's folders."""
+    typed = " ".join(sys.argv[1:])
+    return f"python benchmarks/stacked.py {typed if args.out is None else typed.replace(str(args.out), args.out.name)}"
 
 
 def measured(args: argparse.Namespace, model: nn.Module, side: int, method: str, guarded: bool) -> dict[str, Any]:

@@ -22,7 +22,12 @@ def tree_hash(root: Path = ROOT, names: tuple[str, ...] = MEASURED) -> str:
     """Sixteen hex digits over the syntax trees of the Python files of these packages, or that fit these patterns."""
     found, source = hashlib.sha256(), root / "src" / "poem"
     for name in names:
-        for path in sorted(source.glob(name) if name.endswith(".py") else (source / name).rglob("*.py")):
+        paths = sorted(source.glob(name) if name.endswith(".py") else (source / name).rglob("*.py"))
+        if not paths:
+            raise FileNotFoundError(
+                f"expected Python files at {name} in {source}, got none: a hash of nothing never ages"
+            )
+        for path in paths:
             if path.is_file():
                 found.update(
                     f"{path.relative_to(source).as_posix()}\n{plain_tree(ast.parse(path.read_text()))}\n".encode()

@@ -21,7 +21,7 @@ ROWS = (*SINGLE, "mean6", "auto", *(f"guarded {name}" for name in GUARDED))
 FIVE = ("source", "tent", "poem", "auto", "guarded poem")
 """The rows where not all are run: large networks' sisters, the recurring stream."""
 SHORT = (*FIVE, "guarded auto")
-"""The rows of short batches: these, and the default."""
+"""The rows of short batches: those five, and guarded `auto`, the default."""
 SMALL = ("cifar10-bn", "cifar10-gn", "cifar10-vit", "digits-bn", "digits-gn", "digits-ln")
 LARGE = ("resnet50-keras", "vit-tiny16", "effnet-lite0", "effnet-lite1", "effnet-lite2")
 NETS = SMALL + LARGE

@@ -369,7 +369,8 @@ def failing(evidence: Evidence) -> Answer:
         found.append(Line(net, words, worst.difference, verdict="below" if any(each.below for each in own) else "open"))
     return Answer(
         "failing", "Where does any of it fail?",
-        "every stream at batch 64, scenarios among them, against source: one-sided at 5 %, by the larger of the paired "
+        "every stream of the study at batch 64, scenarios among them (not those sorted by class, nor those with images "
+        "of noise), against source: one-sided at 5 %, by the larger of the paired "
         "error and that over seeds, adjusted by Holm over the streams of a row and network. A difference without ± has "
         "no error that is known, and is not counted.",
         tuple(found), kind="failing",

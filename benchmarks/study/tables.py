@@ -316,7 +316,7 @@ def failures(evidence: Evidence) -> str:
         ]
         for each in answers.failures(evidence, rows.MAIN[1:])
     ]
-    return table(["network", "row", "streams below source", "worst stream", "minus source"], lines, 2)
+    return table(["network", "row", "streams below source", "worst of them", "minus source"], lines, 2)
 
 
 # For the text ---------------------------------------------------------------------------------------------------------
@@ -341,7 +341,7 @@ def large(earlier: Evidence) -> str:
                 worst = f"{SHORT[least]} {_points(held[least])}"
             name = "mean over six weights" if row == "mean6" else f"`{row}`"
             lines.append([net, name, _number(accuracy), told, worst])
-    return table(["network", "row", "mean", "minus source", "worst stream"], lines, 2)
+    return table(["network", "row", "mean", "minus source", "worst of these streams"], lines, 2)
 
 
 def _sentence(evidence: Evidence, pair: tuple[str, str], chosen: Sequence[str]) -> str:
