@@ -324,11 +324,11 @@ def test_the_needed_images_would_tell_in_four_of_five_cases() -> None:
 def test_the_words() -> None:
     assert str(paired(*masks(25, 10, 138, 200))) == (
         "On 200 labelled images the adapted model is right on 81.5 %, the model as it came on 74.0 %: 7.5 points more "
-        "(95 % interval 1.8 to 13.6). Adapting helped."
+        "(95 % interval of adapted minus source: +1.8 to +13.6). Adapting helped."
     )
     assert str(paired(*masks(3, 9, 20, 40))) == (
         "On 40 labelled images the adapted model is right on 57.5 %, the model as it came on 72.5 %: 15.0 points less "
-        "(95 % interval -32.1 to 2.2). These images cannot tell whether adapting helped. If the true difference is "
+        "(95 % interval of adapted minus source: -32.1 to +2.2). These images cannot tell whether adapting helped. If the true difference is "
         "15.0 points, about 110 labelled images are needed to tell."
     )
     same = str(paired(*masks(0, 0, 1, 1)))

@@ -91,7 +91,7 @@ class Check:
         first = (
             f"On {self.n} labelled {images} the adapted model is right on {self.adapted_accuracy:.1f} %, the model as "
             f"it came on {self.source_accuracy:.1f} %: {size if self.b != self.c else 'no difference'} "
-            f"(95 % interval {self.low:.1f} to {self.high:.1f})."
+            f"(95 % interval of adapted minus source: {self.low:+.1f} to {self.high:+.1f})."
         )
         if self.needed is None:
             return " ".join([first, f"Adapting {self.verdict}.", *self.notes])

@@ -226,6 +226,13 @@ def test_figures_have_no_numbers_and_methods_no_format(capsys: pytest.CaptureFix
     assert "--format is for a table such as table1" in capsys.readouterr().err
 
 
+def test_a_name_near_a_tables_is_asked_back_as_that_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", "tabel6"]) == 2
+    assert "unknown method or table 'tabel6'; did you mean 'table6'?" in capsys.readouterr().err
+    assert main(["show", "tentt"]) == 2
+    assert "Did you mean tent" in capsys.readouterr().err
+
+
 # --- poem run
 
 

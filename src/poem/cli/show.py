@@ -33,6 +33,7 @@ def run(args: argparse.Namespace) -> int:
         if _is_suite(args.method):
             return _show_table(args.method, "json" if args.json and args.format is None else args.format or "text")
         _raise_if_other_kind(args.method)
+        _raise_if_near_a_table(args.method)
     if args.format is not None:
         raise ValueError(f"--format is for a table such as table1, got the method {args.method!r}; --json prints it")
     found = recipe(args.method, args.preset)
@@ -61,6 +62,17 @@ def _show_table(name: str, form: str) -> int:
     if form == "text":
         print(f"\npoem reproduce {name} measures ours beside them")
     return 0
+
+
+def _raise_if_near_a_table(name: str) -> None:
+    """Raise if a name is more like a table's than like a method's."""
+    from poem._util.nearest import nearest_names
+    from poem.bench import suites
+    from poem.recipes.methods import methods
+
+    near = nearest_names(name, [*suites.names(), *methods()])
+    if near and _is_suite(near[0]):
+        raise ValueError(f"unknown method or table {name!r}; did you mean {near[0]!r}?")
 
 
 def _raise_if_other_kind(name: str) -> None:
