@@ -213,6 +213,7 @@ def test_a_status_without_a_guard_is_as_the_schema_says(tmp_path: Path, method: 
     assert "latency_ms" not in stored
     for each in (found, stored):
         validators.Draft202012Validator({**STATUS, "components": {"schemas": SCHEMAS}}).validate(each)
+        assert set(each) <= set(STATUS["properties"]), "every field is described"
 
 
 @pytest.mark.parametrize("path", ["/v1/streams/a/b/predict", "/v1/streams/a%2Fb/predict", "/v1/streams//predict"])

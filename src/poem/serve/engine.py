@@ -26,6 +26,7 @@ from torch import Tensor
 from poem._util.malloc import return_freed_memory
 from poem.serve.commands import COMMANDS, Commands
 from poem.serve.failures import failed
+from poem.serve.json_safe import json_safe
 from poem.serve.keeper import Keeper
 from poem.serve.learner import Learner, Served
 from poem.serve.meter import Meter
@@ -291,12 +292,14 @@ class StreamEngine:
             )  # fmt: skip
 
     def _status(self, stream: Stream) -> dict[str, Any]:
-        return {
-            "stream": stream.id, "folder": self._store.shown(stream.id), "how": stream.how,
+        """A stream's status as every route and every replica has it."""
+        found: dict[str, Any] = json_safe({
+            "stream": stream.id, "folder": self._store.relative_folder(stream.id), "how": stream.how,
             "why_alone": stream.why_alone, "live": stream.learner is not None, "waiting": len(stream.jobs),
             **stream.info, **stream.counts, **stream.measured, "unsaved_batches": stream.unsaved,
             "audit": stream.audit, "idle_s": round(time.monotonic() - stream.used, 1),
-        }  # fmt: skip
+        })  # fmt: skip
+        return found
 
     # The thread that computes -----------------------------------------------------------------------------------------
 

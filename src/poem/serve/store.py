@@ -257,7 +257,7 @@ class Store:
         write_atomic(path, state_bytes(state))
         path.chmod(0o600)
 
-    def shown(self, stream: str) -> str:
+    def relative_folder(self, stream: str) -> str:
         """The stream's folder, from that of the service, for people who look for its files."""
         return f"{self._streams.name}/{folder_name(stream)}"
 
