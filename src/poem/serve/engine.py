@@ -313,7 +313,7 @@ class StreamEngine:
                     self._keeper.put_away(stream)
                 except Exception:
                     log.exception("stream %s: it could not be put away at the end", stream.id)
-            own_log.info("%s", _stopped(list(self._streams.values())))
+            _log_stop(list(self._streams.values()))
         finally:
             self._store.close()
 
@@ -412,12 +412,13 @@ def _storage() -> Iterator[None]:
         raise failed(error) from error
 
 
-def _stopped(streams: list[Stream]) -> str:
-    """The line of the log at the end."""
+def _log_stop(streams: list[Stream]) -> None:
+    """The line of the log at the end: a warning where something is lost."""
     saved = sum(each.stored and not each.dirty for each in streams)
     lost = sum(each.dirty for each in streams)
     more = f", {lost} could not be" if lost else ""
-    return f"stopped: {saved} stream{' is' if saved == 1 else 's are'} saved{more}"
+    text = f"stopped: {saved} stream{' is' if saved == 1 else 's are'} saved{more}"
+    own_log.log(logging.WARNING if lost else logging.INFO, "%s", text)
 
 
 def _draining() -> Problem:
