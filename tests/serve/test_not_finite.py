@@ -43,8 +43,8 @@ def service(what: Served, folder: Path) -> Iterator[TestClient]:
 
 def predict(client: TestClient, stream: str, seed: int) -> dict[str, Any]:
     answer = client.post(f"/v1/streams/{stream}/predict", content=npy(pictures(4, seed).numpy()), headers=NPY)
-    assert answer.status_code == 200, answer.text
-    return checked("Prediction", answer)
+    found: dict[str, Any] = checked("Prediction", answer)
+    return found
 
 
 def checked(name: str, answer: Any) -> Any:
