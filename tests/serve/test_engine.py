@@ -310,6 +310,32 @@ def test_a_folder_of_another_method_or_in_use_is_refused(tmp_path: Path) -> None
         StreamEngine(served("tent"), ServeSettings(), tmp_path)
 
 
+def test_a_folder_without_a_stream_is_taken_over_by_other_settings(tmp_path: Path) -> None:
+    with engine(tmp_path) as made:
+        ask(made, "a", pictures(1, 0))
+        made.command("a", "delete").result(60)
+    with engine(tmp_path, "tent") as made:
+        assert made.streams() == []
+        ask(made, "a", pictures(1, 0))
+    with pytest.raises(ValueError, match=r"other .*recipe"):
+        StreamEngine(served(), ServeSettings(), tmp_path)
+    with engine(tmp_path, "tent") as made:
+        assert made.status("a")["batches"] == 1
+
+
+def test_an_empty_folder_that_others_may_share_or_that_is_no_services_is_not_taken_over(tmp_path: Path) -> None:
+    first = StreamEngine(served(), ServeSettings(), tmp_path / "shared", writer="one")
+    with pytest.raises(ValueError, match=r"other .*recipe"):
+        StreamEngine(served("tent"), ServeSettings(), tmp_path / "shared", writer="two")
+    assert first.close(60)
+    (tmp_path / "own").mkdir()
+    path = tmp_path / "own" / "service.json"
+    path.write_text('{"name": "something else"}')
+    with pytest.raises(ValueError, match="expected a folder with states of this service"):
+        StreamEngine(served(), ServeSettings(), tmp_path / "own")
+    assert path.read_text() == '{"name": "something else"}'
+
+
 def test_a_disk_that_is_full_stops_no_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
@@ -381,16 +407,28 @@ def failing(made: StreamEngine, stream: str, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(made._streams[stream].learner, "state_dict", fail)
 
 
-def test_a_stream_that_cannot_be_saved_keeps_no_other_from_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_that_cannot_be_saved_keeps_no_other_from_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "poem.serve")
     made = StreamEngine(served(), ServeSettings(batch_size=2, snapshot_every=50), tmp_path)
     for seed in range(3):
         for name in "abc":
             ask(made, name, pictures(2, seed))
     failing(made, "a", monkeypatch)
     assert made.close(60) is False, "a has two batches that are not saved"
+    assert stops(caplog) == [("WARNING", "stopped: 2 streams are saved, 1 could not be")]
+    caplog.clear()
     assert {name: made._streams[name].unsaved for name in "abc"} == {"a": 2, "b": 0, "c": 0}
     with engine(tmp_path, batch_size=2) as again:
         assert {name: again.status(name)["batches"] for name in "abc"} == {"a": 1, "b": 3, "c": 3}
+    assert stops(caplog) == [("INFO", "stopped: 3 streams are saved")]
+
+
+def stops(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
+    """The lines of the log at an end, with their levels."""
+    said = [(each.levelname, each.getMessage()) for each in caplog.records]
+    return [each for each in said if each[1].startswith("stopped")]
 
 
 def test_the_folder_is_free_after_a_stream_could_not_be_put_away(
@@ -425,6 +463,24 @@ def test_counts_go_on_after_a_restart_and_not_after_a_deletion(tmp_path: Path) -
         made.command("a", "delete").result(60)
         ask(made, "a", pictures(4, 4))
         assert [made.status("a")[name] for name in ("batches", *names)] == [1, 1, 4, 0, 0]
+
+
+def test_counts_begin_at_0_for_a_request_that_waits_behind_a_deletion(tmp_path: Path, blocked: threading.Event) -> None:
+    with engine(tmp_path, batch_size=4) as made:
+        blocked.set()
+        for seed in range(2):
+            ask(made, "a", pictures(4, seed))
+        blocked.clear()
+        held = made.submit("a", pictures(4, 2))
+        deleted = made.command("a", "delete")
+        after = made.submit("a", pictures(3, 3))
+        assert made.status("a")["requests"] == 2, "the engine is held"
+        blocked.set()
+        assert held.result(60)["batch"] == 2
+        deleted.result(60)
+        assert after.result(60)["batch"] == 0
+        status = made.status("a")
+    assert [status[name] for name in ("batches", "requests", "images")] == [1, 1, 3]
 
 
 @pytest.mark.parametrize("counts", [None, [], {"images": -1, "requests": True}, {"images": "7", "requests": 1.5}])

@@ -213,6 +213,7 @@ def test_a_status_without_a_guard_is_as_the_schema_says(tmp_path: Path, method: 
     assert "latency_ms" not in stored
     for each in (found, stored):
         validators.Draft202012Validator({**STATUS, "components": {"schemas": SCHEMAS}}).validate(each)
+        assert set(each) <= set(STATUS["properties"]), "every field is described"
 
 
 @pytest.mark.parametrize("path", ["/v1/streams/a/b/predict", "/v1/streams/a%2Fb/predict", "/v1/streams//predict"])
@@ -220,7 +221,16 @@ def test_an_id_with_a_slash_is_told_what_an_id_is(shared: TestClient, path: str)
     said = check_problem(post(shared, image_file("JPEG"), JPEG, path), 404)
     assert "1 to 64 letters, digits, dots, _ and -" in said["detail"]
     assert "slash" in said["detail"]
-    assert "letters" not in check_problem(shared.get("/nowhere"), 404)["detail"]
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/streams/door/history", "/v1/streams/door/Predict", "/nowhere", "/v1/stream/door"]
+)
+def test_a_path_that_is_none_is_told_which_are(shared: TestClient, path: str) -> None:
+    said = check_problem(shared.get(path), 404)["detail"]
+    assert "letters" not in said, "the id is not what is wrong"
+    assert "/docs" in said
+    assert ("/predict, /status, /reset or /state" in said) == path.startswith("/v1/streams/")
 
 
 # Keys -----------------------------------------------------------------------------------------------------------------
@@ -604,7 +614,10 @@ def test_a_budget_starts_anew_with_an_import(tmp_path: Path) -> None:
 
 
 def test_other_methods_encodings_and_routes(shared: TestClient) -> None:
-    check_problem(shared.get(PREDICT), 405)
-    check_problem(shared.patch("/v1/streams/door"), 405)
+    assert "takes POST, got GET" in check_problem(shared.get(PREDICT), 405)["detail"]
+    assert "takes DELETE, got PATCH" in check_problem(shared.patch("/v1/streams/door"), 405)["detail"]
+    other = shared.post("/v1/streams/door/state")
+    assert "takes GET, PUT, got POST" in check_problem(other, 405)["detail"]
+    assert other.headers["allow"] == "GET, PUT"
     check_problem(shared.get("/nowhere"), 404)
     check_problem(post(shared, JPG, JPEG, **{"Content-Encoding": "gzip"}), 415)

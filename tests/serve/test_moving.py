@@ -200,6 +200,36 @@ def test_a_request_that_waits_and_was_answered_elsewhere_is_not_learnt_again(
         assert ask(one, "door", 2)["batch"] == 2, "after those of seeds 0 and 1"
 
 
+def test_counts_of_a_stream_that_comes_back_while_a_request_waits_are_those_of_its_snapshot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, step = threading.Event(), StreamEngine._step
+    with engines(tmp_path) as (one, two):
+
+        def wait(self: StreamEngine) -> bool:
+            if self is one:
+                gate.wait(60)
+            return step(self)
+
+        for each in (one, two):
+            assert each._store._leases is not None
+            monkeypatch.setattr(each._store._leases, "_handover", 1.0)
+        ask(one, "door", 0)
+        one.command("door", "export").result(60)  # after the snapshot of the first batch
+        monkeypatch.setattr(StreamEngine, "_step", wait)
+        monkeypatch.setattr(one._sharing, "release_asked", lambda now: None)  # it hangs
+        time.sleep(0.1)
+        waiting = one.submit("door", pictures(4, 1))
+        assert [ask(two, "door", seed)["batch"] for seed in (2, 3)] == [1, 2]
+        back = one.submit("door", pictures(4, 4))
+        counted = one._streams["door"].counts["requests"]
+        gate.set()
+        assert counted == 3, "the first, and two elsewhere"
+        assert [each.result(60)["batch"] for each in (waiting, back)] == [3, 4]
+        found = one.status("door")
+    assert [found[name] for name in ("batches", "requests", "images")] == [5, 5, 20]
+
+
 def test_of_many_that_take_a_stream_at_once_the_last_owns_it(tmp_path: Path) -> None:
     place, numbers = tmp_path / "streams" / "s", list[int]()
     place.mkdir(parents=True)

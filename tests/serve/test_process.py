@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import logging
 import os
 import re
 import signal
@@ -216,6 +218,43 @@ def test_kill_9_under_load_of_many_streams(tmp_path: Path) -> None:
     checked = [each for each in replies if each.request in again]
     assert len(checked) > 240, "all of the second life, and what the snapshots kept of the first"
     assert all(again[each.request] == each.answers for each in checked)
+
+
+@pytest.mark.parametrize("raised", [TimeoutError, concurrent.futures.TimeoutError, RuntimeError("no replica")])
+def test_streams_that_cannot_be_counted_end_no_start_and_the_end_is_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, raised: Any
+) -> None:
+    import uvicorn
+
+    from poem.cli.main import main
+    from poem.serve.engine import StreamEngine
+
+    def fail(self: StreamEngine) -> Any:
+        raise raised
+
+    ran, closed, close = list[bool](), list[bool](), StreamEngine.close
+
+    def noted(self: StreamEngine, timeout_s: float = 60.0) -> bool:
+        closed.append(close(self, timeout_s))
+        return closed[-1]
+
+    own, handler = logging.getLogger("poem.serve"), signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(own, "level", logging.NOTSET)
+    monkeypatch.setattr(StreamEngine, "streams", fail)
+    monkeypatch.setattr(uvicorn.Server, "run", lambda self, sockets: ran.append(True))
+    monkeypatch.setattr(StreamEngine, "close", noted)
+    before = os.umask(0o022)
+    try:
+        assert main(["serve", "digits-bn", "--port", "0", "--state", str(tmp_path / "s"), "--no-view"]) == 0
+    finally:
+        os.umask(before)
+        signal.signal(signal.SIGTERM, handler)
+    assert ran == [True]
+    assert closed == [True]
+    said = [each.getMessage() for each in caplog.records]
+    assert any(each.startswith("the streams could not be counted: ") for each in said)
+    assert any(each.startswith("started http://127.0.0.1:") and each.endswith("/s") for each in said)
+    assert own.level == logging.NOTSET, "as it was before"
 
 
 def test_options_are_checked_before_a_model_is_loaded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -88,11 +88,15 @@ def test_a_replica_that_does_not_answer_hides_no_other() -> None:
     assert made.meter.last == (5, 0, 0)  # type: ignore[attr-defined]
 
 
-def test_close_says_whether_every_replica_has_saved_its_streams() -> None:
+def test_close_says_whether_every_replica_has_saved_its_streams(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "poem.serve")
     for said, done in (([True, True], True), ([True, False], False), ([], False), ([True, Gone("died")], False)):
         cluster = Cluster(*said)
         made = front(cluster)
+        caplog.clear()
         assert made.close() is done, said
+        (level,) = [each.levelname for each in caplog.records if each.getMessage().startswith("stopped")]
+        assert level == ("INFO" if done else "WARNING"), said
         assert cluster.deleted
         assert made.close() is done, f"{said}: a second call says what the first one did"
 

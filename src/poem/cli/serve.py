@@ -87,7 +87,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--budget", type=float, metavar="SHARE", help="at most this share of answers differs from the model's own")
     add("--no-view", action="store_true", help="do not look at shifted images: cheaper, and the guard sees less")
     add("--lr", type=float, help="learning rate; default: the method's rule")
-    add("--preset", help="constants: imagenet, cifar (or cifar10), cifar100; default: as poem predict")
+    add(
+        "--preset",
+        help="constants: imagenet, cifar (or cifar10), cifar100; default: imagenet, for auto by the number of classes",
+    )
     add("--weights", help="a file or folder with the base's weights")
     add("--mean", type=rgb_argument, help="of a model of your own, as 0.485,0.456,0.406")
     add("--std", type=rgb_argument, help="of a model of your own, as --mean")
@@ -107,13 +110,14 @@ def run(args: argparse.Namespace) -> int:
     """Serve until a signal stops it; returns 1 where not everything could be answered and saved in time."""
     from poem.serve.notes import NotesOnce
 
+    level, once = log.level, NotesOnce()
     log.setLevel(logging.INFO)  # the logger `poem` shows warnings alone: a guard's events would be many lines
-    once = NotesOnce()
     logging.getLogger("poem").addFilter(once)
     try:
         return _serve(args)
     finally:
         logging.getLogger("poem").removeFilter(once)
+        log.setLevel(level)
 
 
 def _serve(args: argparse.Namespace) -> int:
@@ -160,9 +164,9 @@ def _serve(args: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, stop)
     port = listener.getsockname()[1]
     url = f"http://{_in_address(args.host)}:{port}"
-    log.info("%s", _started(args, url, engine))
-    print(f"serving on {url}", flush=True)
     try:
+        log.info("%s", _started(args, url, engine))
+        print(f"serving on {url}", flush=True)
         server.run(sockets=[listener])
     finally:
         done = engine.close(args.drain_s)  # once more, for what it says: the application has closed it where it ran
@@ -172,15 +176,14 @@ def _serve(args: argparse.Namespace) -> int:
 
 
 def _started(args: argparse.Namespace, url: str, engine: StreamEngine | RayEngine) -> str:
-    """The line of the log at the start."""
-    from poem.serve.problems import Problem
-
+    """The line of the log at the start; streams that cannot be counted, as of replicas that start, do not end it."""
     guard = "without a guard" if args.no_guard or args.method == "source" else "guarded"
     replicas = f", {args.replicas} replicas on Ray" if args.engine == "ray" else ""
     try:
         count = len(engine.streams())
         found = f"{count} stream{'' if count == 1 else 's'} found"
-    except (Problem, TimeoutError):  # replicas that do not answer yet
+    except Exception as error:
+        log.warning("the streams could not be counted: %s", str(error) or type(error).__name__)
         found = "streams"
     method = args.method or "auto"
     return f"started {url} with {args.base}, {method}, {guard}, on {args.device}{replicas}; {found} in {args.state}"

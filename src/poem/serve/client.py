@@ -52,7 +52,10 @@ class Prediction:
     late: bool
     """Whether the source answered, because the adapted answer would have come after the deadline."""
     answers: list[dict[str, Any]]
-    """For each image: label, name, probability, entropy in nats, and `answered_by`: source, mean or adapted."""
+    """For each image: label, name, probability, entropy in nats, and `answered_by`: source, mean or adapted.
+
+    Probability and entropy are None where the network has diverged.
+    """
     ms: float
     """Milliseconds in the service."""
     replayed: bool = False

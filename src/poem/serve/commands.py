@@ -14,7 +14,7 @@ from poem.serve.import_checks import checked_state
 from poem.serve.keeper import Keeper
 from poem.serve.learner import Learner
 from poem.serve.problems import Problem
-from poem.serve.turns import Job, Stream, saved_counts
+from poem.serve.turns import Job, Stream, zero_counts
 
 log = logging.getLogger("poem")
 COMMANDS = ("reset", "export", "import", "delete")
@@ -98,6 +98,6 @@ class Commands:
         with keeper.changed:
             keeper.forget_keys(stream)
             stream.stored, stream.dirty, stream.unsaved, stream.info = False, False, 0, {}
-            stream.counts = saved_counts({})
+            stream.counts = zero_counts()
             if not stream.jobs:
                 keeper.streams.pop(stream.id, None)

@@ -26,6 +26,7 @@ from torch import Tensor
 from poem._util.malloc import return_freed_memory
 from poem.serve.commands import COMMANDS, Commands
 from poem.serve.failures import failed
+from poem.serve.json_safe import json_safe
 from poem.serve.keeper import Keeper
 from poem.serve.learner import Learner, Served
 from poem.serve.meter import Meter
@@ -291,12 +292,14 @@ class StreamEngine:
             )  # fmt: skip
 
     def _status(self, stream: Stream) -> dict[str, Any]:
-        return {
-            "stream": stream.id, "folder": self._store.shown(stream.id), "how": stream.how,
+        """A stream's status as every route and every replica has it."""
+        found: dict[str, Any] = json_safe({
+            "stream": stream.id, "folder": self._store.relative_folder(stream.id), "how": stream.how,
             "why_alone": stream.why_alone, "live": stream.learner is not None, "waiting": len(stream.jobs),
             **stream.info, **stream.counts, **stream.measured, "unsaved_batches": stream.unsaved,
             "audit": stream.audit, "idle_s": round(time.monotonic() - stream.used, 1),
-        }  # fmt: skip
+        })  # fmt: skip
+        return found
 
     # The thread that computes -----------------------------------------------------------------------------------------
 
@@ -310,7 +313,7 @@ class StreamEngine:
                     self._keeper.put_away(stream)
                 except Exception:
                     log.exception("stream %s: it could not be put away at the end", stream.id)
-            own_log.info("%s", _stopped(list(self._streams.values())))
+            _log_stop(list(self._streams.values()))
         finally:
             self._store.close()
 
@@ -409,12 +412,13 @@ def _storage() -> Iterator[None]:
         raise failed(error) from error
 
 
-def _stopped(streams: list[Stream]) -> str:
-    """The line of the log at the end."""
+def _log_stop(streams: list[Stream]) -> None:
+    """The line of the log at the end: a warning where something is lost."""
     saved = sum(each.stored and not each.dirty for each in streams)
     lost = sum(each.dirty for each in streams)
     more = f", {lost} could not be" if lost else ""
-    return f"stopped: {saved} stream{' is' if saved == 1 else 's are'} saved{more}"
+    text = f"stopped: {saved} stream{' is' if saved == 1 else 's are'} saved{more}"
+    own_log.log(logging.WARNING if lost else logging.INFO, "%s", text)
 
 
 def _draining() -> Problem:

@@ -22,12 +22,13 @@ from poem._version import __version__
 from poem.serve.access import Access
 from poem.serve.front_errors import add_errors
 from poem.serve.held_bytes import HeldBytes, RequestBytes
+from poem.serve.json_safe import json_safe
 from poem.serve.metrics import Metrics
 from poem.serve.openapi import BINARY, BODY, FULL, KEY_HEADER, REFUSED, TAKEN, UNKNOWN, StreamId, describe
 from poem.serve.payload import TYPES, PayloadReader
 from poem.serve.problems import Problem
 from poem.serve.request_body import idempotency_key, multipart_files, payload_hash, whole_body
-from poem.serve.schemas import ALL_KNOWN, KNOWN, PREDICTED
+from poem.serve.schemas import PREDICTION_RESPONSE, STATUS_RESPONSE, STATUSES_RESPONSE
 from poem.serve.settings import ServeSettings, check_stream_id
 from poem.streams.loading.prepare import Prepare
 
@@ -166,7 +167,7 @@ def _add_predict(app: FastAPI) -> None:
 
     @app.post(
         "/v1/streams/{stream}/predict", tags=["streams"], summary="Predict, and learn from the images",
-        dependencies=GUARDED, responses={**PREDICTED, **REFUSED, **FULL, **TAKEN},
+        dependencies=GUARDED, responses={**PREDICTION_RESPONSE, **REFUSED, **FULL, **TAKEN},
         openapi_extra={"requestBody": BODY, "parameters": [KEY_HEADER]},
     )  # fmt: skip
     async def predict(
@@ -188,7 +189,7 @@ def _add_predict(app: FastAPI) -> None:
             reply = await asyncio.wrap_future(future)
         replayed = "replayed" in reply
         found = {name: value for name, value in reply.items() if name != "replayed"}
-        return JSONResponse(found, headers={"Idempotent-Replayed": "true"} if replayed else {})
+        return JSONResponse(json_safe(found), headers={"Idempotent-Replayed": "true"} if replayed else {})
 
 
 async def _submitted(
@@ -226,21 +227,21 @@ def _add_streams(app: FastAPI) -> None:
 
     @app.get(
         "/v1/streams", tags=["streams"], summary="Every stream's status", dependencies=GUARDED,
-        responses={**ALL_KNOWN, **REFUSED}, response_model=None,
+        responses={**STATUSES_RESPONSE, **REFUSED}, response_model=None,
     )  # fmt: skip
     async def streams() -> list[dict[str, Any]]:
         return await run_in_threadpool(engine.streams)
 
     @app.get(
         "/v1/streams/{stream}/status", tags=["streams"], summary="What is known of a stream", dependencies=GUARDED,
-        responses={**KNOWN, **REFUSED, **UNKNOWN}, response_model=None,
+        responses={**STATUS_RESPONSE, **REFUSED, **UNKNOWN}, response_model=None,
     )  # fmt: skip
     async def status(stream: StreamId) -> dict[str, Any]:
         return await run_in_threadpool(engine.status, stream)
 
     @app.post(
         "/v1/streams/{stream}/reset", tags=["streams"], summary="Forget what was learnt", dependencies=GUARDED,
-        responses={**KNOWN, **REFUSED, **UNKNOWN, 429: FULL[429]}, response_model=None,
+        responses={**STATUS_RESPONSE, **REFUSED, **UNKNOWN, 429: FULL[429]}, response_model=None,
     )  # fmt: skip
     async def reset(stream: StreamId) -> dict[str, Any]:
         found: dict[str, Any] = await asyncio.wrap_future(await run_in_threadpool(engine.command, stream, "reset"))
@@ -259,7 +260,7 @@ def _add_streams(app: FastAPI) -> None:
 
     @app.put(
         "/v1/streams/{stream}/state", tags=["streams"], summary="Go on from a state; makes the stream",
-        dependencies=GUARDED, responses={**KNOWN, **REFUSED, **FULL, 408: TAKEN[408]}, response_model=None,
+        dependencies=GUARDED, responses={**STATUS_RESPONSE, **REFUSED, **FULL, 408: TAKEN[408]}, response_model=None,
         openapi_extra={"requestBody": {"required": True, "content": {"application/octet-stream": BINARY}}},
     )  # fmt: skip
     async def load(request: Request, stream: StreamId) -> dict[str, Any]:

@@ -11,6 +11,8 @@ from starlette.routing import Match
 from poem.serve.problems import Problem
 from poem.serve.settings import ID_RULE
 
+STREAMS = "/v1/streams/"
+
 
 def add_errors(app: FastAPI) -> None:
     """Every error as `application/problem+json`."""
@@ -27,15 +29,16 @@ def add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> JSONResponse:
+        allowed = _allowed(app, request)
         code, detail = {
             404: ("no-such-route", _no_route(request.url.path)),
-            405: ("method", f"this route takes no {request.method[:16]}; /docs lists what it takes"),
+            405: ("method", f"this route takes {', '.join(allowed)}, got {request.method[:16]}; see /docs"),
         }.get(error.status_code, ("http", str(error.detail)))
         answer = answered(Problem(error.status_code, code, detail))
         for name, value in (error.headers or {}).items():
             answer.headers[name] = value
         if error.status_code == 405:
-            answer.headers["Allow"] = ", ".join(_allowed(app, request))
+            answer.headers["Allow"] = ", ".join(allowed)
         return answer
 
     @app.exception_handler(Exception)
@@ -44,9 +47,14 @@ def add_errors(app: FastAPI) -> None:
 
 
 def _no_route(path: str) -> str:
-    """What to do about a path that is none; below the streams it may be an id with a slash in it."""
-    said = f"there is no route {path[:80]!r}; /docs lists them"
-    return f"{said}; expected {ID_RULE}, so none with a slash" if path.startswith("/v1/streams/") else said
+    """What to do about a path that is none: which routes a stream has, or what an id is where it seems to be that."""
+    said = f"there is no route {path[:80]!r}"
+    if not path.startswith(STREAMS):
+        return f"{said}; /docs lists them"
+    parts = path[len(STREAMS) :].split("/")
+    if len(parts) > 2 or not all(parts):
+        return f"{said}; expected {ID_RULE}, so none with a slash or empty; /docs lists the routes"
+    return f"{said}; expected {STREAMS}ID with /predict, /status, /reset or /state, or DELETE of it alone; see /docs"
 
 
 def _allowed(app: FastAPI, request: Request) -> list[str]:

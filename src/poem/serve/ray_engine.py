@@ -188,7 +188,7 @@ class RayEngine:
         elif done:
             own_log.info("stopped: every replica has saved its streams")
         else:
-            own_log.info("stopped: not every replica said that its streams are saved")
+            own_log.warning("stopped: not every replica said that its streams are saved")
         return done
 
     def _check_open(self) -> None:

@@ -77,20 +77,29 @@ class Store:
             raise
 
     def _check_facts(self, facts: dict[str, Any]) -> None:
-        """Note what the states are of, or compare it with what they were of before."""
+        """Note what the states are of, or compare it with what they were of before, where there are any."""
         path = self.folder / "service.json"
         if not path.exists():
-            write_atomic(path, json.dumps(facts, indent=1))
-            path.chmod(0o600)
+            self._write_facts(path, facts)
             return
         stated = read_json(path)
         names = {**facts, **stated} if isinstance(stated, dict) else facts
         differ = [name for name in names if not isinstance(stated, dict) or stated.get(name) != facts.get(name)]
-        if differ:
+        if differ and isinstance(stated, dict) and "schema" in stated and self._is_empty_and_alone():
+            self._write_facts(path, facts)
+        elif differ:
             raise ValueError(
                 f"expected a folder with states of this service, got {self.folder}, whose states have other "
                 f"{', '.join(differ)}; name another with --state"
             )
+
+    def _write_facts(self, path: Path, facts: dict[str, Any]) -> None:
+        write_atomic(path, json.dumps(facts, indent=1))
+        path.chmod(0o600)
+
+    def _is_empty_and_alone(self) -> bool:
+        """Whether no stream has a snapshot, and no other service may be about to write one into a shared folder."""
+        return self._leases is None and not any(_newest(place) for place in self._streams.iterdir())
 
     def _sweep(self) -> None:
         """Remove temporary files that a kill has left; in a shared folder the old ones, since others write there."""
@@ -257,7 +266,7 @@ class Store:
         write_atomic(path, state_bytes(state))
         path.chmod(0o600)
 
-    def shown(self, stream: str) -> str:
+    def relative_folder(self, stream: str) -> str:
         """The stream's folder, from that of the service, for people who look for its files."""
         return f"{self._streams.name}/{folder_name(stream)}"
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import Future, InvalidStateError
@@ -28,6 +29,11 @@ COUNTED: tuple[str, ...] = ("requests", "images", "late", "rejected", "replayed"
 """Counts of a stream since it was made, or last deleted; they are saved with its snapshots."""
 FEW_DEADLINES = 64
 """Deadlines that are kept, whether their requests wait or not, before those that were answered are forgotten."""
+
+
+def zero_counts() -> dict[str, int]:
+    """The counts of a stream that is new."""
+    return dict.fromkeys(COUNTED, 0)
 
 
 def saved_counts(about: Mapping[str, Any]) -> dict[str, int]:
@@ -90,7 +96,7 @@ class Stream:
     """With which the learner was opened."""
     info: dict[str, Any] = field(default_factory=dict)
     """What the learner said of itself last."""
-    counts: dict[str, int] = field(default_factory=lambda: saved_counts({}))
+    counts: dict[str, int] = field(default_factory=zero_counts)
     measured: dict[str, float] = field(default_factory=dict)
     """Running means over requests: latency in milliseconds, entropy in nats."""
     how: str = TURNS
@@ -99,7 +105,9 @@ class Stream:
     """Why it was not computed together with those of other streams; "" where it was."""
 
     def average(self, name: str, value: float) -> None:
-        """Move a running mean of about the last twenty values."""
+        """Move a running mean of about the last twenty values; NaN and Inf, as of a diverged network, are left out."""
+        if not math.isfinite(value):
+            return
         before = self.measured.get(name)
         self.measured[name] = value if before is None else 0.95 * before + 0.05 * value
 
