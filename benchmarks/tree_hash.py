@@ -13,7 +13,11 @@ import hashlib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-MEASURED = ("accelerate", "adapter.py", "engine", "guarded", "parts", "recipes")  # packages and files of src/poem
+MEASURED = (
+    "accelerate", "adapter.py", "engine", "guarded/judgement.py", "guarded/replies.py", "guarded/signals.py", "parts",
+    "recipes",
+)  # fmt: skip
+"""What computes a batch: packages and files of src/poem. A guard's rules decide over a few numbers and are no part."""
 STACKED = ("serve/stack*.py",)
 """What a speed of stacked streams is about, besides those: without HTTP, and these import no other file of it."""
 

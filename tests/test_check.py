@@ -328,7 +328,8 @@ def test_the_words() -> None:
     )
     assert str(paired(*masks(3, 9, 20, 40))) == (
         "On 40 labelled images the adapted model is right on 57.5 %, the model as it came on 72.5 %: 15.0 points less "
-        "(95 % interval of adapted minus source: -32.1 to +2.2). These images cannot tell whether adapting helped. If the true difference is "
+        "(95 % interval of adapted minus source: -32.1 to +2.2). These images cannot tell whether adapting helped. "
+        "If the true difference is "
         "15.0 points, about 110 labelled images are needed to tell."
     )
     same = str(paired(*masks(0, 0, 1, 1)))

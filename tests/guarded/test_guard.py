@@ -8,7 +8,7 @@ import logging
 import stat
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -29,11 +29,13 @@ from poem.engine.accounting import BatchRecord
 from poem.engine.model_lock import model_lock
 from poem.guarded import batch as batch_module
 from poem.guarded import limits
+from poem.guarded.actions import act
 from poem.guarded.audit import Audit, Event, read_audit
 from poem.guarded.guard import Guard
+from poem.guarded.guard_state import GuardState
 from poem.guarded.replay import replay
 from poem.guarded.settings import GuardSettings
-from poem.guarded.signals import AverageNumbers, Averages
+from poem.guarded.signals import AverageNumbers, Averages, no_signals
 from poem.guarded.verdict import verdict_of
 from poem.streams.datasets import mnist_digits
 
@@ -209,6 +211,38 @@ def test_a_source_that_collapses_after_clear_images_is_not_believed(method: str,
     assert alone > source + 40, "the source answers one class, and the batch's statistics mend it"
     assert guarded > source + least
     assert guard.verdict == "adapted"
+
+
+def value_of(steps: Generator[Any, Any, GuardState]) -> GuardState:
+    """What a generator returns to which nothing is replied."""
+    try:
+        while True:
+            steps.send(None)
+    except StopIteration as over:
+        found: GuardState = over.value
+        return found
+
+
+@pytest.mark.parametrize("size", [1, 8, 64])
+def test_images_not_batches_pass_between_two_rollbacks(size: int) -> None:
+    settings, held = GuardSettings(), GuardState()
+    undone, seen = list[int](), 0
+    for _ in range(1100 // size):
+        signals, events = no_signals(), list[Event]()
+        steps = act(settings, held, signals, events, judged="source", finite=True, updates=0, count=size)
+        held, seen = value_of(steps), seen + size
+        undone += [seen] if events else []
+    assert [after - undone[0] for after in undone] == [0, 512, 1024], "as in batches of 64"
+
+
+def test_single_frames_of_a_collapsed_source_are_adapted_as_soon_as_batches_are() -> None:
+    # Every few single frames were once reason enough to take back what had been learnt.
+    model, known = digit_base()
+    guard, foggy = poem.adapt(model, **known), digit_stream("shuffled", "fog", 5)[0][:270]
+    for frame in foggy:
+        guard(frame[None])
+    assert guard.verdict == "adapted"
+    assert guard.state.rollbacks <= 1
 
 
 @pytest.mark.parametrize("action", ["roll back", "reset", "freeze", "answer"])

@@ -24,7 +24,7 @@ FROZEN = "frozen after its answers became worse than the source's"
 
 def act(
     settings: GuardSettings, held: GuardState, signals: Signals, events: list[Event], *,
-    judged: Verdict, finite: bool, updates: int,
+    judged: Verdict, finite: bool, updates: int, count: int,
 ) -> Generator[Asked, Any, GuardState]:  # fmt: skip
     """Keep a snapshot, roll back, reset, freeze, or do nothing; what is remembered after it.
 
@@ -36,11 +36,12 @@ def act(
         judged: What the signals say, also where the source answers for another reason.
         finite: Whether all adapted answers are.
         updates: That were applied.
+        count: Images of the batch.
     """
     events += _spike(held, signals)
     held = replace(
         held, updates=held.updates + updates, gradients=(*held.gradients, signals.gradient)[-LAST_GRADIENTS:],
-        wait=max(0, held.wait - 1),
+        wait=max(0, held.wait - count),
     )  # fmt: skip
     if not finite:
         why = "adapted answers are NaN or Inf; the source answers"
@@ -95,4 +96,4 @@ def _undo(
     # The first time it answers at once. Where that was not enough, as with a batch's statistics that do harm
     # whatever the weights are, it answers only after the source has, for as long as a judgement takes.
     trial = settings.horizon // 2 if held.rollbacks else 0
-    return replace(held, averages=averages, rollbacks=held.rollbacks + 1, wait=settings.snapshot_every, trial=trial)
+    return replace(held, averages=averages, rollbacks=held.rollbacks + 1, wait=settings.patience, trial=trial)

@@ -151,7 +151,7 @@ class BatchSteps:
         if learning:
             held = yield from act(
                 self._settings, held, signals, events,
-                judged=choice.judged, finite=choice.finite, updates=seen.updates,
+                judged=choice.judged, finite=choice.finite, updates=seen.updates, count=len(images),
             )  # fmt: skip
         held = replace(held, batches=held.batches + 1)
         return Taken(images, choice.answer, held, signals, choice.answered, events, learning)

@@ -197,7 +197,7 @@ class Guard:
     def resume(self) -> None:
         """Learn again after `stop` or a freeze, from the state in which it was then."""
         with self._lock:
-            self._held = replace(self._held, stopped="", wait=self.settings.snapshot_every)
+            self._held = replace(self._held, stopped="", wait=self.settings.patience)
             self._tell(Event(self._held.batches, "resume", "by hand"))
 
     def reset(self) -> None:

@@ -28,7 +28,7 @@ class GuardState:
     gradients: tuple[float, ...] = ()  # of the last updates
     updates: int = 0
     rollbacks: int = 0
-    wait: int = 0  # batches until a rollback may be made again
+    wait: int = 0  # images until a rollback may be made again
     trial: int = 0  # images for which the source answers yet, after something was undone
     stopped: str = ""  # why nothing is learnt any more; "" while it is
     skipped: str = ""  # why the last batch was not learnt from; "" where it was

@@ -46,6 +46,11 @@ class GuardSettings(Checked):
                     "source's is known only where the source answers every batch; leave one of them out"
                 )
 
+    @property
+    def patience(self) -> int:
+        """Images after a rollback until the next: those of `snapshot_every` batches of 64, whatever the batches are."""
+        return 64 * self.snapshot_every
+
 
 def stated(settings: GuardSettings) -> dict[str, Any]:
     """The settings that decide something, as plain values; the stream's name does not."""
