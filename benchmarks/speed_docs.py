@@ -19,7 +19,7 @@ from typing import Any
 
 sys.path[:0] = [str(Path(__file__).resolve().parent)]
 
-from tree_hash import ROOT, STACKED, plain_tree, tree_hash  # noqa: E402, F401 - plain_tree for tests
+from tree_hash import MEASURED, ROOT, STACKED, plain_tree, tree_hash  # noqa: E402, F401 - some for tests
 
 PLACE = re.compile(r"<!-- speed:(\S+) (\w+) -->\n.*?<!-- /speed -->", re.DOTALL)
 Content = dict[str, Any]

@@ -396,11 +396,18 @@ def test_a_file_of_another_tree_is_not_quoted(tmp_path: Path) -> None:
         speeds.filled(page.replace("rows", "everything"), tmp_path, "today")
 
 
+def _measured_tree(root: Path) -> Path:
+    """The source folder of a tree with a file for each of the names that a speed's hash is over."""
+    source = root / "src" / "poem"
+    for name in _speeds().MEASURED:
+        file = source / (name if name.endswith(".py") else f"{name}/some.py")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("x = 0\n")
+    return source
+
+
 def test_the_hash_of_the_code_knows_code_from_words(tmp_path: Path) -> None:
-    speeds = _speeds()
-    file = tmp_path / "src" / "poem" / "engine" / "one.py"
-    file.parent.mkdir(parents=True)
-    seen = []
+    speeds, file, seen = _speeds(), _measured_tree(tmp_path) / "engine" / "one.py", []
     for text in (
         '"""Says."""\nx = 1\n', '"""Says more."""\n\nx = 1  # why\n', 'x = 1\n"""An attribute."""\n',
         "x = 2\n", "x = None\n",
@@ -427,15 +434,27 @@ def test_the_hash_of_the_code_is_the_same_in_every_version_of_python(tmp_path: P
     assert "type_params" not in before
 
 
-@pytest.mark.parametrize("name", ["adapter.py", "guarded/guard.py", "recipes/methods.py", "accelerate/capture.py"])
-def test_the_hash_of_the_code_is_over_all_that_is_measured(name: str, tmp_path: Path) -> None:
-    speeds, seen = _speeds(), []
-    file = tmp_path / "src" / "poem" / name
-    file.parent.mkdir(parents=True)
+@pytest.mark.parametrize(
+    ("name", "counts"),
+    [
+        ("adapter.py", True), ("guarded/judgement.py", True), ("recipes/methods.py", True),
+        ("accelerate/capture.py", True), ("guarded/actions.py", False),
+    ],
+)  # fmt: skip
+def test_the_hash_of_the_code_is_over_all_that_is_measured(name: str, counts: bool, tmp_path: Path) -> None:
+    speeds, file, seen = _speeds(), _measured_tree(tmp_path) / name, []
     for text in ("x = 1\n", "x = 2\n"):
         file.write_text(text)
         seen.append(speeds.tree_hash(tmp_path))
-    assert seen[0] != seen[1]
+    assert (seen[0] != seen[1]) == counts
+
+
+def test_a_name_without_files_has_no_hash(tmp_path: Path) -> None:
+    _measured_tree(tmp_path)
+    with pytest.raises(
+        FileNotFoundError, match=r"expected Python files at serve/stack\*\.py .* a hash of nothing never ages"
+    ):
+        _speeds().tree_hash(tmp_path, ("serve/stack*.py",))
 
 
 def test_the_page_of_architectures_is_the_tested_table() -> None:
