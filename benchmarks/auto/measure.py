@@ -14,6 +14,7 @@ import hashlib
 import json
 import logging
 import math
+import multiprocessing
 import os
 import queue
 import sys
@@ -53,7 +54,7 @@ GRACE = 30.0
 
 
 class OutOfTimeError(Exception):
-    """The budget ended in the middle of a cell."""
+    """The budget ended in the middle of a cell, or nobody waits for it any more."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +157,7 @@ class Bench:
         """The class answered for every image, the seconds it took, and a guard's verdict after every batch."""
         found, verdicts, began = [], [], time.perf_counter()
         for pixels in images.split(batch):
-            if time.time() > deadline:
+            if time.time() > deadline or not still_wanted():
                 raise OutOfTimeError
             found.append(predicted(adapter(pixels.float() / 255).detach()))
             if isinstance(adapter, poem.Guard):
@@ -175,6 +176,12 @@ def weights_of(net: str, weights: str | None) -> str | None:
     return weights if weights == "random" or net in methods.LARGE else None
 
 
+def still_wanted() -> bool:
+    """Whether the process that started this one is still there to take what it finds."""
+    parent = multiprocessing.parent_process()
+    return parent is None or parent.is_alive()
+
+
 def work(number: int, queues: list[Any], out: Any, deadline: float, settings: dict[str, Any]) -> None:
     """One process: takes tasks from its queues, in order, until they are empty or time is up."""
     logging.disable(logging.WARNING)
@@ -185,7 +192,7 @@ def work(number: int, queues: list[Any], out: Any, deadline: float, settings: di
             weights=settings["weights"],
         )  # fmt: skip
         for each in queues:
-            while time.time() < deadline:
+            while time.time() < deadline and still_wanted():
                 try:
                     task = each.get(timeout=2)
                 except queue.Empty:

@@ -31,7 +31,7 @@ import numpy as np
 import torch
 from auto import streams
 from auto.cells import Key, key_of, read_cells
-from auto.measure import OutOfTimeError, Writer, collect, names_among, tree_hash, usable, weights_of
+from auto.measure import OutOfTimeError, Writer, collect, names_among, still_wanted, tree_hash, usable, weights_of
 from auto.rows import LARGE
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -255,7 +255,7 @@ class Bench:
         """The class answered for every image; of recorded rows also what became of each sample."""
         found, record = [], Record(adapter) if "recorded" in row else None
         for some in pixels.split(batch):
-            if time.time() > deadline:
+            if time.time() > deadline or not still_wanted():
                 raise OutOfTimeError
             shown = some.float() / 255
             norms = adapter.gradient_norms(shown) if row.endswith("gradients") else None
@@ -353,7 +353,7 @@ def work(
             Images(Path(settings["store"]), settings["counts"]), torch.device(settings["device"]),
             fast=settings["fast"], weights=settings["weights"], about=settings["about"],
         )  # fmt: skip
-        while time.time() < deadline:
+        while time.time() < deadline and still_wanted():
             at, more = board.take(entries)
             if at is None:
                 if not more:

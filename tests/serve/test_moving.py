@@ -174,24 +174,30 @@ def test_a_key_that_waits_while_its_stream_moves_to_and_fro_stays_claimed(
         assert one.submit("door", pictures(4, 1), key="k", payload="p").result(60)["replayed"]
 
 
+def hanging(one: StreamEngine, two: StreamEngine, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Let the first engine hang, so that the second takes its streams after a second; it goes on when this is set."""
+    gate, step = threading.Event(), StreamEngine._step
+
+    def wait(self: StreamEngine) -> bool:
+        if self is one:
+            gate.wait(60)
+        return step(self)
+
+    for each in (one, two):
+        assert each._store._leases is not None
+        monkeypatch.setattr(each._store._leases, "_handover", 1.0)
+    monkeypatch.setattr(StreamEngine, "_step", wait)
+    monkeypatch.setattr(one._sharing, "release_asked", lambda now: None)
+    time.sleep(0.1)
+    return gate
+
+
 def test_a_request_that_waits_and_was_answered_elsewhere_is_not_learnt_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gate, step = threading.Event(), StreamEngine._step
     with engines(tmp_path) as (one, two):
-
-        def wait(self: StreamEngine) -> bool:
-            if self is one:
-                gate.wait(60)
-            return step(self)
-
-        for each in (one, two):
-            assert each._store._leases is not None
-            monkeypatch.setattr(each._store._leases, "_handover", 1.0)
         ask(one, "door", 0)
-        monkeypatch.setattr(StreamEngine, "_step", wait)
-        monkeypatch.setattr(one._sharing, "release_asked", lambda now: None)  # it hangs
-        time.sleep(0.1)
+        gate = hanging(one, two, monkeypatch)
         waiting = one.submit("door", pictures(4, 1), key="k", payload="p")
         there = ask(two, "door", 1, key="k", payload="p")
         again = one.submit("door", pictures(4, 1), key="k", payload="p").result(60)
@@ -203,22 +209,10 @@ def test_a_request_that_waits_and_was_answered_elsewhere_is_not_learnt_again(
 def test_counts_of_a_stream_that_comes_back_while_a_request_waits_are_those_of_its_snapshot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gate, step = threading.Event(), StreamEngine._step
     with engines(tmp_path) as (one, two):
-
-        def wait(self: StreamEngine) -> bool:
-            if self is one:
-                gate.wait(60)
-            return step(self)
-
-        for each in (one, two):
-            assert each._store._leases is not None
-            monkeypatch.setattr(each._store._leases, "_handover", 1.0)
         ask(one, "door", 0)
         one.command("door", "export").result(60)  # after the snapshot of the first batch
-        monkeypatch.setattr(StreamEngine, "_step", wait)
-        monkeypatch.setattr(one._sharing, "release_asked", lambda now: None)  # it hangs
-        time.sleep(0.1)
+        gate = hanging(one, two, monkeypatch)
         waiting = one.submit("door", pictures(4, 1))
         assert [ask(two, "door", seed)["batch"] for seed in (2, 3)] == [1, 2]
         back = one.submit("door", pictures(4, 4))
