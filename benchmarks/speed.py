@@ -33,7 +33,7 @@ from _speed_profile import profiled, profiles  # noqa: E402
 from _speed_ratio import ALLOCATOR, ratio, ratio_here, verdict  # noqa: E402
 from _speed_rows import METHODS, MODES, SCHEMA, Job, attempted, forwards, made, measured, plan  # noqa: E402
 from _speed_table import derive, gains, page, table  # noqa: E402
-from tree_hash import tree_hash  # noqa: E402
+from tree_hash import GUARDED, tree_hash  # noqa: E402
 
 from poem._util.files import write_atomic  # noqa: E402
 from poem._util.log_level import errors_only  # noqa: E402
@@ -169,7 +169,7 @@ def about(args: argparse.Namespace) -> Row:
     """What the numbers depend on."""
     backends = torch.backends
     return {
-        "tree": tree_hash(),
+        "tree": tree_hash(), "guarded": tree_hash(names=GUARDED),
         "command": " ".join(["python", "benchmarks/speed.py", *map(_without_folders, sys.argv[1:])]),
         "host": {
             **provenance(),

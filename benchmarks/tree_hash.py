@@ -13,11 +13,9 @@ import hashlib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-MEASURED = (
-    "accelerate", "adapter.py", "engine", "guarded/judgement.py", "guarded/replies.py", "guarded/signals.py", "parts",
-    "recipes",
-)  # fmt: skip
-"""What computes a batch: packages and files of src/poem. A guard's rules decide over a few numbers and are no part."""
+MEASURED = ("accelerate", "adapter.py", "engine", "parts", "recipes")  # packages and files of src/poem
+GUARDED = ("guarded",)
+"""What the speed of a guarded method is about, besides those; other rows run none of it."""
 STACKED = ("serve/stack*.py",)
 """What a speed of stacked streams is about, besides those: without HTTP, and these import no other file of it."""
 

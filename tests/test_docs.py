@@ -437,16 +437,33 @@ def test_the_hash_of_the_code_is_the_same_in_every_version_of_python(tmp_path: P
 @pytest.mark.parametrize(
     ("name", "counts"),
     [
-        ("adapter.py", True), ("guarded/judgement.py", True), ("recipes/methods.py", True),
+        ("adapter.py", True), ("engine/loop.py", True), ("recipes/methods.py", True),
         ("accelerate/capture.py", True), ("guarded/actions.py", False),
     ],
 )  # fmt: skip
 def test_the_hash_of_the_code_is_over_all_that_is_measured(name: str, counts: bool, tmp_path: Path) -> None:
     speeds, file, seen = _speeds(), _measured_tree(tmp_path) / name, []
+    file.parent.mkdir(exist_ok=True)
     for text in ("x = 1\n", "x = 2\n"):
         file.write_text(text)
         seen.append(speeds.tree_hash(tmp_path))
     assert (seen[0] != seen[1]) == counts
+
+
+def test_rows_with_a_guard_are_quoted_only_while_its_code_is_the_same(tmp_path: Path) -> None:
+    speeds = _speeds()
+    row = {
+        "net": "n", "batch": 64, "mode": "bf16", "status": "ok", "select": 100, "median_ms": 1.0,
+        "images_per_s": 4321.0, "ratio_to_source": None, "share_of_limit": None, "peak_allocated_mib": 10,
+    }  # fmt: skip
+    rows = [{**row, "method": "tent"}, {**row, "method": "guarded-auto"}]
+    page = "<!-- speed:some.json rows -->\n<!-- /speed -->\n"
+    for guarded, quoted in ((speeds.tree_hash(names=speeds.GUARDED), True), ("another", False)):
+        (tmp_path / "some.json").write_text(json.dumps({"tree": "today", "guarded": guarded, "rows": rows}))
+        found = speeds.filled(page, tmp_path, "today")
+        assert "| tent |" in found
+        assert ("| guarded-auto |" in found) == quoted
+        assert ("Rows with a guard are of an earlier version" in found) != quoted
 
 
 def test_a_name_without_files_has_no_hash(tmp_path: Path) -> None:
