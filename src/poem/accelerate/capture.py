@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from typing import Any, Literal
 
 import torch
@@ -68,17 +69,14 @@ class CapturedFinish:
     def __post_init__(self) -> None:
         """All tensors to copy out."""
         found: dict[int, Tensor] = {}
-        _mapped((self.answer, self.record, self.state), lambda tensor: found.setdefault(id(tensor), tensor))
+        self._build = _builder((self.answer, self.record, self.state), found)
         self._tensors = list(found.values())
 
     def copied(self) -> tuple[Tensor, BatchRecord, Memory, PackedMemory | None]:
         """Answer, record and state in memory of their own."""
         fresh = [torch.empty_like(tensor) for tensor in self._tensors]
         copy_each(fresh, self._tensors)
-        new = dict(zip(map(id, self._tensors), fresh, strict=True))
-        mine: tuple[Tensor, BatchRecord, Memory] = _mapped(
-            (self.answer, self.record, self.state), lambda tensor: new[id(tensor)]
-        )
+        mine: tuple[Tensor, BatchRecord, Memory] = self._build(fresh)
         return *mine, None if self.packed is None else self.packed.copied()
 
 
@@ -332,20 +330,32 @@ def _run_eagerly() -> Iterator[Any]:
     yield None
 
 
-def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """A structure of ours with every tensor changed."""
+def _builder(value: Any, found: dict[int, Tensor]) -> Callable[[Sequence[Tensor]], Any]:
+    """Makes a structure of ours anew, with other tensors in the places of its own; made once, called for every batch.
+
+    Args:
+        value: The structure.
+        found: Its tensors by identity, in order, to which those not among them are added. The function returned takes
+            one for each.
+    """
     if isinstance(value, Tensor):
-        return change(value)
-    if isinstance(value, FirstLast):
-        return FirstLast(*(_mapped(each, change) for each in value))
+        found.setdefault(id(value), value)
+        return itemgetter(list(found).index(id(value)))
     if isinstance(value, list | tuple):
-        return type(value)(_mapped(each, change) for each in value)
+        parts = [_builder(each, found) for each in value]
+        kind: Callable[[Any], Any] = FirstLast._make if isinstance(value, FirstLast) else type(value)
+        return lambda new: kind([part(new) for part in parts])
     if isinstance(value, dict):
-        return {key: _mapped(each, change) for key, each in value.items()}
+        return _of_fields(value, found, dict)
     if isinstance(value, Costs):
-        return replace(value, **{item.name: _mapped(getattr(value, item.name), change) for item in fields(value)})
+        return _of_fields(vars(value), found, lambda values: Costs(**values))
     if isinstance(value, BatchRecord):
-        new = BatchRecord()
-        vars(new).update(_mapped(vars(value), change))
-        return new
-    return value
+        return _of_fields(vars(value), found, BatchRecord.of)
+    return lambda new: value
+
+
+def _of_fields(
+    values: Mapping[str, Any], found: dict[int, Tensor], make: Callable[[dict[str, Any]], Any]
+) -> Callable[[Sequence[Tensor]], Any]:
+    parts = {name: _builder(each, found) for name, each in values.items()}
+    return lambda new: make({name: part(new) for name, part in parts.items()})

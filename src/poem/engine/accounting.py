@@ -7,13 +7,15 @@ only when they are asked for, so that counting never waits for a device.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import NamedTuple
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 Count = int | Tensor
+WAITING = 32
+"""Batches whose counts wait until they are added: on a device each addition is a launch."""
 
 
 class FirstLast(NamedTuple):
@@ -41,20 +43,24 @@ class Costs:
             setattr(self, item.name, getattr(self, item.name) + getattr(other, item.name))
 
 
+_NO_FLAGS, _NO_NUMBERS, _NO_LOGITS = torch.zeros(0, dtype=torch.bool), torch.zeros(0), torch.zeros(0, 0)
+"""What a record holds before its batch has run."""
+
+
 class BatchRecord:
     """`adapter.last`: everything known about the batch that was answered last."""
 
     def __init__(self, costs: Costs | None = None) -> None:
         self.costs = costs or Costs()
-        self.selected: Tensor = torch.zeros(0, dtype=torch.bool)
+        self.selected: Tensor = _NO_FLAGS
         """(B,) which samples were selected before any update."""
-        self.newly_reliable: Tensor = torch.zeros(0, dtype=torch.bool)
+        self.newly_reliable: Tensor = _NO_FLAGS
         """(B,) not selected before any update, selected after one."""
-        self.no_longer_reliable: Tensor = torch.zeros(0, dtype=torch.bool)
+        self.no_longer_reliable: Tensor = _NO_FLAGS
         """(B,) selected before any update, not in the last selection."""
-        self.entropy = FirstLast(torch.zeros(0), torch.zeros(0))
+        self.entropy = FirstLast(_NO_NUMBERS, _NO_NUMBERS)
         """(B,) each, in nats: in the first forward pass and in the last."""
-        self.first_logits: Tensor = torch.zeros(0, 0)
+        self.first_logits: Tensor = _NO_LOGITS
         """(B, C) before any update."""
         self.source_logits: Tensor | None = None
         """(B, C) of the model as it came, where the pass had a copy with its weights and statistics; else None."""
@@ -67,6 +73,13 @@ class BatchRecord:
         self.any_selected: list[Tensor] = []  # () bool for each update tried: whether it had a selected sample
         self.none_selected = False  # no update was tried, since no sample was selected
         self.not_due = False  # no update was tried, since the recipe makes none on this batch
+
+    @classmethod
+    def of(cls, values: dict[str, Any]) -> BatchRecord:
+        """A record with these attributes, all of them."""
+        made = cls.__new__(cls)
+        vars(made).update(values)
+        return made
 
     @property
     def notes(self) -> list[str]:
@@ -219,6 +232,19 @@ class Totals:
     idle: int
 
 
+class BatchCounts(NamedTuple):
+    """What a batch adds to the totals."""
+
+    costs: Costs
+    selected: Tensor
+    newly_reliable: Tensor
+    no_longer_reliable: Tensor
+    reset: bool | Tensor
+    applied: list[Tensor]
+    """() bool for each update tried; none where no sample was selected."""
+    none_selected: bool
+
+
 @dataclass
 class RunningTotals(Costs):
     """The running sums behind `adapter.totals`; on a device they stay there until read."""
@@ -231,29 +257,52 @@ class RunningTotals(Costs):
     resets: Count = 0
     skips: Count = 0
     anomalies: Tensor | None = None  # (2,) answers that are not finite, updates that changed nothing
+    waiting: tuple[BatchCounts, ...] = ()  # the last batches, not in the sums yet
 
     def add_batch(self, record: BatchRecord, images: int) -> None:
         """Add a finished batch."""
-        self.add(record.costs)
         self.batches += 1
         self.images += images
-        self.selected = self.selected + record.selected.sum()
-        self.newly_reliable = self.newly_reliable + record.newly_reliable.sum()
-        self.no_longer_reliable = self.no_longer_reliable + record.no_longer_reliable.sum()
-        self.resets = self.resets + (
-            record.reset_flag if isinstance(record.reset_flag, Tensor) else int(record.reset_flag)
-        )
-        skipped: Count = int(record.none_selected)
-        if record.applied and not record.none_selected:
-            skipped = 1 - torch.stack(record.applied).any().long()
-        self.skips = self.skips + skipped
         if record.anomalies is not None:
             before = self.anomalies
             new = record.anomalies
             self.anomalies = new if before is None else before.to(new.device) + new
+        counts = BatchCounts(
+            record.costs, record.selected, record.newly_reliable, record.no_longer_reliable, record.reset_flag,
+            [] if record.none_selected else record.applied, record.none_selected,
+        )  # fmt: skip
+        self.waiting = (*self.waiting, counts)
+        if len(self.waiting) == WAITING:
+            vars(self).update(vars(self._summed()))
 
     def read(self) -> Totals:
         """All sums as plain numbers."""
-        counts = {item.name: int(getattr(self, item.name)) for item in fields(self) if item.name != "anomalies"}
+        sums = self._summed()
+        plain = [item.name for item in fields(self) if item.name not in ("anomalies", "waiting")]
+        counts = {name: int(getattr(sums, name)) for name in plain}
         not_finite, idle = (0, 0) if self.anomalies is None else self.anomalies.tolist()
         return Totals(**counts, not_finite=not_finite, idle=idle)
+
+    def _summed(self) -> RunningTotals:
+        """The same totals with no batch waiting."""
+        new, waiting = replace(self, waiting=()), self.waiting
+        for item in fields(Costs):
+            setattr(
+                new, item.name, _sum([getattr(self, item.name), *(getattr(each.costs, item.name) for each in waiting)])
+            )
+        for name in ("selected", "newly_reliable", "no_longer_reliable"):
+            setattr(new, name, _sum([getattr(self, name), *(getattr(each, name) for each in waiting)]))
+        new.resets = _sum([self.resets, *(each.reset for each in waiting)])
+        idle = [1 - torch.stack(each.applied).any().long() for each in waiting if each.applied]
+        new.skips = _sum([self.skips, *(int(each.none_selected) for each in waiting), *idle])
+        return new
+
+
+def _sum(counts: list[Count]) -> Count:
+    """The sum of numbers, and of tensors' elements; a number where all are."""
+    plain = sum(int(each) for each in counts if not isinstance(each, Tensor))
+    tensors = [each for each in counts if isinstance(each, Tensor)]
+    if not tensors:
+        return plain
+    device = tensors[-1].device  # a model may have been moved between two batches
+    return torch.cat([each.to(device, torch.long).flatten() for each in tensors]).sum() + plain

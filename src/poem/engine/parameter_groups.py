@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import repeat
+from operator import attrgetter, is_
 from typing import Any, cast
 
 import torch
@@ -12,6 +14,7 @@ from torch import Tensor, nn
 Swap = tuple[nn.Module, str, Tensor]
 """A module, the name of one of its parameters, and the tensor to put there."""
 HALF = (torch.float16, torch.bfloat16)
+_KIND = attrgetter("dtype")
 
 
 class ParameterGroup:
@@ -84,7 +87,10 @@ def swapped(swaps: Sequence[Swap]) -> Iterator[None]:
 def memory_places(tensors: Sequence[Tensor | None]) -> list[Any]:
     """Where tensors lie and how they are read there; a sparse one has no single place."""
     try:  # most models have none, and this is asked at every call
-        return [None if each is None else (each.data_ptr(), each.dtype, each.shape, each.stride()) for each in tensors]
+        here = [each for each in tensors if each is not None]
+        pointers, strides = map(Tensor.data_ptr, here), map(Tensor.stride, here)
+        absent = map(is_, tensors, repeat(None))
+        return [*absent, *zip(pointers, strides, map(Tensor.size, here), map(_KIND, here), strict=True)]
     except RuntimeError:
         return [
             (each.data_ptr(), each.dtype, each.shape, each.stride())
