@@ -20,6 +20,7 @@ from poem import zoo
 from poem.adapter import Adapter
 from poem.guarded.audit import read_audit
 from poem.guarded.guard import Guard
+from poem.serve import stack_network
 from poem.serve.engine import StreamEngine
 from poem.serve.learner import Learner, Served, answer_stacked
 from poem.serve.replay import replay_answers
@@ -176,6 +177,26 @@ def test_answers_and_states_are_those_of_each_stream_alone(net: str, method: str
         assert alone.last.selected.tolist() == stream.last.selected.tolist()
         assert alone.last.skipped == stream.last.skipped
         assert torch.allclose(alone.last.first_logits, stream.last.first_logits, atol=1e-5)
+
+
+@pytest.mark.parametrize("most", [1, 65535])
+@pytest.mark.parametrize("affine", [True, False])
+def test_batch_norm_of_single_images_is_that_of_each_stream(
+    most: int, affine: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a GPU's grid takes a block for every channel of all streams, and where it does not."""
+    monkeypatch.setattr(stack_network, "MOST_CHANNELS", most)
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6, affine=affine), nn.ReLU(), nn.Conv2d(6, 8, 3), nn.BatchNorm2d(8)]
+    model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10)).double().eval()
+    both = Together(lambda: poem.adapt(model, "tent", lr=0.1, batch_size=4))
+    for turn in range(6):
+        who = some(turn)
+        both.turn(who, [pictures(1, 100 * turn + at).double() for at in who])
+    assert both.stacked > 10
+    both.settle()
+    assert sum(each.totals.updates for each in both.streams) > 10
+    assert both.worst < 1e-6
 
 
 @pytest.mark.parametrize(

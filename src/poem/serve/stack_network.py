@@ -29,7 +29,7 @@ from poem.parts.stream_statistics import Blended
 from poem.serve.stack_blended import blended_moments
 
 MOST_CHANNELS = 65535
-"""Channels up to which a batch norm of all streams is cuDNN's."""
+"""Blocks that one dimension of a CUDA grid may have; a kernel may take one for each channel."""
 Rows = Mapping[str, Tensor]
 """A layer's `weight` and `bias`, a row (N, C) for each stream; what no stream has of its own is left out."""
 
@@ -232,6 +232,8 @@ class StackedNorm(PatchedNorm):
         """The batch norm's own forward on N * C channels, with statistics (C,) for every stream, or the batch's."""
         streams, buffers = self._network.streams, self.layer._buffers
         wide = x.reshape(-1, streams * x.shape[1], *x.shape[2:])
+        if given is None and len(wide) == 1 and type(self.layer) in PLAIN_BATCH_NORMS and x.dtype not in HALF:
+            return self._of_single_images(wide, rows).reshape(x.shape)
         before = dict(buffers)
         flags = {} if given is not None else {"training": True, "track_running_stats": False}
         if given is not None and given[0] is not None and given[1] is not None:
@@ -245,6 +247,24 @@ class StackedNorm(PatchedNorm):
                 return self.own(wide).reshape(x.shape)
         finally:
             buffers.update(before)
+
+    def _of_single_images(self, wide: Tensor, rows: Rows) -> Tensor:
+        """Batch norm where every stream has one image (1, N * C, ...): a group norm in which each channel is a group.
+
+        The same arithmetic; batch norm's kernels are slow on a batch of one with tens of thousands of channels. Group
+        norm's backward has as many blocks along one dimension of its grid as there are groups: where those are too
+        many, streams are its samples, and since it scales all samples alike, the scale follows.
+        """
+        layer: Any = self.layer
+        scaled = {name: tensor for _, name, tensor in self._wide(rows)}
+        if scaled and wide.shape[1] <= MOST_CHANNELS:
+            return F.group_norm(wide, wide.shape[1], scaled["weight"], scaled["bias"], layer.eps)
+        apart = wide.reshape(self._network.streams, -1, *wide.shape[2:])
+        normal = F.group_norm(apart, apart.shape[1], None, None, layer.eps)
+        if not scaled:
+            return normal
+        weight, bias = (scaled[name].view(*apart.shape[:2], *[1] * (apart.dim() - 2)) for name in ("weight", "bias"))
+        return torch.addcmul(bias, normal, weight)
 
     def _sample_norm(self, x: Tensor, run: ForwardContext, rows: Rows) -> Tensor:
         """A layer that normalises each sample alone, with each stream's scale and shift."""
