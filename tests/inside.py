@@ -50,7 +50,7 @@ def captured_sizes(adapter: poem.Adapter) -> list[int]:
 
 def capture_key(adapter: poem.Adapter) -> object:
     """What a captured loop depends on in the model."""
-    return adapter._network.capture_key()
+    return adapter._network.model_key()
 
 
 def branch_backward(adapter: poem.Adapter) -> BranchBackward:

@@ -578,14 +578,13 @@ class Adapter:
         elif state.calls == 0 and min(self._settings["std"] or (1.0,)) < 1:
             checks.not_bytes(images)
         finite = None if learn and self.recipe.learns else checks.FiniteCheck(images)  # else the flags tell
-        began = perf_counter()
-        captured, why = self._captures.find(images, self.lr, state.size or len(images), learn)
-        _APART.seconds += perf_counter() - began  # a capture takes as long as many batches
+        began = self._captures.find_seconds
+        replayed, why = self._captures.answer(images, self.lr, state.size or len(images), learn)
+        _APART.seconds += self._captures.find_seconds - began  # a capture takes as long as many batches
         if why is not None:
             record.remarks.append(why)
-        if captured is not None:
-            answer, found = captured(images)
-            pieces = [found]
+        if replayed is not None:
+            answer, pieces = replayed[0], [replayed[1]]
         else:
             with self._network.borrowed(images.device.type):
                 if unchecked:

@@ -58,6 +58,12 @@ def captured(adapter: poem.Adapter) -> bool:
     return bool(captured_sizes(adapter)) and not adapter.last.notes
 
 
+def only_loop(adapter: poem.Adapter) -> Any:
+    """The one loop that was captured."""
+    (loop,) = adapter._captures._loops.values()
+    return loop
+
+
 @pytest.mark.parametrize("kind", ["bn", "gn", "ln"])
 @pytest.mark.parametrize("method", METHODS)
 def test_answers_state_and_totals_are_the_eager_loops(method: str, kind: str, device: str) -> None:
@@ -461,6 +467,56 @@ def test_the_capture_key_changes_with_every_tensor_of_the_model(device: str) -> 
     known.add(capture_key(adapter))
     assert len(known) == 7
     assert kept is not None
+
+
+@pytest.mark.parametrize("method", ["deyo", "poem"])
+def test_a_model_that_has_changed_is_seen_after_the_first_launch(
+    method: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # DeYO draws random numbers in the first stage: those of the launch that was for nothing are drawn again.
+    plain, fast = pair(method, "bn", device)
+    for batch in stream(device):
+        fast(batch), plain(batch)
+    assert captured(fast)
+    launched, real = [], type(only_loop(fast)).__call__
+
+    def noted(loop: Any, images: Tensor, *confirmed: Any) -> Any:
+        launched.append(real(loop, images, *confirmed))
+        return launched[-1]
+
+    monkeypatch.setattr(type(only_loop(fast)), "__call__", noted)
+    for adapter in (plain, fast):
+        weight: Any = adapter.model.get_parameter("fc.weight")
+        weight.data = weight.data * 2
+    for batch in stream(device):
+        assert_near([fast(batch)], [plain(batch)], device)
+    assert launched[0] is None
+    assert all(each is not None for each in launched[1:])
+    assert captured(fast)
+    assert plain.totals == fast.totals
+    if device == "cpu":
+        assert_same_state(plain.state_dict(), fast.state_dict())
+
+
+def test_weights_that_were_emptied_in_place_are_not_read(device: str) -> None:
+    _, fast = pair("tent", "bn", device)
+    for batch in stream(device):
+        fast(batch)
+    loop, weight = only_loop(fast), fast.model.get_parameter("fc.weight")
+    assert loop.readable()
+    weight.untyped_storage().resize_(0)
+    assert not loop.readable()
+
+
+def test_weights_that_were_replaced_stay_readable(device: str) -> None:
+    _, fast = pair("tent", "bn", device)
+    for batch in stream(device):
+        fast(batch)
+    old = fast.model.get_parameter("fc.weight").detach().clone()
+    for each in fast.model.parameters():
+        each.data = torch.zeros_like(each)
+    assert only_loop(fast).readable()
+    assert any(torch.equal(each, old) for each in only_loop(fast)._model)
 
 
 def test_a_batch_without_selected_samples_does_not_decide_the_check(device: str) -> None:

@@ -4,6 +4,10 @@ Each stage of the loop is a graph: `first`, then each `update`, and a `finish` a
 end there. A replay runs the stages in order, reads the flags between them, and runs one finish. Images, state and
 random draws are copied to addresses that stay; what a batch leaves behind is copied out, so that no caller holds memory
 that the next batch writes.
+
+Whether the model is still the one that was captured takes the host longer to see than to launch a graph, so the first
+stage of the loop used last is launched before that is known, and given up where the model has changed: it writes
+nothing but the loop's own memory, and what it reads of the model is kept alive by the loop.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
+from time import perf_counter
 from typing import Any, Literal
 
 import torch
@@ -102,8 +107,10 @@ class CapturedLoop:
 
     def __init__(
         self, make: Callable[[Batch], BatchLoop], state: State, images: Tensor, size: int, pool: GraphPool,
-        latest: LatestMemory,
+        latest: LatestMemory, model: Sequence[Tensor | None],
     ) -> None:  # fmt: skip
+        self._model = [each.detach() for each in model if each is not None and each.layout == torch.strided]
+        self._places = list(map(Tensor.data_ptr, self._model))
         self._make, self._state, self._pool, self._latest = make, state, pool, latest
         self._batch = CapturedBatch(images.clone(), state.rng, size)
         self._packed = MemoryLayout.of(state.memory).packed(state.memory)
@@ -125,14 +132,33 @@ class CapturedLoop:
             now[place].shape == held.shape and now[place].dtype == held.dtype for place, held in expected.items()
         )
 
-    def __call__(self, images: Tensor) -> tuple[Tensor, BatchRecord]:
-        """Answer a batch, and leave the state as the loop would."""
+    def readable(self) -> bool:
+        """Whether the model's memory that the graphs read is where it was: storage may be emptied in place."""
+        return list(map(Tensor.data_ptr, self._model)) == self._places
+
+    def __call__(
+        self, images: Tensor, confirmed: Callable[[], bool] = lambda: True
+    ) -> tuple[Tensor, BatchRecord] | None:
+        """Answer a batch, and leave the state as the loop would.
+
+        Args:
+            images: The batch.
+            confirmed: Whether this is the loop for the batch; asked while a device computes the first stage.
+
+        Returns:
+            Answer and record; None, and nothing has changed, where this is not the loop.
+        """
         with self._pool.replaying():
             self._batch.images.copy_(images, non_blocking=True)
             self._copy_state()
+            random = self._batch.rng.get_state() if any(self._captured[0].draws) else None
             for number, stage in enumerate(self._captured):
                 self._batch.redraw(*stage.draws)
                 stage.graph.replay()
+                if number == 0 and not confirmed():
+                    if random is not None:
+                        self._batch.rng.set_state(random)
+                    return None
                 if stage.flags is None or not read_flags(stage.flags, images, first=number == 0):
                     break
             if stage.finish.graph is not None:
@@ -235,22 +261,49 @@ class Captures:
         self._loops: OrderedDict[tuple[Any, ...], CapturedLoop] = OrderedDict()
         self._seen: Counter[tuple[Any, ...]] = Counter()
         self._refused: dict[tuple[Any, ...], str] = {}
+        self._replayed: dict[tuple[Any, ...], tuple[Any, ...]] = {}  # keys of loops by all of them but the model
+        self.find_seconds = 0.0
+        """What finding loops took, and capturing them."""
         self._latest = LatestMemory()
+
+    def answer(
+        self, images: Tensor, lr: float, size: int, learn: bool
+    ) -> tuple[tuple[Tensor, BatchRecord] | None, str | None]:
+        """The answer to a batch and its record by a replay, or None and why the batch runs eagerly."""
+        if self._fast is False or (self._fast == "auto" and images.device.type not in DEVICES):
+            return None, None
+        network = self._network
+        network.autocast.note(images.device.type)
+        call = (images.shape, images.dtype, images.device, lr, size, learn)
+        latest = self._replayed.get((*call, *network.call_key()))
+        likely = None if latest is None or self._state.start is None or not network.ready else self._loops.get(latest)
+        if latest is not None and likely is not None and likely.fits() and likely.readable():
+
+            def confirmed() -> bool:
+                return self._why_not(images) is None and latest == self._key(call)
+
+            done = likely(images, confirmed)
+            if done is not None:
+                self._loops.move_to_end(latest)
+                return done, None
+        began = perf_counter()
+        found, why = self.find(images, lr, size, learn)
+        self.find_seconds += perf_counter() - began
+        return None if found is None else found(images), why
 
     def find(self, images: Tensor, lr: float, size: int, learn: bool) -> tuple[CapturedLoop | None, str | None]:
         """The captured loop for such a batch, made where it is worth it; or None and why the batch runs eagerly."""
-        if self._fast is False or (self._fast == "auto" and images.device.type not in DEVICES):
-            return None, None
-        self._network.autocast.note(images.device.type)
         why = self._why_not(images)
         if why is not None:
             return None, why
-        key = (images.shape, images.dtype, images.device, lr, size, learn, *self._network.capture_key())
+        call = (images.shape, images.dtype, images.device, lr, size, learn)
+        key = self._key(call)
         begun = self._state.start is not None
         found = self._loops.get(key) if begun else None
         if found is not None and found.fits():
             self._network.prepare_replay()
             self._loops.move_to_end(key)
+            self._replayed[key[:-1]] = key
             return found, None
         self._seen[key] += 1
         if not begun or key in self._refused or (self._fast == "auto" and self._seen[key] <= EAGER_FIRST):
@@ -263,7 +316,7 @@ class Captures:
             return None, "not captured yet: the branch's backward pass is tried on its first update, and none was made"
         if learn and self._recipe.step.per_sample and self._network.samples_independent is None and len(images) > 1:
             return None, "not captured yet: whether samples are apart is tried on the first batch that is learnt from"
-        return self._capture(key, images, lr, size, learn)
+        return self._capture(call, images, lr, size, learn)
 
     def release(self) -> None:
         """Free the memory of all captured loops."""
@@ -272,24 +325,28 @@ class Captures:
         self._latest.packed = None
         self._seen.clear()
         self._refused.clear()
+        self._replayed.clear()
 
     def _capture(
-        self, key: tuple[Any, ...], images: Tensor, lr: float, size: int, learn: bool
+        self, call: tuple[Any, ...], images: Tensor, lr: float, size: int, learn: bool
     ) -> tuple[CapturedLoop | None, str | None]:
         """Capture the loop; where that fails the state is as it was, and the batch runs eagerly."""
+        network = self._network
 
         def make(batch: Batch) -> BatchLoop:
-            return BatchLoop(self._recipe, self._network, self._state, batch, lr, learn)
+            return BatchLoop(self._recipe, network, self._state, batch, lr, learn)
 
+        pool = graph_pool.graph_pool(images.device)
         try:
-            with self._network.borrowed(images.device.type), self._by_address():
-                loop = CapturedLoop(make, self._state, images, size, graph_pool.graph_pool(images.device), self._latest)
+            with network.borrowed(images.device.type), self._by_address():
+                loop = CapturedLoop(make, self._state, images, size, pool, self._latest, network.tensors())
         except Exception as error:
             reason = f"not captured: {(str(error).splitlines() or [type(error).__name__])[0]}"
             log.warning("%s runs eagerly, %s", type(self._network.model).__name__, reason)
             if not isinstance(error, torch.OutOfMemoryError):  # others may give memory back: try again
-                self._refused[key] = reason
+                self._refused[self._key(call)] = reason
             return None, reason
+        key = self._key(call)  # the twin may have been built again
         for old in [old for old in self._loops if old[-1] != key[-1]]:  # of a model that is elsewhere by now
             self._loops.pop(old).release()
         replaced = self._loops.pop(key, None)  # of a state with other shapes
@@ -298,7 +355,12 @@ class Captures:
         self._loops[key] = loop
         if len(self._loops) > SHAPES:
             self._loops.popitem(last=False)[1].release()
+        self._replayed = {call: each for call, each in self._replayed.items() if each in self._loops} | {key[:-1]: key}
         return loop, None
+
+    def _key(self, call: tuple[Any, ...]) -> tuple[Any, ...]:
+        """All that a captured loop depends on; the model comes last."""
+        return (*call, *self._network.call_key(), self._network.model_key())
 
     @contextmanager
     def _by_address(self) -> Iterator[None]:

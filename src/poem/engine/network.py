@@ -34,7 +34,7 @@ log = logging.getLogger("poem")
 
 
 _HELD, _CHILDREN, _VALUES = attrgetter("_parameters", "_buffers"), attrgetter("_modules"), methodcaller("values")
-"""What `capture_key` asks every module for; in C, since it asks at every call."""
+"""What `model_key` asks every module for; in C, since it asks at every call."""
 
 
 class Network:
@@ -65,6 +65,7 @@ class Network:
         self.branch = None if branch is None else ParameterGroup(root, branch)
         self.groups = [self.theta, self.branch] if self.branch else [self.theta]
         self._own = list(model.modules())  # the user's
+        self._rebuilt = 0  # how often the twin was built again because the model had changed
         self.modules = list(modules.values())
         """The twin's, in the order of `model.modules()`."""
         self._split = modules[split] if split is not None else None
@@ -169,6 +170,7 @@ class Network:
             self._dirty = True  # until it is whole
             self.twin.rebuild()
             if changed:
+                self._rebuilt += 1
                 self._reached, self._untracked, self._late_copies, self._columns = False, None, None, None
                 self.acceleration.hold(None)
                 self.acceleration.model_changed()
@@ -219,18 +221,27 @@ class Network:
         if self._dirty:
             self.refresh()
 
-    def capture_key(self) -> tuple[Any, ...]:
-        """All that a captured pass depends on, beside the tensors that are handed in.
+    @property
+    def ready(self) -> bool:
+        """Whether the twin is as the last call left it, that call having ended well."""
+        return not self._dirty
 
-        Where the model's tensors lie, which modules it has, and torch's switches. Settings of a layer, such as its
-        `eps`, are read when it is captured.
-        """
-        held = chain.from_iterable(map(_HELD, self._own))
-        tensors = list(chain.from_iterable(map(_VALUES, held)))
-        children = chain.from_iterable(map(_VALUES, map(_CHILDREN, self._own)))
-        where = hash((*map(id, children), *memory_places(tensors)))
+    def call_key(self) -> tuple[Any, ...]:
+        """What a captured pass depends on, beside the model and the tensors that are handed in: torch's switches."""
         switches = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-        return self.autocast.caller, *switches, self.doubles, where
+        return self.autocast.caller, *switches, self.doubles, self._rebuilt
+
+    def model_key(self) -> int:
+        """Where the model's tensors lie, and which modules it has.
+
+        Settings of a layer, such as its `eps`, are read when a pass is captured.
+        """
+        children = chain.from_iterable(map(_VALUES, map(_CHILDREN, self._own)))
+        return hash((*map(id, children), *memory_places(self.tensors())))
+
+    def tensors(self) -> list[Tensor | None]:
+        """The model's parameters and buffers, layer by layer; None where a layer could have one and has none."""
+        return list(chain.from_iterable(map(_VALUES, chain.from_iterable(map(_HELD, self._own)))))
 
     @contextmanager
     def borrowed(self, device: str) -> Iterator[None]:
