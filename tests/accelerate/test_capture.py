@@ -480,8 +480,8 @@ def test_a_model_that_has_changed_is_seen_after_the_first_launch(
     assert captured(fast)
     launched, real = [], type(only_loop(fast)).__call__
 
-    def noted(loop: Any, images: Tensor, *confirmed: Any) -> Any:
-        launched.append(real(loop, images, *confirmed))
+    def noted(loop: Any, *given: Any) -> Any:
+        launched.append(real(loop, *given))
         return launched[-1]
 
     monkeypatch.setattr(type(only_loop(fast)), "__call__", noted)

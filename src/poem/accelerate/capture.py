@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from time import perf_counter
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -92,6 +92,15 @@ class LatestMemory:
     packed: PackedMemory | None = None
 
 
+class StateNow(NamedTuple):
+    """A state that a captured loop can read."""
+
+    packed: PackedMemory | None
+    """Small tensors of its memory, where they lie as the loop reads them."""
+    beside: Memory
+    """All others, by place."""
+
+
 @dataclass
 class CapturedStage:
     """What runs between two reads of the host."""
@@ -124,25 +133,27 @@ class CapturedLoop:
             captured = self._stages(pool.capture, drawn=True)
         self._captured = [replace(stage, draws=each) for stage, each in zip(captured, draws, strict=True)]
 
-    def fits(self) -> bool:
-        """Whether the state has the same tensors and shapes as when this was captured."""
+    def reads(self) -> StateNow | None:
+        """The state as the graphs read it; None where its tensors have other shapes than when this was captured."""
         packed, now = self._now()
         expected = self._held if packed is None else self._beside
-        return now.keys() == expected.keys() and all(
+        same = now.keys() == expected.keys() and all(
             now[place].shape == held.shape and now[place].dtype == held.dtype for place, held in expected.items()
         )
+        return StateNow(packed, now) if same else None
 
     def readable(self) -> bool:
         """Whether the model's memory that the graphs read is where it was: storage may be emptied in place."""
         return list(map(Tensor.data_ptr, self._model)) == self._places
 
     def __call__(
-        self, images: Tensor, confirmed: Callable[[], bool] = lambda: True
+        self, images: Tensor, now: StateNow, confirmed: Callable[[], bool] = lambda: True
     ) -> tuple[Tensor, BatchRecord] | None:
         """Answer a batch, and leave the state as the loop would.
 
         Args:
             images: The batch.
+            now: The state, from `reads`.
             confirmed: Whether this is the loop for the batch; asked while a device computes the first stage.
 
         Returns:
@@ -150,7 +161,7 @@ class CapturedLoop:
         """
         with self._pool.replaying():
             self._batch.images.copy_(images, non_blocking=True)
-            self._copy_state()
+            self._copy_state(now)
             random = self._batch.rng.get_state() if any(self._captured[0].draws) else None
             for number, stage in enumerate(self._captured):
                 self._batch.redraw(*stage.draws)
@@ -175,15 +186,16 @@ class CapturedLoop:
         with self._pool.exclusive():
             self._captured = []
 
-    def _now(self) -> tuple[PackedMemory | None, Memory]:
+    def _now(self) -> StateNow:
         """The state's packed memory, if it has one with the layout that the graphs read, and all else by place."""
         packed = self._latest.packed
         known = packed is not None and packed.layout == self._packed.layout and packed.is_in(self._state.memory)
-        return (packed, self._state.tensors(without=self._packed.rows)) if known else (None, self._state.tensors())
+        beside = self._state.tensors(without=self._packed.rows if known else ())
+        return StateNow(packed if known else None, beside)
 
-    def _copy_state(self) -> None:
+    def _copy_state(self, state: StateNow) -> None:
         """Copy the state to where the graphs read it; what did not change since last time is there already."""
-        packed, now = self._now()
+        packed, now = state
         if packed is not None and packed is not self._packed_came:
             self._packed.copy_from(packed)
             self._came = {place: tensor for place, tensor in self._came.items() if place in self._beside}
@@ -277,19 +289,21 @@ class Captures:
         call = (images.shape, images.dtype, images.device, lr, size, learn)
         latest = self._replayed.get((*call, *network.call_key()))
         likely = None if latest is None or self._state.start is None or not network.ready else self._loops.get(latest)
-        if latest is not None and likely is not None and likely.fits() and likely.readable():
+        now = likely.reads() if likely is not None and likely.readable() else None
+        if latest is not None and likely is not None and now is not None:
 
             def confirmed() -> bool:
                 return self._why_not(images) is None and latest == self._key(call)
 
-            done = likely(images, confirmed)
+            done = likely(images, now, confirmed)
             if done is not None:
                 self._loops.move_to_end(latest)
                 return done, None
         began = perf_counter()
         found, why = self.find(images, lr, size, learn)
         self.find_seconds += perf_counter() - began
-        return None if found is None else found(images), why
+        now = None if found is None else found.reads()
+        return None if found is None or now is None else found(images, now), why
 
     def find(self, images: Tensor, lr: float, size: int, learn: bool) -> tuple[CapturedLoop | None, str | None]:
         """The captured loop for such a batch, made where it is worth it; or None and why the batch runs eagerly."""
@@ -300,7 +314,7 @@ class Captures:
         key = self._key(call)
         begun = self._state.start is not None
         found = self._loops.get(key) if begun else None
-        if found is not None and found.fits():
+        if found is not None and found.reads() is not None:
             self._network.prepare_replay()
             self._loops.move_to_end(key)
             self._replayed[key[:-1]] = key

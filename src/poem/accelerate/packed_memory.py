@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import chain
+from operator import is_
 
 import torch
 from torch import Tensor
@@ -27,10 +28,13 @@ class MemoryLayout:
 
     @classmethod
     def of(cls, memory: Memory) -> MemoryLayout:
-        """Of all small tensors; of none where they are so few that copying them one by one costs nothing."""
+        """Of all small tensors; of none where they are so few that copying them one by one costs nothing.
+
+        In the order of names: loops that are captured from one state, for batches of other shapes, share a layout.
+        """
         kinds: dict[tuple[torch.dtype, torch.device, torch.Size], list[str]] = {}
-        for name, tensor in memory.items():
-            if tensor.numel() <= SMALL and tensor.is_contiguous():
+        for name, tensor in sorted(memory.items()):
+            if tensor.numel() <= SMALL:
                 kinds.setdefault((tensor.dtype, tensor.device, tensor.shape), []).append(name)
         many = sum(map(len, kinds.values())) >= MANY
         return cls(tuple((*kind, tuple(names)) for kind, names in kinds.items() if many))
@@ -72,7 +76,7 @@ class PackedMemory:
 
     def is_in(self, memory: Memory) -> bool:
         """Whether a memory has these very tensors."""
-        return all(memory.get(name) is row for name, row in self.rows.items())
+        return all(map(is_, map(memory.get, self.rows), self.rows.values()))
 
     def copied(self) -> PackedMemory:
         """The same numbers in memory of their own."""
