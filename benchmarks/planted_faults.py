@@ -547,7 +547,7 @@ FAULTS = [
     Fault(
         "a captured batch reads the state of the last one",
         "accelerate/capture.py",
-        "            self._copy_state()\n",
+        "            self._copy_state(now)\n",
         "",
         ("accelerate/test_capture.py",),
     ),

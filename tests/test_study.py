@@ -151,3 +151,23 @@ def test_a_joined_file_is_json_with_a_cell_a_line() -> None:
     text = join.text(suite)
     assert json.loads(text)["cells"][0]["row"] == "tent"
     assert sum('"row"' in line for line in text.splitlines()) == 1
+
+
+def test_a_stream_of_other_images_is_told_from_the_one_that_was_measured() -> None:
+    measure = _module("measure")
+    entry = measure.Entry("p", "cifar10-bn", 0, stream="fog-5", images=4, names=("tent", "poem"))
+    key = ("cifar10-bn", "source", "fog-5", 0, 64)
+    assert measure.other_images([entry], {(key, 4, "mine")}, lambda entry: "mine") is None
+    assert measure.other_images([entry], {(key, 8, "other")}, lambda entry: "mine") is None, "as many images alone"
+    assert measure.other_images([entry], set(), lambda entry: "mine") is None
+    found = measure.other_images([entry], {(key, 4, "other")}, lambda entry: "mine")
+    assert found == "cifar10-bn, fog-5, seed 0: other, got mine"
+
+
+def test_cells_of_a_suite_are_finished(tmp_path: Path) -> None:
+    measure = _module("measure")
+    cell = _cell("tent", [1, 0])
+    (tmp_path / "cifar10.json").write_text(json.dumps({"cells": [cell]}))
+    (tmp_path / "new.jsonl").write_text(json.dumps({**cell, "row": "poem"}) + "\n")
+    found = measure.finished([tmp_path / "cifar10.json", tmp_path / "new.jsonl"])
+    assert {key[1] for key, _, _ in found} == {"tent", "poem"}

@@ -55,8 +55,7 @@ def everything() -> tuple[Any, dict[str, Any], Any]:
 
 def test_pages_hold_what_the_cells_say(everything: tuple[Any, dict[str, Any], Any]) -> None:
     analyse = _module("analyse")
-    texts = analyse.texts(*everything)
-    for name in analyse.PAGES:
+    for name, texts in analyse.pages().items():
         page = (ROOT / name).read_text()
         assert analyse.PLACE.search(page), f"{name} has no place: <!-- study:NAME -->"
         assert page == analyse.filled(page, texts), f"{name} is out of date: run python -m study.analyse"
@@ -116,7 +115,7 @@ def test_the_text_s_sentences_are_true_of_the_cells(everything: tuple[Any, dict[
         "cifar10-gn": {"poem": 44.0, "tent": 37.3, "deyo+poem": 16.8, "deyo": 8.8},
     }
     for net, told in losses.items():
-        found = {row: study.difference(net, [(row, "source")], ["continual"]) for row in told}
+        found = {row: earlier.difference(net, [(row, "source")], ["continual"]) for row in told}
         assert {row: round(-each.points, 1) for row, each in found.items()} == pytest.approx(told, abs=0.051)
         assert all(each.state == "below" for each in found.values())
     for row, kept in {"eata+poem": ("+1.4 ± 0.5", "+1.9 ± 0.3"), "roid": ("+2.5 ± 0.4", "+0.9 ± 0.2")}.items():
@@ -124,12 +123,15 @@ def test_the_text_s_sentences_are_true_of_the_cells(everything: tuple[Any, dict[
         assert tuple(earlier.difference(net, [(row, "source")], ["continual"]).rounded(1) for net in nets) == kept
 
 
-def test_joined_files_are_those_of_the_earlier_cells_and_the_raw_ones() -> None:
+@pytest.mark.parametrize("folder", ["study", "study/jpeg"])
+def test_joined_files_are_those_of_the_earlier_cells_and_the_measured_ones(folder: str) -> None:
     join = _module("join")
-    raw = sorted((ROOT / "results" / "study" / "raw").glob("*.jsonl"))
-    for name, suite in join.joined(raw).items():
-        held = json.loads((ROOT / "results" / "study" / f"{name}.json").read_text())
-        assert held == json.loads(join.text(suite)), f"{name}.json is out of date: run python -m study.join"
+    there = sorted((ROOT / "results" / folder).glob("*.json"))
+    assert there
+    made = join.joined([], join.EARLIER if folder == "study" else (), there)
+    for path in there:
+        held = json.loads(path.read_text())
+        assert held == json.loads(join.text(made[path.stem])), f"{path.name} is out of date: run python -m study.join"
 
 
 @pytest.mark.skipif(find_spec("poem.report.leaderboard") is None, reason="a version without a leaderboard")

@@ -1,11 +1,11 @@
 """Turn the study's cells into tables, answers and figures, and write them into the pages that have a place for them.
 
-    PYTHONPATH=src:benchmarks python -m study.join results/study/raw/*.jsonl
+    PYTHONPATH=src:benchmarks python -m study.join NEW.jsonl ...
     PYTHONPATH=src:benchmarks python -m study.analyse
 
 Reads results/study/*.json, and results/auto/*.jsonl for networks that the suites lack. Fills the places
 `<!-- study:NAME -->` ... `<!-- /study -->` of the pages, and writes docs/study/NAME.svg and
-results/study/summary/answers.json.
+results/study/summary/answers.json. docs/results-jpeg.md has tables of its own, from results/study/jpeg/*.json.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ from typing import Any
 
 from study import answers, figures, tables
 from study.claims import verdicts
-from study.evidence import ROOT, Evidence, load_all
+from study.evidence import ROOT, STUDY, Evidence, load, load_all
 
 PAGES = ("docs/results.md", "docs/study.md")
+JPEG_PAGE, JPEG = "docs/results-jpeg.md", STUDY / "jpeg"
+"""The page of the cells that were measured on other images than the suites', and where they are."""
 PLACE = re.compile(r"<!-- study:([\w.-]+) -->\n(.*?)<!-- /study -->", re.DOTALL)
 FIGURES = Path("docs") / "study"
 ANSWERS = Path("results") / "study" / "summary" / "answers.json"
@@ -35,6 +37,13 @@ def texts(evidence: Evidence, suites: Mapping[str, Mapping[str, Any]], earlier: 
         link = "" if drawing is None else f"![{drawing.title}]({FIGURES.name}/{name}.svg)\n"
         found[f"figure-{name}"] = link or tables.NONE
     return found
+
+
+def pages() -> dict[str, dict[str, str]]:
+    """Every page with what goes into its places."""
+    found = texts(*load_all())
+    jpeg, about = load(JPEG)
+    return {**dict.fromkeys(PAGES, found), JPEG_PAGE: texts(jpeg, about, Evidence([]))}
 
 
 def filled(page: str, found: Mapping[str, str]) -> str:
@@ -76,11 +85,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not len(evidence):
         print("expected cells in results/study; measure and join first: python -m study.measure", file=sys.stderr)
         return 1
-    found = texts(evidence, suites, earlier)
     if args.print:
+        found = texts(evidence, suites, earlier)
         print("\n".join(f"## {name}\n\n{text}" for name, text in found.items()))
         return 0
-    for name in PAGES:
+    for name, found in pages().items():
         path = args.root / name
         if path.is_file():
             path.write_text(filled(path.read_text(), found))

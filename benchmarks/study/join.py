@@ -1,11 +1,11 @@
 """Join the result files of the study into one compact file for each suite.
 
-    PYTHONPATH=src:benchmarks python -m study.join results/study/raw/*.jsonl
+    PYTHONPATH=src:benchmarks python -m study.join NEW.jsonl ...
 
-Writes results/study/SUITE.json: `runs`, what the cells of a run have in common; `left_out`, the number of cells of each
-part and network that were not measured; `cells`, one a line. Cells that results/auto has are among them, with `from`.
-Each cell has `better` and `worse` beside its own bits: the samples that it alone gets right, and source alone, on the
-same stream. Of two cells with the same key the later one counts.
+Writes results/study/SUITE.json, to which the new cells are added: `runs`, what the cells of a run have in common;
+`left_out`, the number of cells of each part and network that were not measured; `cells`, one a line. Cells that
+results/auto has are among them, with `from`. Each cell has `better` and `worse` beside its own bits: the samples that
+it alone gets right, and source alone, on the same stream. Of two cells with the same key the later one counts.
 """
 
 from __future__ import annotations
@@ -67,11 +67,18 @@ def paired(cells: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-def joined(paths: Sequence[Path], earlier: Sequence[Path] = EARLIER) -> dict[str, dict[str, Any]]:
-    """The content of each suite's file."""
+def joined(
+    paths: Sequence[Path], earlier: Sequence[Path] = EARLIER, suites: Sequence[Path] = ()
+) -> dict[str, dict[str, Any]]:
+    """The content of each suite's file: from cells of results/auto, suites' files as they were, and new result files."""
     known = cells_of_study()
-    own = [{**cell, "from": "results/auto"} for cell in read_cells(earlier)] + read_cells(paths)
+    own = [{**cell, "from": "results/auto"} for cell in read_cells(earlier)]
     runs: dict[str, Any] = {}
+    for path in suites:
+        held = json.loads(path.read_text())
+        own += [cell for cell in held["cells"] if "from" not in cell]
+        runs |= held["runs"]
+    own += read_cells(paths)
     for path in paths:
         beside = path.with_suffix(".runs.json")
         runs |= json.loads(beside.read_text()) if beside.is_file() else {}
@@ -114,10 +121,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("paths", type=Path, nargs="*", help="result files of study.measure, the oldest first")
     parser.add_argument("--out", type=Path, default=ROOT / "results" / "study")
+    parser.add_argument("--alone", action="store_true", help="without the cells of results/auto: for other images")
     args = parser.parse_args(arguments)
     args.out.mkdir(parents=True, exist_ok=True)
-    for name, suite in joined(args.paths).items():
+    there = [path for name in parts.SUITES if (path := args.out / f"{name}.json").is_file()]
+    for name, suite in joined(args.paths, () if args.alone else EARLIER, there).items():
         path = args.out / f"{name}.json"
+        if args.alone and not suite["cells"]:
+            continue
         path.write_text(text(suite))
         left = sum(sum(own.values()) for own in suite["left_out"].values())
         print(f"{path.name}: {len(suite['cells'])} cells, {left} left out, {path.stat().st_size / 1e6:.1f} MB")

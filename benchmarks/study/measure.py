@@ -46,6 +46,7 @@ from study import costs, parts, rows
 
 ROOT = Path(__file__).resolve().parents[2]
 EARLIER = tuple(sorted((ROOT / "results" / "auto").glob("*.jsonl")))
+MEASURED = tuple(sorted((ROOT / "results" / "study").glob("*.json")))
 """Cells that are not run again, and whose seconds estimates are made from."""
 LONGEST = 60.0
 """Seconds of one process that the rows of one entry take at most, unless a single one takes longer."""
@@ -57,6 +58,8 @@ STEPS = 255
 
 Done = set[tuple[Key, int, str]]
 """Cells that are there: key, number of samples, hash of the stream."""
+Stream = tuple[str, str, int, int, int]
+"""Network, stream, seed, batch size, number of samples."""
 
 
 @dataclass(frozen=True)
@@ -133,9 +136,31 @@ def without(entries: Iterator[Entry], done: Done, hashed: Callable[[Entry], str]
             yield replace(entry, names=left)
 
 
+def other_images(entries: Iterable[Entry], done: Done, hashed: Callable[[Entry], str]) -> str | None:
+    """A stream of which there are cells of other images, in words; one stream of each network and seed is looked at.
+
+    A data set comes in copies: as JPEGs, or in another order. Their cells cannot be paired, and look alike in a file.
+    """
+    there: dict[Stream, set[str]] = {}
+    for (net, _, stream, seed, batch), n, own in done:
+        there.setdefault((net, stream, seed, batch, n), set()).add(own)
+    looked = set()
+    for entry in entries:
+        scored = streams.scored_count(entry.stream, entry.images)
+        known = there.get((entry.net, entry.stream, entry.seed, entry.batch, scored), set())
+        if known and (entry.net, entry.seed) not in looked:
+            looked.add((entry.net, entry.seed))
+            if (own := hashed(entry)) not in known:
+                return f"{entry.net}, {entry.stream}, seed {entry.seed}: {' or '.join(sorted(known))}, got {own}"
+    return None
+
+
 def finished(paths: Sequence[Path]) -> Done:
-    """The cells of result files."""
-    return {(key_of(cell), cell["n"], cell["hash"]) for cell in read_cells(paths)}
+    """The cells of result files, and of suites' files."""
+    cells = read_cells([path for path in paths if path.suffix != ".json"])
+    for path in paths:
+        cells += json.loads(path.read_text())["cells"] if path.suffix == ".json" else []
+    return {(key_of(cell), cell["n"], cell["hash"]) for cell in cells}
 
 
 def store_of(folder: Path, images: int) -> streams.Store:
@@ -412,6 +437,12 @@ def measure(args: argparse.Namespace) -> Writer:
     entries = list(wanted(args))
     for net, seed in dict.fromkeys((entry.net, entry.seed) for entry in entries):
         images.store(net).prepare(net, seed, args.images[parts.suite_of(net)], args.data, (), device)
+    other = None if args.other_images else other_images(entries, finished(EARLIER), images.hashed)
+    if other is not None:
+        raise SystemExit(
+            f"expected the images that results/auto was measured on, of {other}: another copy of the data set, or "
+            "another order? --other-images measures them all the same; keep their files apart (study.join --alone)"
+        )
     found = list(without(iter(entries), finished(args.skip), images.hashed))
     found = [each for entry in found for each in split(entry, args.estimate)]
     listed = with_preparation(found, images)
@@ -482,7 +513,10 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--gigabytes", type=float, default=110.0, help="memory of the GPU that rows may take together")
     parser.add_argument("--budget", type=float, default=3600.0, help="seconds until it stops and keeps what it has")
     parser.add_argument("--skip", type=Path, nargs="*", default=[], help="result files: their cells are done")
-    parser.add_argument("--again", action="store_true", help="run cells that results/auto has, too")
+    parser.add_argument("--again", action="store_true", help="run cells that results/auto and results/study have, too")
+    parser.add_argument(
+        "--other-images", action="store_true", help="measure images that are not those of results/auto, too"
+    )
     parser.add_argument("--fast", action="store_true", help="record CUDA graphs (fast='auto')")
     parser.add_argument("--device", default="cuda" if cuda else "cpu")
     parser.add_argument("--store", type=Path, default=Path("/tmp/poem-study"), help="folder for images; kept")
@@ -490,7 +524,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     args = parser.parse_args(arguments)
     args.given = list(sys.argv[1:] if arguments is None else arguments)
     args.fast = "auto" if args.fast else False
-    args.skip = [*args.skip, *([] if args.again else EARLIER)]
+    args.skip = [*args.skip, *([] if args.again else (*EARLIER, *MEASURED))]
     args.images = {suite: min(count, args.n or count) for suite, count in parts.IMAGES.items()}
     args.estimate = costs.Estimate(list(EARLIER))
     args.row_chosen = _chosen(args.rows, ";")
