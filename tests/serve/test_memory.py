@@ -159,6 +159,54 @@ def test_freed_pages_between_held_blocks_go_back_to_the_system() -> None:
     assert kept - after > 80, "of 122 MiB, 110 were freed between blocks that are held"
 
 
+THREADS = """
+import ctypes, re, sys, threading
+from poem._util.malloc import keep_freed_memory, return_freed_memory, use_one_arena
+libc, size = ctypes.CDLL(None), 40 << 20
+libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
+def mib():
+    return int(re.search(r"VmRSS:\\s+(\\d+)", open("/proc/self/status").read())[1]) / 1024
+def work():
+    said.append(mib())
+    block = libc.malloc(size)
+    ctypes.memset(block, 1, size)
+    said.append(mib())
+    libc.free(block)
+    return_freed_memory()
+    said.append(mib())
+said = []
+def run(*_, **__):
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    print(*said)
+if sys.argv[1] == "serve":
+    import uvicorn
+    from poem.cli.main import main
+    uvicorn.Server.run = run
+    sys.exit(main(["serve", "digits-bn", "--port", "0", "--threads", "1", "--state", sys.argv[2]]))
+assert keep_freed_memory()
+if sys.argv[1] == "one":
+    assert use_one_arena()
+run()
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="an allocator of glibc")
+@pytest.mark.parametrize("how", ["own", "one", "serve"])
+def test_memory_that_a_thread_has_freed_goes_back_to_the_system_from_one_arena(how: str, tmp_path: Path) -> None:
+    pytest.importorskip("uvicorn")
+    command = [sys.executable, "-c", THREADS, how, str(tmp_path / "state")]
+    said = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert said.returncode == 0, said.stderr
+    before, full, after = map(float, said.stdout.splitlines()[-1].split())
+    assert full - before > 35, "the thread's block takes 40 MiB"
+    if how == "own":
+        assert after - before > 35, "an arena of the thread's own keeps its top"
+    else:
+        assert after - before < 5
+
+
 SOAK = Path(__file__).resolve().parents[2] / "benchmarks" / "serve_soak.py"
 with_soak = pytest.mark.skipif(not SOAK.is_file(), reason="a copy without benchmarks")
 

@@ -1,4 +1,4 @@
-"""Tell glibc to keep freed memory (faster convolutions on a CPU), or to return it to the operating system now."""
+"""Tell glibc to keep freed memory (faster convolutions on a CPU), to use one arena, or to return freed memory now."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ctypes
 import sys
 
 _TRIM, _TOP_PAD, _MMAP = -1, -2, -3  # M_TRIM_THRESHOLD, M_TOP_PAD and M_MMAP_THRESHOLD of malloc.h
+_ARENA_MAX = -8  # M_ARENA_MAX
 
 
 def keep_freed_memory() -> bool:
@@ -15,22 +16,28 @@ def keep_freed_memory() -> bool:
     its time and sometimes more. Does nothing with other C libraries. Only commands call this: a library leaves the
     allocator of its host process alone.
     """
-    if not sys.platform.startswith("linux"):
-        return False
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError):  # another C library
-        return False
     largest = 2**31 - 1
-    return all([mallopt(_MMAP, largest), mallopt(_TRIM, largest), mallopt(_TOP_PAD, 1 << 28)])
+    return _set_options({_MMAP: largest, _TRIM: largest, _TOP_PAD: 1 << 28})
+
+
+def use_one_arena() -> bool:
+    """Let threads that start from now on share glibc's main arena; returns whether it accepted that.
+
+    By default glibc gives each of the first threads, up to eight times the number of cores, an arena of its own, and
+    `malloc_trim` returns the pages at the top of the main arena alone. After `keep_freed_memory`, which turns off the
+    trimming at every `free`, the top of a thread's arena stays as large as it ever was. One arena makes threads wait
+    for each other where several allocate at once; small blocks come from a cache of each thread still. Does nothing
+    with other C libraries. Only commands whose threads run for days call this.
+    """
+    return _set_options({_ARENA_MAX: 1})
 
 
 def return_freed_memory() -> bool:
     """Return the pages of freed memory to the operating system (`malloc_trim`); says whether there were any.
 
     Where `keep_freed_memory` was called, or blocks of many sizes come and go, glibc keeps every page that was ever
-    used, and a process that runs for days grows by fragmentation although nothing leaks. Does nothing with other C
-    libraries.
+    used, and a process that runs for days grows by fragmentation although nothing leaks. What is free at the top of
+    another arena than the main one is not returned: see `use_one_arena`. Does nothing with other C libraries.
     """
     if not sys.platform.startswith("linux"):
         return False
@@ -39,3 +46,15 @@ def return_freed_memory() -> bool:
     except (OSError, AttributeError):  # another C library
         return False
     return bool(trim(0))
+
+
+def _set_options(values: dict[int, int]) -> bool:
+    """Call `mallopt` for each option; returns whether there is one, and accepted them all."""
+    if not sys.platform.startswith("linux"):
+        return False
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):  # another C library
+        return False
+    accepted = [mallopt(option, value) for option, value in values.items()]
+    return all(accepted)

@@ -130,12 +130,14 @@ def _serve(args: argparse.Namespace) -> int:
     import torch
     import uvicorn
 
+    from poem._util.malloc import use_one_arena
     from poem.serve.access import LOOPBACK, Access
     from poem.serve.front import build_app
     from poem.serve.headers import timed_headers
     from poem.serve.metrics import Metrics
 
     os.umask(0o077)
+    use_one_arena()  # before the engine's thread starts: of its own arena, freed pages at the top would not be returned
     if args.threads is not None:
         torch.set_num_threads(args.threads)
     listener = _listener(args.host, args.port)
