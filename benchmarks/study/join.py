@@ -70,7 +70,7 @@ def paired(cells: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 def joined(
     paths: Sequence[Path], earlier: Sequence[Path] = EARLIER, suites: Sequence[Path] = ()
 ) -> dict[str, dict[str, Any]]:
-    """The content of each suite's file: from cells of results/auto, suites' files as they were, and new result files."""
+    """The content of each suite's file: cells of results/auto, suites' files as they were, and new result files."""
     known = cells_of_study()
     own = [{**cell, "from": "results/auto"} for cell in read_cells(earlier)]
     runs: dict[str, Any] = {}
