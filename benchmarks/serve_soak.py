@@ -4,12 +4,14 @@
 
 A `poem serve digits-bn` on the loopback gets requests from two closed loops: batches of one to eight images to sixteen
 streams of which eight fit into memory, so that streams go to disk and come back; keys that are repeated, malformed
-bodies, resets, exports, and streams that are made and deleted. Each minute prints the resident memory of the service.
+bodies, resets, exports, and streams that are made and deleted. Each minute prints the memory of the service: what is
+its own (`RssAnon`), and all that is resident (`VmRSS`). The difference are pages of files, mostly of libraries, which
+come in when code runs first and which the system may take back and share: they are printed, own memory is judged.
 
 The line is fitted to the minutes after the warm-up: the first `--warm-up` minutes, and as many more as it takes until
 every stream has had enough requests to fill its ledger of keys and its guard's ring, but no more than half of the run.
-Flat means that the upper end of the slope's 95 % interval is below 1 % of the resident memory per hour; where the lower
-end is above that, the memory grows; else, or where streams were still filling, the run was too short to say.
+Flat means that the upper end of the slope's 95 % interval is below 1 % of the service's own memory per hour; where the
+lower end is above that, the memory grows; else, or where streams were still filling, the run was too short to say.
 Neighbouring minutes are alike, so the interval counts them as fewer. Returns 1 unless the memory is flat, nothing
 failed and the service stopped with 0.
 """
@@ -41,7 +43,7 @@ STREAMS, LIVE, SIZE = 16, 8, 8
 FILLED = 1.2 * 256 * STREAMS
 """Requests after which every stream's ledger of 256 keys is full."""
 BAR = 0.01
-"""Growth per hour, as a share of the resident memory, below which it counts as flat."""
+"""Growth per hour, as a share of the service's own memory, below which it counts as flat."""
 
 
 def pictures(count: int, seed: int) -> torch.Tensor:
@@ -99,11 +101,10 @@ class Feed(threading.Thread):
             self.counts["answered"] += 1
 
 
-def resident(pid: int) -> int:
-    """Resident memory of a process, in KiB."""
-    found = re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
-    assert found is not None
-    return int(found[1])
+def memory_of(pid: int) -> tuple[int, int]:
+    """A process's own memory, and all that is resident, in KiB."""
+    found = dict(re.findall(r"(RssAnon|VmRSS):\s+(\d+)", Path(f"/proc/{pid}/status").read_text()))
+    return int(found["RssAnon"]), int(found["VmRSS"])
 
 
 def fitted(points: list[tuple[float, float]]) -> dict[str, float]:
@@ -157,7 +158,7 @@ def main() -> int:
         raise SystemExit("expected more --minutes than --warm-up, by at least three steps")
     with tempfile.TemporaryDirectory() as folder:
         figures = soak(Path(folder), args)
-    print(json.dumps({name: value for name, value in figures.items() if name != "rss_kib"}, indent=1))
+    print(json.dumps({name: value for name, value in figures.items() if name != "rows"}, indent=1))
     args.json.parent.mkdir(parents=True, exist_ok=True)
     args.json.write_text(json.dumps(figures, indent=1) + "\n")
     return 0 if figures["ok"] else 1
@@ -176,7 +177,7 @@ def soak(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     assert found is not None
     images = [pictures(1 + seed % SIZE, seed) for seed in range(64)]
     feeds = [Feed(found[0], number, images) for number in range(2)]
-    rows: list[tuple[float, int, int]] = []
+    rows: list[tuple[float, int, int, int]] = []
     try:
         for feed in feeds:
             feed.start()
@@ -185,8 +186,9 @@ def soak(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
             due += args.step_s
             time.sleep(max(0.0, began + due - time.monotonic()))
             minute, counts = (time.monotonic() - began) / 60, total(feeds)
-            rows.append((minute, resident(server.pid), requests_of(counts)))
-            print(f"{minute:6.1f} min  {rows[-1][1] / 1024:8.1f} MiB  {counts}", flush=True)
+            own, resident = memory_of(server.pid)
+            rows.append((minute, own, requests_of(counts), resident))
+            print(f"{minute:6.1f} min  {own / 1024:8.1f} MiB of {resident / 1024:8.1f}  {counts}", flush=True)
         for feed in feeds:
             feed.stopped.set()
         for feed in feeds:
@@ -197,7 +199,7 @@ def soak(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
         if server.poll() is None:
             server.kill()
     counts = total(feeds)
-    kib, found = [each for _, each, _ in rows], judged(rows, args.warm_up)
+    kib, found = [each for _, each, *_ in rows], judged([row[:3] for row in rows], args.warm_up)
     return {
         "command": f"python benchmarks/serve_soak.py --minutes {args.minutes:g} --warm-up {args.warm_up:g}",
         "torch": version("torch"),
@@ -205,7 +207,9 @@ def soak(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
         "requests": requests_of(counts), **counts,
         "error_texts": [each for feed in feeds for each in feed.errors][:20],
         "first_mib": kib[0] / 1024, "last_mib": kib[-1] / 1024, "most_mib": max(kib) / 1024, **found, "exit": stopped,
-        "rss_kib": [[round(minute, 2), *rest] for minute, *rest in rows],
+        "first_resident_mib": rows[0][3] / 1024, "last_resident_mib": rows[-1][3] / 1024,
+        "columns": ["minute", "own KiB", "requests", "resident KiB"],
+        "rows": [[round(minute, 2), *rest] for minute, *rest in rows],
         "ok": stopped == 0 and counts["errors"] == 0 and found["memory"] == "flat",
     }  # fmt: skip
 
