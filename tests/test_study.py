@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import poem
 from poem.bench.sample_cells import bits_text
@@ -153,14 +154,14 @@ def test_a_joined_file_is_json_with_a_cell_a_line() -> None:
     assert sum('"row"' in line for line in text.splitlines()) == 1
 
 
-def test_a_stream_of_other_images_is_told_from_the_one_that_was_measured() -> None:
+def test_a_stream_in_another_order_is_told_from_the_one_that_was_measured() -> None:
     measure = _module("measure")
     entry = measure.Entry("p", "cifar10-bn", 0, stream="fog-5", images=4, names=("tent", "poem"))
     key = ("cifar10-bn", "source", "fog-5", 0, 64)
-    assert measure.other_images([entry], {(key, 4, "mine")}, lambda entry: "mine") is None
-    assert measure.other_images([entry], {(key, 8, "other")}, lambda entry: "mine") is None, "as many images alone"
-    assert measure.other_images([entry], set(), lambda entry: "mine") is None
-    found = measure.other_images([entry], {(key, 4, "other")}, lambda entry: "mine")
+    assert measure.other_order([entry], {(key, 4, "mine")}, lambda entry: "mine") is None
+    assert measure.other_order([entry], {(key, 8, "other")}, lambda entry: "mine") is None, "as many images alone"
+    assert measure.other_order([entry], set(), lambda entry: "mine") is None
+    found = measure.other_order([entry], {(key, 4, "other")}, lambda entry: "mine")
     assert found == "cifar10-bn, fog-5, seed 0: other, got mine"
 
 
@@ -171,3 +172,11 @@ def test_cells_of_a_suite_are_finished(tmp_path: Path) -> None:
     (tmp_path / "new.jsonl").write_text(json.dumps({**cell, "row": "poem"}) + "\n")
     found = measure.finished([tmp_path / "cifar10.json", tmp_path / "new.jsonl"])
     assert {key[1] for key, _, _ in found} == {"tent", "poem"}
+
+
+def test_the_hash_of_a_set_is_of_its_pixels_in_any_order() -> None:
+    streams, images = _module("streams", "auto"), torch.arange(48, dtype=torch.uint8).reshape(4, 3, 2, 2)
+    assert streams.pixel_hash(images) == streams.pixel_hash(images.flip(0)) == streams.pixel_hash(list(images))
+    changed = images.clone()
+    changed[2, 0, 0, 0] += 1
+    assert streams.pixel_hash(changed) != streams.pixel_hash(images)

@@ -123,6 +123,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=ROOT / "results" / "study")
     parser.add_argument("--alone", action="store_true", help="without the cells of results/auto: for other images")
     args = parser.parse_args(arguments)
+    if args.alone and args.out == parser.get_default("out"):
+        parser.error(f"expected --out beside --alone, a folder of its own: {args.out} holds the cells of results/auto")
     args.out.mkdir(parents=True, exist_ok=True)
     there = [path for name in parts.SUITES if (path := args.out / f"{name}.json").is_file()]
     for name, suite in joined(args.paths, () if args.alone else EARLIER, there).items():

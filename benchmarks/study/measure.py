@@ -58,6 +58,10 @@ STEPS = 255
 
 Done = set[tuple[Key, int, str]]
 """Cells that are there: key, number of samples, hash of the stream."""
+OTHER = (
+    "--other-images measures other copies of a data set, such as JPEGs, all the same; keep their files apart "
+    "(study.join --alone --out FOLDER)"
+)
 Stream = tuple[str, str, int, int, int]
 """Network, stream, seed, batch size, number of samples."""
 
@@ -136,10 +140,10 @@ def without(entries: Iterator[Entry], done: Done, hashed: Callable[[Entry], str]
             yield replace(entry, names=left)
 
 
-def other_images(entries: Iterable[Entry], done: Done, hashed: Callable[[Entry], str]) -> str | None:
-    """A stream of which there are cells of other images, in words; one stream of each network and seed is looked at.
+def other_order(entries: Iterable[Entry], done: Done, hashed: Callable[[Entry], str]) -> str | None:
+    """A stream that was measured in another order or with other labels, in words; one of each network and seed is seen.
 
-    A data set comes in copies: as JPEGs, or in another order. Their cells cannot be paired, and look alike in a file.
+    Its cells could not be paired, and would look alike in a file.
     """
     there: dict[Stream, set[str]] = {}
     for (net, _, stream, seed, batch), n, own in done:
@@ -431,18 +435,18 @@ def measure(args: argparse.Namespace) -> Writer:
     deadline, device = began + args.budget, torch.device(args.device)
     args.nets = usable(args.nets, args.data, args.weights)
     for suite, net in {parts.suite_of(net): net for net in args.nets}.items():
-        there = len(streams.read(streams.set_of(net), args.data)[1])
+        read, labels = streams.read(streams.set_of(net), args.data)
+        there, known = len(labels), streams.PIXELS.get(streams.set_of(net))
+        if known and not args.other_images and (pixels := streams.pixel_hash(read)) != known:
+            raise SystemExit(f"expected {streams.set_of(net)}'s original images (hash {known}), got {pixels}; {OTHER}")
         args.images[suite] = streams.image_count(args.images[suite], there)
     images = Images(args.store, args.images)
     entries = list(wanted(args))
     for net, seed in dict.fromkeys((entry.net, entry.seed) for entry in entries):
         images.store(net).prepare(net, seed, args.images[parts.suite_of(net)], args.data, (), device)
-    other = None if args.other_images else other_images(entries, finished(EARLIER), images.hashed)
+    other = None if args.other_images else other_order(entries, finished(EARLIER), images.hashed)
     if other is not None:
-        raise SystemExit(
-            f"expected the images that results/auto was measured on, of {other}: another copy of the data set, or "
-            "another order? --other-images measures them all the same; keep their files apart (study.join --alone)"
-        )
+        raise SystemExit(f"expected the order and labels that results/auto was measured with, of {other}; {OTHER}")
     found = list(without(iter(entries), finished(args.skip), images.hashed))
     found = [each for entry in found for each in split(entry, args.estimate)]
     listed = with_preparation(found, images)

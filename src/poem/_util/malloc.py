@@ -26,8 +26,9 @@ def use_one_arena() -> bool:
     By default glibc gives each of the first threads, up to eight times the number of cores, an arena of its own, and
     `malloc_trim` returns the pages at the top of the main arena alone. After `keep_freed_memory`, which turns off the
     trimming at every `free`, the top of a thread's arena stays as large as it ever was. One arena makes threads wait
-    for each other where several allocate at once; small blocks come from a cache of each thread still. Does nothing
-    with other C libraries. Only commands whose threads run for days call this.
+    for each other where several allocate at once; small blocks come from a cache of each thread still. Call it before
+    threads have allocated: arenas that there are stay in use, and a limit that glibc has fixed does not change. Does
+    nothing with other C libraries. Only commands whose threads run for days call this.
     """
     return _set_options({_ARENA_MAX: 1})
 
