@@ -120,12 +120,15 @@ def test_the_command_serves_and_stops_in_order(tmp_path: Path) -> None:
 
     command = [sys.executable, "-m", "poem", "serve", "digits-bn", "--engine", "ray", "--port", "0", "--state",
                str(tmp_path), "--no-view", "--batch-size", "4", "--replicas", "2"]  # fmt: skip
-    running = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    log = tmp_path.with_name(f"{tmp_path.name}.log")
+    with log.open("w") as errors:
+        running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
     try:
         assert running.stdout is not None
         line = running.stdout.readline()
-        assert "2 replicas on Ray" in line
-        client = Client(line.split(": ")[1].split(" ")[0])
+        assert line.startswith("serving on http://"), log.read_text()
+        assert "2 replicas on Ray" in log.read_text()
+        client = Client(line.split()[-1])
         assert client.predict("door", pictures(4, 0)).batch == 0
         assert client.predict("door", pictures(4, 1)).batch == 1
         running.send_signal(signal.SIGTERM)
