@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from collections.abc import Callable
 
 _TRIM, _TOP_PAD, _MMAP = -1, -2, -3  # M_TRIM_THRESHOLD, M_TOP_PAD and M_MMAP_THRESHOLD of malloc.h
 _ARENA_MAX = -8  # M_ARENA_MAX
@@ -40,22 +41,25 @@ def return_freed_memory() -> bool:
     used, and a process that runs for days grows by fragmentation although nothing leaks. What is free at the top of
     another arena than the main one is not returned: see `use_one_arena`. Does nothing with other C libraries.
     """
-    if not sys.platform.startswith("linux"):
-        return False
-    try:
-        trim = ctypes.CDLL(None).malloc_trim
-    except (OSError, AttributeError):  # another C library
-        return False
-    return bool(trim(0))
+    trim = _of_glibc("malloc_trim")
+    return trim is not None and bool(trim(0))
 
 
 def _set_options(values: dict[int, int]) -> bool:
     """Call `mallopt` for each option; returns whether there is one, and accepted them all."""
-    if not sys.platform.startswith("linux"):
-        return False
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError):  # another C library
+    mallopt = _of_glibc("mallopt")
+    if mallopt is None:
         return False
     accepted = [mallopt(option, value) for option, value in values.items()]
     return all(accepted)
+
+
+def _of_glibc(name: str) -> Callable[..., int] | None:
+    """A function of glibc's allocator; None with another C library."""
+    if not sys.platform.startswith("linux"):
+        return None
+    try:
+        found: Callable[..., int] = getattr(ctypes.CDLL(None), name)
+    except (OSError, AttributeError):
+        return None
+    return found
