@@ -188,6 +188,7 @@ class Adapter:
                 self._settle()
                 batch = self._taken(given)
                 if self._state.follow(batch.device):
+                    self._captures.release()
                     self._between = replace(self._between, state=self._state.snapshot())
                 self._state.entered = True
                 answer = self._answer(batch, record, learn)

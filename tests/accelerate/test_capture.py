@@ -498,6 +498,57 @@ def test_a_model_that_has_changed_is_seen_after_the_first_launch(
         assert_same_state(plain.state_dict(), fast.state_dict())
 
 
+class Keeping(nn.Module):
+    """A model that keeps what its forward saw, as attention maps are kept; it is called plainly too."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner, self.kept = inner, torch.zeros(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.kept = self.inner(x)
+        return self.kept
+
+
+@pytest.mark.parametrize(("fast", "frozen", "captures"), [(True, False, 1), ("auto", False, 1), (True, True, 2)])
+def test_a_model_that_keeps_things_and_is_called_plainly_is_captured_once(
+    fast: Any, frozen: bool, captures: int, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(poem.accelerate.capture, "EAGER_FIRST", 1)
+    made, init = [], poem.accelerate.capture.CapturedLoop.__init__
+
+    def counted(self: Any, *given: Any) -> None:
+        made.append(self)
+        init(self, *given)
+
+    monkeypatch.setattr(poem.accelerate.capture.CapturedLoop, "__init__", counted)
+    nets = [Keeping(make_net("bn")).to(device) for _ in range(2)]
+    plain, adapter = (poem.adapt(net, "tent", fast=each) for net, each in zip(nets, (False, fast), strict=True))
+    for batch in stream(device, 6):
+        for each, net in zip((plain, adapter), nets, strict=True):
+            net(batch)
+        assert_near([adapter(batch)], [plain(batch)], device)
+        if frozen:
+            with adapter.frozen(), plain.frozen():
+                assert_near([adapter(batch)], [plain(batch)], device)
+    assert len(made) == captures
+    assert captured(adapter)
+
+
+def test_a_model_that_left_the_device_leaves_no_captured_loop(device: str) -> None:
+    _, fast = pair("tent", "bn", device)
+    for batch in stream(device):
+        fast(batch)
+    assert captured_sizes(fast)
+    fast.model.to("meta") if device == "cpu" else fast.model.to("cpu")
+    if device == "cpu":
+        with pytest.raises(RuntimeError, match="autocast"):  # nothing can be computed there
+            fast(stream("meta", 1)[0])
+    else:
+        fast(stream("cpu", 1)[0])
+    assert not captured_sizes(fast)
+
+
 def test_weights_that_were_emptied_in_place_are_not_read(device: str) -> None:
     _, fast = pair("tent", "bn", device)
     for batch in stream(device):

@@ -116,10 +116,13 @@ class CapturedLoop:
 
     def __init__(
         self, make: Callable[[Batch], BatchLoop], state: State, images: Tensor, size: int, pool: GraphPool,
-        latest: LatestMemory, model: Sequence[Tensor | None],
+        latest: LatestMemory, model: Network,
     ) -> None:  # fmt: skip
-        self._model = [each.detach() for each in model if each is not None and each.layout == torch.strided]
-        self._places = list(map(Tensor.data_ptr, self._model))
+        # What the graphs read is kept alive: the model's own tensors, and those its modules have as plain attributes.
+        self._model = [each.detach() for each in model.tensors() if each is not None]
+        self._beside_model = [each.detach() for each in model.plain_tensors()]
+        self._strided = [each for each in self._model if each.layout == torch.strided]
+        self._places = list(map(Tensor.data_ptr, self._strided))
         self._make, self._state, self._pool, self._latest = make, state, pool, latest
         self._batch = CapturedBatch(images.clone(), state.rng, size)
         self._packed = MemoryLayout.of(state.memory).packed(state.memory)
@@ -144,7 +147,7 @@ class CapturedLoop:
 
     def readable(self) -> bool:
         """Whether the model's memory that the graphs read is where it was: storage may be emptied in place."""
-        return list(map(Tensor.data_ptr, self._model)) == self._places
+        return list(map(Tensor.data_ptr, self._strided)) == self._places
 
     def __call__(
         self, images: Tensor, now: StateNow, confirmed: Callable[[], bool] = lambda: True
@@ -287,23 +290,25 @@ class Captures:
         network = self._network
         network.autocast.note(images.device.type)
         call = (images.shape, images.dtype, images.device, lr, size, learn)
-        latest = self._replayed.get((*call, *network.call_key()))
-        likely = None if latest is None or self._state.start is None or not network.ready else self._loops.get(latest)
-        now = likely.reads() if likely is not None and likely.readable() else None
-        if latest is not None and likely is not None and now is not None:
+        known = (*call, *network.call_key())
+        key = self._replayed.get(known)
+        loop = None if key is None or self._state.start is None or not network.ready else self._loops.get(key)
+        state = loop.reads() if loop is not None and loop.readable() else None
+        if key is not None and loop is not None and state is not None:
 
             def confirmed() -> bool:
-                return self._why_not(images) is None and latest == self._key(call)
+                return self._why_not(images) is None and key == self._key(call)
 
-            done = likely(images, now, confirmed)
-            if done is not None:
-                self._loops.move_to_end(latest)
-                return done, None
+            replayed = loop(images, state, confirmed)
+            if replayed is not None:
+                self._loops.move_to_end(key)
+                return replayed, None
+            del self._replayed[known]  # no launch in vain until the loop is found again
         began = perf_counter()
         found, why = self.find(images, lr, size, learn)
         self.find_seconds += perf_counter() - began
-        now = None if found is None else found.reads()
-        return None if found is None or now is None else found(images, now), why
+        state = None if found is None else found.reads()
+        return None if found is None or state is None else found(images, state), why
 
     def find(self, images: Tensor, lr: float, size: int, learn: bool) -> tuple[CapturedLoop | None, str | None]:
         """The captured loop for such a batch, made where it is worth it; or None and why the batch runs eagerly."""
@@ -353,7 +358,7 @@ class Captures:
         pool = graph_pool.graph_pool(images.device)
         try:
             with network.borrowed(images.device.type), self._by_address():
-                loop = CapturedLoop(make, self._state, images, size, pool, self._latest, network.tensors())
+                loop = CapturedLoop(make, self._state, images, size, pool, self._latest, network)
         except Exception as error:
             reason = f"not captured: {(str(error).splitlines() or [type(error).__name__])[0]}"
             log.warning("%s runs eagerly, %s", type(self._network.model).__name__, reason)

@@ -244,10 +244,16 @@ class BatchCounts(NamedTuple):
     """() bool for each update tried; none where no sample was selected."""
     none_selected: bool
 
+    def tensors(self) -> list[Tensor]:
+        """Those among them that are read from a device."""
+        costs = [getattr(self.costs, item.name) for item in fields(Costs)]
+        found = [*costs, self.selected, self.newly_reliable, self.no_longer_reliable, self.reset, *self.applied]
+        return [each for each in found if isinstance(each, Tensor)]
+
 
 @dataclass
 class RunningTotals(Costs):
-    """The running sums behind `adapter.totals`; on a device they stay there until read."""
+    """The running sums behind `adapter.totals`; what is on a device is added up there, some batches at a time."""
 
     batches: Count = 0
     images: Count = 0
@@ -268,11 +274,11 @@ class RunningTotals(Costs):
             new = record.anomalies
             self.anomalies = new if before is None else before.to(new.device) + new
         counts = BatchCounts(
-            record.costs, record.selected, record.newly_reliable, record.no_longer_reliable, record.reset_flag,
+            replace(record.costs), record.selected, record.newly_reliable, record.no_longer_reliable, record.reset_flag,
             [] if record.none_selected else record.applied, record.none_selected,
         )  # fmt: skip
         self.waiting = (*self.waiting, counts)
-        if len(self.waiting) == WAITING:
+        if len(self.waiting) == WAITING or not any(map(_waits, counts.tensors())):
             vars(self).update(vars(self._summed()))
 
     def read(self) -> Totals:
@@ -296,6 +302,11 @@ class RunningTotals(Costs):
         idle = [1 - torch.stack(each.applied).any().long() for each in waiting if each.applied]
         new.skips = _sum([self.skips, *(int(each.none_selected) for each in waiting), *idle])
         return new
+
+
+def _waits(tensor: Tensor) -> bool:
+    """Whether the host waits for its device where it reads the tensor."""
+    return tensor.device.type != "cpu"
 
 
 def _sum(counts: list[Count]) -> Count:

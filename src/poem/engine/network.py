@@ -65,7 +65,6 @@ class Network:
         self.branch = None if branch is None else ParameterGroup(root, branch)
         self.groups = [self.theta, self.branch] if self.branch else [self.theta]
         self._own = list(model.modules())  # the user's
-        self._rebuilt = 0  # how often the twin was built again because the model had changed
         self.modules = list(modules.values())
         """The twin's, in the order of `model.modules()`."""
         self._split = modules[split] if split is not None else None
@@ -170,7 +169,6 @@ class Network:
             self._dirty = True  # until it is whole
             self.twin.rebuild()
             if changed:
-                self._rebuilt += 1
                 self._reached, self._untracked, self._late_copies, self._columns = False, None, None, None
                 self.acceleration.hold(None)
                 self.acceleration.model_changed()
@@ -227,9 +225,9 @@ class Network:
         return not self._dirty
 
     def call_key(self) -> tuple[Any, ...]:
-        """What a captured pass depends on, beside the model and the tensors that are handed in: torch's switches."""
+        """What a captured pass depends on, beside the model and its tensors: switches, and whether batches are doubled."""
         switches = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-        return self.autocast.caller, *switches, self.doubles, self._rebuilt
+        return self.autocast.caller, *switches, self.doubles
 
     def model_key(self) -> int:
         """Where the model's tensors lie, and which modules it has.
@@ -242,6 +240,11 @@ class Network:
     def tensors(self) -> list[Tensor | None]:
         """The model's parameters and buffers, layer by layer; None where a layer could have one and has none."""
         return list(chain.from_iterable(map(_VALUES, chain.from_iterable(map(_HELD, self._own)))))
+
+    def plain_tensors(self) -> list[Tensor]:
+        """Tensors that are plain attributes of the model's modules, neither parameters nor buffers."""
+        attributes = chain.from_iterable(map(_VALUES, map(vars, self._own)))
+        return [each for each in attributes if isinstance(each, Tensor)]
 
     @contextmanager
     def borrowed(self, device: str) -> Iterator[None]:

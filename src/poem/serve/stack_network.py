@@ -258,13 +258,14 @@ class StackedNorm(PatchedNorm):
         layer: Any = self.layer
         scaled = {name: tensor for _, name, tensor in self._wide(rows)}
         if scaled and wide.shape[1] <= MOST_CHANNELS:
-            return F.group_norm(wide, wide.shape[1], scaled["weight"], scaled["bias"], layer.eps)
+            return F.group_norm(wide, wide.shape[1], scaled["weight"], scaled.get("bias"), layer.eps)
         apart = wide.reshape(self._network.streams, -1, *wide.shape[2:])
         normal = F.group_norm(apart, apart.shape[1], None, None, layer.eps)
         if not scaled:
             return normal
-        weight, bias = (scaled[name].view(*apart.shape[:2], *[1] * (apart.dim() - 2)) for name in ("weight", "bias"))
-        return torch.addcmul(bias, normal, weight)
+        shape = (*apart.shape[:2], *[1] * (apart.dim() - 2))
+        weight, bias = scaled["weight"].view(shape), scaled.get("bias")
+        return normal * weight if bias is None else torch.addcmul(bias.view(shape), normal, weight)
 
     def _sample_norm(self, x: Tensor, run: ForwardContext, rows: Rows) -> Tensor:
         """A layer that normalises each sample alone, with each stream's scale and shift."""
