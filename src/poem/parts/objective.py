@@ -82,19 +82,29 @@ class Total(Objective):
 
 @dataclass(frozen=True, repr=False)
 class Entropy(Objective):
-    """Mean entropy of the prediction over the selected samples; with a branch, of the combined one.
+    """Entropy of the prediction, summed over the selected samples; with a branch, of the combined one.
+
+    The sum is divided by the number of those samples, or with `over="batch"` by the configured batch size: a batch in
+    which few samples are selected then moves the weights less.
 
     Paper: Tent (Wang et al., ICLR 2021); POEM, Eq. 3.
     """
 
+    over: Literal["selected", "batch"] = "selected"
+
     @property
     def per_sample(self) -> bool:
-        """A mean over samples."""
+        """A sum over samples."""
         return True
 
+    @property
+    def divisor(self) -> Literal["selected", "batch"]:
+        """As chosen."""
+        return self.over
+
     def __call__(self, selected: Selected) -> Tensor:
-        """Weighted mean over the selection, not over the batch."""
-        return selected.mean(selected.outputs.entropy)
+        """The weighted mean."""
+        return selected.mean(selected.outputs.entropy, self.over)
 
 
 @dataclass(frozen=True, repr=False)
@@ -166,22 +176,30 @@ class SiameseEntropy(Objective):
 class CrossEntropy(Objective):
     """Cross-entropy of the last head to hard pseudo-labels: the `"combined"` prediction's, or its `"own"`.
 
+    `over` is what the sum over the selected samples is divided by, as in `Entropy`.
+
     Paper: POEM, Eq. 6.
     Differs: the published code applies a log-likelihood loss to probabilities.
     """
 
     labels: Literal["combined", "own"] = "combined"
+    over: Literal["selected", "batch"] = "selected"
 
     @property
     def per_sample(self) -> bool:
-        """A mean over samples."""
+        """A sum over samples."""
         return True
 
+    @property
+    def divisor(self) -> Literal["selected", "batch"]:
+        """As chosen."""
+        return self.over
+
     def __call__(self, selected: Selected) -> Tensor:
-        """Mean over the selection."""
+        """The mean."""
         head = selected.outputs.heads[-1]
         label = (selected.outputs.logits if self.labels == "combined" else head).detach().argmax(1, keepdim=True)
-        return selected.mean(-head.log_softmax(1).gather(1, label)[:, 0])
+        return selected.mean(-head.log_softmax(1).gather(1, label)[:, 0], self.over)
 
 
 @dataclass(frozen=True, repr=False)
