@@ -123,12 +123,74 @@ def test_the_text_s_sentences_are_true_of_the_cells(everything: tuple[Any, dict[
         assert tuple(earlier.difference(net, [(row, "source")], ["continual"]).rounded(1) for net in nets) == kept
 
 
-@pytest.mark.parametrize("folder", ["study", "study/jpeg"])
-def test_joined_files_are_those_of_the_earlier_cells_and_the_measured_ones(folder: str) -> None:
+THREE = ("cifar10-bn", "cifar10-gn", "cifar10-vit")
+WITHOUT = THREE[1:]
+HOSTS_TWICE = ("eata*", "eata+poem-i", "roid*", "roid+poem-i", "sar*", "sar+poem-i")
+BY_HAND = (
+    (2, "ALL", (("cifar10-bn", "tent+poem", "tent"), ("cifar10-bn", "roid+poem", "roid"))),
+    (2, "ALL", tuple((net, "eata+poem", "eata") for net in (*WITHOUT, "vit-tiny16"))),
+    (1, "ALL", tuple((net, row, "source") for net in (*WITHOUT, "vit-tiny16") for row in ("poem", "eata"))),
+    (2, "CORRUPTED", (("cifar10-bn", "poem", "roid"), *((net, "poem", "eata") for net in (*WITHOUT, "vit-tiny16")))),
+    (2, "FOUR", tuple((net, row, row.rstrip("*").split("+")[0]) for net in WITHOUT for row in HOSTS_TWICE)),
+    (2, "FOUR", tuple((net, "poem, no exploration", "poem") for net in THREE)),
+    (2, "FOUR", tuple((net, "poem-official", "poem") for net in THREE)),
+    (2, "FOUR", tuple((net, "poem-official", other) for net in WITHOUT for other in ("source", "eata"))),
+    (2, "FOUR", tuple((net, "poem, rate x0.25", other) for net in WITHOUT for other in ("poem", "source"))),
+    (2, "FOUR", (("cifar10-gn", "roid, read last", "roid"), ("cifar10-gn", "roid+poem", "roid"))),
+    (2, "FOUR", (("cifar10-bn", "tent [auto statistics]", "tent"),)),
+    (1, "impulse_noise-5", (("vit-tiny16", "eata+poem", "eata"),)),
+    (1, "recurring", tuple((net, "poem", "source") for net in WITHOUT)),
+)
+"""Differences that docs/study.md tells in words of its own: digits, streams, and network, row and other row of each."""
+
+
+def test_the_differences_in_the_text_are_those_of_the_cells(everything: tuple[Any, dict[str, Any], Any]) -> None:
+    study, parts, claims, answers = everything[0], _module("parts"), _module("claims"), _module("answers")
+    named = {"ALL": parts.ALL, "FOUR": parts.FOUR, "CORRUPTED": claims.CORRUPTED}
+    text = " ".join(_module("analyse").PLACE.sub("", (ROOT / "docs" / "study.md").read_text()).split())
+    for digits, streams, each in BY_HAND:
+        for net, row, other in each:
+            found = study.difference(net, [(row, other)], named.get(streams, (streams,)))
+            assert found.rounded(digits).lstrip("+-") in text, (net, row, other, found.rounded(digits))
+    for net in ("cifar10-bn", "cifar10-gn", "cifar10-vit"):
+        found = study.difference(net, [("poem", "source")], parts.FOUR, 1)
+        assert found.rounded(1).lstrip("+-") in text, (net, "single images")
+    (lifted,) = (line.main for line in answers.lift(study).lines if line.net == "vit-tiny16")
+    for found in (lifted, *(line.main for line in answers.learning(study).lines)):
+        assert str(found).lstrip("+-") in text
+
+
+def test_what_the_text_counts_is_in_the_cells(everything: tuple[Any, dict[str, Any], Any]) -> None:
+    """Streams that `+poem` gains and loses on ViT-Tiny, streams below source, batches with newly reliable samples."""
+    study, parts, answers = everything[0], _module("parts"), _module("answers")
+    for host, counts in {"tent": (10, 3), "eata": (10, 3), "sar": (7, 5), "deyo": (7, 5), "roid": (11, 3)}.items():
+        found = [study.difference("vit-tiny16", [(f"{host}+poem", host)], [each]).state for each in parts.ALL]
+        assert (found.count("above"), found.count("below")) == counts, host
+    told = {"eata": (0, 2), "roid": (1, 3), "sar": (3, 5), "tent": (4, 5), "deyo": (4, 5)}
+    rows = [f"{host}{ending}" for host in told for ending in ("", "+poem")]
+    below = {each.row: each.below for each in answers.failures(study, rows) if each.net == "vit-tiny16"}
+    assert {host: (below[host], below[f"{host}+poem"]) for host in told} == told
+    shares = {}
+    for net in ("cifar10-bn", "cifar10-gn", "cifar10-vit", "vit-tiny16"):
+        runs = [run for stream in parts.FOUR for run in study.run(net, "poem, recorded", stream).values()]
+        newly = [run.bools("newly") & ~run.bools("selected") for run in runs]
+        batches = [each[start : start + 64].any() for each in newly for start in range(0, len(each), 64)]
+        shares[net] = (round(100 * np.mean(batches)), len(batches))
+    assert shares == {
+        "cifar10-bn": (22, 384),
+        "cifar10-gn": (31, 384),
+        "cifar10-vit": (22, 384),
+        "vit-tiny16": (46, 188),
+    }
+    states = [one.state for line in answers.branch(study).lines for one in line.others.values()]
+    assert (len(states), states.count("above"), states.count("below")) == (18, 2, 2)
+
+
+def test_joined_files_are_those_of_the_earlier_cells_and_the_measured_ones() -> None:
     join = _module("join")
-    there = sorted((ROOT / "results" / folder).glob("*.json"))
+    there = sorted((ROOT / "results" / "study").glob("*.json"))
     assert there
-    made = join.joined([], join.EARLIER if folder == "study" else (), there)
+    made = join.joined([], join.EARLIER, there)
     for path in there:
         held = json.loads(path.read_text())
         assert held == json.loads(join.text(made[path.stem])), f"{path.name} is out of date: run python -m study.join"

@@ -5,7 +5,7 @@
 
 Reads results/study/*.json, and results/auto/*.jsonl for networks that the suites lack. Fills the places
 `<!-- study:NAME -->` ... `<!-- /study -->` of the pages, and writes docs/study/NAME.svg and
-results/study/summary/answers.json. docs/results-jpeg.md has tables of its own, from results/study/jpeg/*.json.
+results/study/summary/answers.json.
 """
 
 from __future__ import annotations
@@ -20,11 +20,9 @@ from typing import Any
 
 from study import answers, figures, tables
 from study.claims import verdicts
-from study.evidence import ROOT, STUDY, Evidence, load, load_all
+from study.evidence import ROOT, Evidence, load_all
 
 PAGES = ("docs/results.md", "docs/study.md")
-JPEG_PAGE, JPEG = "docs/results-jpeg.md", STUDY / "jpeg"
-"""The page of the cells that were measured on other images than the suites', and where they are."""
 PLACE = re.compile(r"<!-- study:([\w.-]+) -->\n(.*?)<!-- /study -->", re.DOTALL)
 FIGURES = Path("docs") / "study"
 ANSWERS = Path("results") / "study" / "summary" / "answers.json"
@@ -41,9 +39,7 @@ def texts(evidence: Evidence, suites: Mapping[str, Mapping[str, Any]], earlier: 
 
 def pages() -> dict[str, dict[str, str]]:
     """Every page with what goes into its places."""
-    found = texts(*load_all())
-    jpeg, about = load(JPEG)
-    return {**dict.fromkeys(PAGES, found), JPEG_PAGE: texts(jpeg, about, Evidence([]))}
+    return dict.fromkeys(PAGES, texts(*load_all()))
 
 
 def filled(page: str, found: Mapping[str, str]) -> str:

@@ -144,8 +144,9 @@ def exploration(evidence: Evidence) -> Answer:
     pairs["poem"] = ("poem", "poem, first selection twice")
     return Answer(
         "exploration", "Does exploration (POEM-I) beat the same number of plain updates?",
-        "`HOST+poem-i` minus `HOST*`, which makes as many updates on its first selection, and `poem` minus `poem` that "
-        "updates twice on its first selection; the four corruptions of the paper's ablations.",
+        "`HOST+poem-i`, which updates at most twice and stops where its selection stands still, minus `HOST*`, which "
+        "updates twice on its first selection, and `poem` minus `poem` that updates twice on its first selection; the "
+        "four corruptions of the paper's ablations.",
         tuple(_line(evidence, net, pairs, parts.FOUR) for net in APART),
     )  # fmt: skip
 
