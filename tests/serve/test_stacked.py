@@ -187,10 +187,11 @@ def test_batch_norm_of_single_images_is_that_of_each_stream(
     """Where a GPU's grid takes a block for every channel of all streams, and where it does not."""
     monkeypatch.setattr(stack_network, "MOST_CHANNELS", most)
     torch.manual_seed(0)
-    layers = [nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6, affine=bool(affine)), nn.ReLU(), nn.Conv2d(6, 8, 3), nn.BatchNorm2d(8)]
-    model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10)).double().eval()
+    norm = nn.BatchNorm2d(6, affine=bool(affine))
     if affine == "scale alone":
-        layers[1].bias = None  # type: ignore[assignment]
+        norm.bias = None  # type: ignore[assignment]
+    body = (nn.Conv2d(3, 6, 3), norm, nn.ReLU(), nn.Conv2d(6, 8, 3), nn.BatchNorm2d(8))
+    model = nn.Sequential(*body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10)).double().eval()
     both = Together(lambda: poem.adapt(model, "tent", lr=0.1, batch_size=4))
     for turn in range(6):
         who = some(turn)

@@ -225,7 +225,7 @@ class Network:
         return not self._dirty
 
     def call_key(self) -> tuple[Any, ...]:
-        """What a captured pass depends on, beside the model and its tensors: switches, and whether batches are doubled."""
+        """What a captured pass depends on beside the model and its tensors: switches, whether batches are doubled."""
         switches = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
         return self.autocast.caller, *switches, self.doubles
 
