@@ -6,7 +6,7 @@ Written from `docs/methods/auto.md`. The network runs once for each choice of st
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -266,11 +266,17 @@ def on_batch_norm(
 
 
 class AutoHost(ETAHost):
-    """ETA with POEM's exploration and branch, answered with the prior."""
+    """ETA with POEM's exploration and branch, smaller updates where few are selected, answered with the prior."""
 
-    def __init__(self, *given: Any, optimizer: Optimizer = sgd, **more: Any) -> None:
-        self.optimizer, self.prior = optimizer, LastImages(2.0, 1024)
+    def __init__(self, *given: Any, size: int, least: float, optimizer: Optimizer = sgd, **more: Any) -> None:
+        self.optimizer, self.prior, self.fewest = optimizer, LastImages(2.0, 1024), least * size
         super().__init__(*given, **more)
+
+    def gradients(self, loss: Tensor, now: Forward, chosen: Tensor) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+        """Both gradients are smaller by the share of the fewest samples that a full update is made of."""
+        share = min(1.0, int(chosen.sum()) / self.fewest) if self.fewest else 1.0
+        theta, zeta = super().gradients(loss, now, chosen)
+        return [share * each for each in theta], [share * each for each in zeta]
 
     def start_optimizers(self) -> None:
         self.theta_sgd, self.zeta_sgd = self.optimizer(self.theta, self.lr), self.optimizer(self.zeta, self.lr)
@@ -282,8 +288,8 @@ class AutoHost(ETAHost):
         return answer
 
 
-def auto(net: nn.Module, batches: list[Tensor], **settings: Any) -> Iterator[Outcome]:
+def auto(net: nn.Module, batches: list[Tensor], *, least: float = 0.5, **settings: Any) -> Iterator[Outcome]:
     """Which of the two depends on the network's norm layers."""
     if any(isinstance(module, nn.BatchNorm2d) for module in net.modules()):
         return on_batch_norm(net, batches, learn=False, **settings)
-    return run(AutoHost(net, branch=True, **settings), reselect, batches)
+    return run(AutoHost(net, branch=True, size=len(batches[0]), least=least, **settings), reselect, batches)

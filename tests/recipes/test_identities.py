@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -28,6 +29,7 @@ from poem.parts import (
     Batch,
     ByEntropy,
     Consistency,
+    CrossEntropy,
     Entropy,
     EntropyBelow,
     Equal,
@@ -57,6 +59,7 @@ from poem.parts import (
     Step,
     StochasticRestore,
 )
+from poem.parts.base import Memory
 
 NETS = ("bn", "gn", "ln")
 LR = {"bn": 0.05, "gn": 0.02, "ln": 0.002}
@@ -258,6 +261,34 @@ def test_a_copy_that_is_not_changed_agrees_as_far_as_its_entropy() -> None:
     assert twice.last.loss is not None
     extra = float(weighed[plain.last.selected].sum()) / 12
     assert twice.last.loss == pytest.approx(plain.last.loss + extra, rel=1e-9)
+
+
+@dataclass(frozen=True, repr=False)
+class FirstFew(Select):
+    """The first samples of a batch."""
+
+    count: int = 1
+
+    def __call__(self, outputs: Outputs, among: Tensor, memory: Memory) -> Tensor:
+        return among & (torch.arange(len(among), device=among.device) < self.count)
+
+
+@pytest.mark.parametrize("kind", ["gn", "ln"])
+@pytest.mark.parametrize(("count", "share"), [(1, 1 / 6), (3, 1 / 2), (6, 1.0), (9, 1.0)])
+def test_where_few_samples_are_selected_least_makes_the_update_smaller(kind: str, count: int, share: float) -> None:
+    """Half of the twelve images of a batch are six; the branch's update too, and one of more images is the same."""
+    batch, moves = next(iter(stream())), []
+    for least in (0.0, 0.5):
+        parts = {"minimise": Entropy(least=least), "branch": AdaptBranch(teach=CrossEntropy(least=least))}
+        adapter = adapted(kind, "poem", select=FirstFew(count), rounds=1, **parts)
+        before = {key: tensor.clone() for key, tensor in adapter.state_dict()["tensors"].items()}
+        adapter(batch)
+        after = adapter.state_dict()["tensors"]
+        moves.append({key: after[key] - before[key] for key in before if key.startswith("moved/")})
+    assert any("branch" in key for key in moves[0])
+    for key, move in moves[0].items():
+        assert move.abs().max() > 0, key
+        torch.testing.assert_close(moves[1][key], share * move, rtol=1e-6, atol=1e-12)
 
 
 # Monotone -------------------------------------------------------------------------------------------------------------

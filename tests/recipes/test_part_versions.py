@@ -18,7 +18,7 @@ COTTA = (
 COPIES = "rates=(1.0, 1.0, 1.0, 1.0, 0.05), doubts=(0.0, 0.0, 0.0, 0.0, 3.0)"
 DEFAULTS: dict[str, tuple[str, ...]] = {
     "Adam": ("eps=1e-08",),
-    "AdaptBranch": ("alpha=0.5, combine='probabilities', teach=CrossEntropy(labels='combined')",),
+    "AdaptBranch": ("alpha=0.5, combine='probabilities', teach=CrossEntropy(labels='combined', least=0.0)",),
     "Blended": (
         f"{COPIES}, trust=2.3, caution=5.0, horizon=256, source_images=256",
         f"{COPIES}, trust=10.0, bonus=1.0, caution=5.0, horizon=256, source_images=512",
@@ -28,6 +28,8 @@ DEFAULTS: dict[str, tuple[str, ...]] = {
     "ByEntropy": ("score=SoftmaxEntropy(), most=None",),
     "Clipped": ("limit=None, rate=0.1",),
     "Components": ("temperature=0.07, momentum=0.1",),
+    "CrossEntropy": ("least=0.0",),
+    "Entropy": ("least=0.0",),
     "EntropyBelow": ("first=None, score=SoftmaxEntropy()",),
     "Laplacian": ("affinity='rbf', steps=100",),
     "LocalPrior": ("horizon=1024",),
@@ -70,8 +72,8 @@ def in_full(value: Any) -> str:
 
 
 def left_out(part: type[Part]) -> str:
-    """Defaults that a part's text leaves out: all but the first setting's."""
-    found = {item.name: default_of(item) for item in fields(part)[1:]}
+    """Defaults that a part's text leaves out: all but the first setting's, unless that one is given by name alone."""
+    found = {item.name: default_of(item) for index, item in enumerate(fields(part)) if index or item.kw_only}
     return ", ".join(f"{name}={in_full(value)}" for name, value in found.items() if value is not MISSING)
 
 

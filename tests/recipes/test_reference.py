@@ -195,7 +195,7 @@ def test_auto_agrees_with_the_reference_as_it_comes_for_ten_classes_at_any_batch
     net = calibrated(make_net(kind, sharpness=SHARPNESS[kind])).double()
     batches = [dim * images(size, seed=4 + index) for index, dim in enumerate((1, 1, 0.5, 0.5, 0.5, 1))]
     short = [*batches, batches[0][: max(1, size // 2)]]
-    expected = outcomes("auto", net, short, lr=0.001, redundancy=0.4, optimizer=adam)
+    expected = outcomes("auto", net, short, lr=0.001, redundancy=0.4, optimizer=adam, least=0.0)
     adapter, answers = adapt(on_device(net), "auto"), []
     assert adapter.recipe.learns == (kind != "bn")
     assert adapter.lr == (0.001 if adapter.recipe.learns else 0.00025)

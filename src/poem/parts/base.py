@@ -106,6 +106,8 @@ class Part(Checked, ABC):
     def __repr__(self) -> str:
         """The class name, with the first setting by position and others only where they differ from the default.
 
+        A first setting that can only be given by name is one of the others.
+
         A part of another package has its module before the name, `package.module:Mine(0.5)`, so that the text makes it
         again elsewhere and equal names of two packages do not look equal.
         """
@@ -113,7 +115,7 @@ class Part(Checked, ABC):
         for index, item in enumerate(dataclasses.fields(self)):
             value = getattr(self, item.name)
             default = item.default_factory() if callable(item.default_factory) else item.default
-            if index == 0:
+            if index == 0 and not item.kw_only:
                 words.append(f"{value!r}")
             elif value != default:
                 words.append(f"{item.name}={value!r}")
@@ -263,10 +265,16 @@ class Selected:
     told: Memory = field(default_factory=dict)  # what a teacher tells beside its target
     sizes: tuple[int, ...] = ()  # how many numbers of theta are of each adapted tensor
 
-    def mean(self, losses: Tensor, over: Literal["selected", "batch"] = "selected") -> Tensor:
-        """Weighted losses of the selected samples, summed and divided by their number or the configured batch size."""
-        total = torch.where(self.mask, self.weights * losses, 0).sum()
-        return total / (self.outputs.batch.size if over == "batch" else self.mask.sum().clamp(min=1))
+    def mean(self, losses: Tensor, over: Literal["selected", "batch"] = "selected", *, least: float = 0.0) -> Tensor:
+        """Weighted losses of the selected samples, summed and divided by their number or the configured batch size.
+
+        Args:
+            losses: One for each sample (B,).
+            over: What the sum is divided by.
+            least: Their number counts as at least this share of the configured batch size.
+        """
+        total, size = torch.where(self.mask, self.weights * losses, 0).sum(), self.outputs.batch.size
+        return total / (size if over == "batch" else self.mask.sum().clamp(min=max(1, least * size)))
 
     def inside(self, name: str) -> Selected:
         """The same for the objective in field `name`, with that one's memory and tensors."""

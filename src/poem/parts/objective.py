@@ -16,7 +16,7 @@ from torch import Tensor
 
 from poem.parts.augment import Augment, Jitter
 from poem.parts.base import Memory, Need, Outputs, Part, Selected, entropy
-from poem.parts.fields import NotNegative, Positive, Range
+from poem.parts.fields import NotNegative, Positive, Range, Share
 from poem.parts.score import OpinionEntropy
 
 
@@ -82,15 +82,16 @@ class Total(Objective):
 
 @dataclass(frozen=True, repr=False)
 class Entropy(Objective):
-    """Entropy of the prediction, summed over the selected samples; with a branch, of the combined one.
+    """Mean entropy of the prediction over the selected samples; with a branch, of the combined one.
 
-    The sum is divided by the number of those samples, or with `over="batch"` by the configured batch size: a batch in
-    which few samples are selected then moves the weights less.
+    Where fewer samples are selected than the share `least` of the configured batch size, the sum is divided by that
+    share instead of by their number, so that few samples make a small update. 0 is the published mean.
 
     Paper: Tent (Wang et al., ICLR 2021); POEM, Eq. 3.
+    Differs: no paper has `least`; it is 0 in every published method.
     """
 
-    over: Literal["selected", "batch"] = "selected"
+    least: Share = field(default=0.0, kw_only=True)
 
     @property
     def per_sample(self) -> bool:
@@ -99,12 +100,12 @@ class Entropy(Objective):
 
     @property
     def divisor(self) -> Literal["selected", "batch"]:
-        """As chosen."""
-        return self.over
+        """The batch size, where few samples are selected and `least` is not 0."""
+        return "batch" if self.least else "selected"
 
     def __call__(self, selected: Selected) -> Tensor:
-        """The weighted mean."""
-        return selected.mean(selected.outputs.entropy, self.over)
+        """Weighted mean over the selection, not over the batch."""
+        return selected.mean(selected.outputs.entropy, least=self.least)
 
 
 @dataclass(frozen=True, repr=False)
@@ -176,14 +177,14 @@ class SiameseEntropy(Objective):
 class CrossEntropy(Objective):
     """Cross-entropy of the last head to hard pseudo-labels: the `"combined"` prediction's, or its `"own"`.
 
-    `over` is what the sum over the selected samples is divided by, as in `Entropy`.
+    `least` is what it is in `Entropy`.
 
     Paper: POEM, Eq. 6.
-    Differs: the published code applies a log-likelihood loss to probabilities.
+    Differs: the published code applies a log-likelihood loss to probabilities; no paper has `least`.
     """
 
     labels: Literal["combined", "own"] = "combined"
-    over: Literal["selected", "batch"] = "selected"
+    least: Share = 0.0
 
     @property
     def per_sample(self) -> bool:
@@ -192,14 +193,14 @@ class CrossEntropy(Objective):
 
     @property
     def divisor(self) -> Literal["selected", "batch"]:
-        """As chosen."""
-        return self.over
+        """The batch size, where few samples are selected and `least` is not 0."""
+        return "batch" if self.least else "selected"
 
     def __call__(self, selected: Selected) -> Tensor:
-        """The mean."""
+        """Mean over the selection."""
         head = selected.outputs.heads[-1]
         label = (selected.outputs.logits if self.labels == "combined" else head).detach().argmax(1, keepdim=True)
-        return selected.mean(-head.log_softmax(1).gather(1, label)[:, 0], self.over)
+        return selected.mean(-head.log_softmax(1).gather(1, label)[:, 0], least=self.least)
 
 
 @dataclass(frozen=True, repr=False)

@@ -27,6 +27,7 @@ from poem.parts.matching import MatchEntropy
 from poem.parts.objective import (
     ConservativeEntropy,
     Consistency,
+    CrossEntropy,
     Entropy,
     FisherAnchor,
     FollowSource,
@@ -449,10 +450,11 @@ def poem_official_v2() -> Recipe:
 def auto() -> Recipe:
     """Statistics and prior from the stream, ETA, and POEM where it helps: one method for every network.
 
-    On group and layer norm it is ETA with POEM's exploration and branch. On batch norm the statistics of the stream
-    are what counts: `Blended`. No weight moves there, since updates gained nothing on average and lost where images of
-    noise came between. Both answer with a prior from the last images. `poem.adapt` takes the constants that fit the
-    number of classes; with `guard=True` the source answers beside it.
+    On group and layer norm it is ETA with POEM's exploration and branch, with smaller updates where fewer than half of
+    a batch are selected. On batch norm the statistics of the stream are what counts: `Blended`. No weight moves there,
+    since updates gained nothing on average and lost where images of noise came between. Both answer with a prior from
+    the last images. `poem.adapt` takes the constants that fit the number of classes; with `guard=True` the source
+    answers beside it.
 
     Paper: none; ETA (Niu et al., ICML 2022) and POEM (Yi et al.) are its parts, and `docs/methods/auto.md` tells how
     its constants were chosen and how far each part helps.
@@ -461,7 +463,7 @@ def auto() -> Recipe:
     """
     answered = LocalPrior()
     plain = Recipe(parameters=Nothing(), statistics=Blended(), readout=Readout("first", answered))
-    learnt = with_poem(eta())
+    learnt = replace(with_poem(eta()), minimise=Entropy(least=0.5), branch=AdaptBranch(teach=CrossEntropy(least=0.5)))
     return replace(learnt, readout=Readout("last", answered), on_batch_norm=plain)
 
 
@@ -650,6 +652,8 @@ def preset_values(method: Recipe, name: str, preset: Preset) -> Recipe:
     changed = replace(method, lr=0.001) if name == "sar" else replace(method, lr=0.001, step=Adam())
     if name in ("eta", "eata", "rdumb", "auto"):
         changed = replace(changed, select=EntropyBelow(0.4) & NotRedundant(cosine))
+    if name == "auto":  # Adam divides by the gradient's size, so that a smaller loss is no smaller update
+        changed = replace(changed, minimise=Entropy(), branch=AdaptBranch())
     if changed.on_batch_norm is not None:
         other = preset_values(changed.on_batch_norm, name, preset)
         changed = replace(changed, on_batch_norm=other)
