@@ -66,10 +66,21 @@ def _is_guarded(row: Content) -> bool:
 
 
 def _left_out(content: Content) -> str:
-    """A sentence where rows with a guard are not quoted."""
+    """Sentences about rows with a guard that are not quoted, and about rows that the run's time did not suffice for."""
+    said = ""
     if any(map(_is_guarded, content["rows"])) and not any(map(_is_guarded, _good(content))):
-        return "\n\nRows with a guard are of an earlier version of its code and not quoted."
-    return ""
+        said += "\n\nRows with a guard are of an earlier version of its code and not quoted."
+    there = {" ".join(str(row.get(key)) for key in ("net", "method", "mode", "batch")) for row in content["rows"]}
+    skipped = [each for each in content["skipped"] if _named(each) not in there]
+    if skipped:
+        said += f"\n\nNot measured, since the run's time ended: {', '.join(skipped)}."
+    return said
+
+
+def _named(skipped: str) -> str:
+    """Network, method, mode and batch of a row that was left out, as `NET batch SIZE METHOD MODE SHARE %`."""
+    net, _, batch, method, mode, *_ = skipped.split()
+    return f"{net} {method} {mode} {batch}"
 
 
 def _mode(row: Content) -> str:
@@ -130,7 +141,7 @@ def _curve(content: Content) -> str:
     speeds = {(row["net"], row["batch"]): f"{row['images_per_s']:.0f}" for row in rows}
     nets = sorted({row["net"] for row in rows})
     lines = [[net, *(speeds.get((net, batch), "-") for batch in batches)] for net in nets]
-    return _table(["POEM, one update, bf16: images/s at batch", *map(str, batches)], lines)
+    return _table(["POEM, one update, bf16: images/s at batch", *map(str, batches)], lines) + _left_out(content)
 
 
 def _picture(content: Content) -> str:
