@@ -71,7 +71,7 @@ def _left_out(content: Content) -> str:
     if any(map(_is_guarded, content["rows"])) and not any(map(_is_guarded, _good(content))):
         said += "\n\nRows with a guard are of an earlier version of its code and not quoted."
     there = {" ".join(str(row.get(key)) for key in ("net", "method", "mode", "batch")) for row in content["rows"]}
-    skipped = [each for each in content["skipped"] if _named(each) not in there]
+    skipped = [each for each in content.get("skipped", ()) if _named(each) not in there]
     if skipped:
         said += f"\n\nNot measured, since the run's time ended: {', '.join(skipped)}."
     return said

@@ -1,0 +1,78 @@
+"""How small updates should be where few samples are selected: `least` of `auto` on ViT-Tiny far from its training data.
+
+    PYTHONPATH=src:benchmarks python -m auto.far --data DATA
+
+Held-out corruptions alone, one upon another, until the source is right on a few percent. Prints a line for each stream
+and share; about three minutes a line on one core.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import poem
+from auto import streams
+from poem import zoo
+from poem.bench.metrics import predicted
+from poem.parts import AdaptBranch, CrossEntropy, Entropy
+from poem.streams import corrupt
+
+NET, SEED, BATCH = "vit-tiny16", 0, 64
+STREAMS = (
+    (("speckle_noise", 5),),
+    (("speckle_noise", 5), ("speckle_noise", 5)),
+    (("speckle_noise", 5), ("spatter", 5)),
+    (("spatter", 5), ("speckle_noise", 5), ("saturate", 4)),
+)
+SHARES = (None, 0.0, 0.25, 0.35, 0.5, 1.0)
+"""None is the source."""
+
+
+def corrupted(pixels: Tensor, ids: streams.Indices, corruptions: tuple[tuple[str, int], ...]) -> Tensor:
+    """The images with one corruption upon another, each with noise of its own."""
+    for seed, (name, severity) in enumerate(corruptions):
+        parts = zip(
+            pixels.split(streams.CHUNK), np.split(ids, range(streams.CHUNK, len(ids), streams.CHUNK)), strict=True
+        )
+        pixels = torch.cat([corrupt(part, name, severity, seed=seed, ids=own) for part, own in parts])
+    return pixels
+
+
+def accuracy(pixels: Tensor, labels: streams.Indices, share: float | None) -> float:
+    """Percent of the images that `auto` gets right with this share, answered in order."""
+    base, (model, _) = zoo.base(NET), zoo.load(NET)
+    parts = {} if share is None else {
+        "minimise": Entropy(least=share), "branch": AdaptBranch(teach=CrossEntropy(least=share)),
+    }  # fmt: skip
+    adapter = poem.adapt(
+        model, "source" if share is None else "auto", mean=base.mean, std=base.std, guard=False, **parts
+    )
+    answers = torch.cat([predicted(adapter(some.float() / 255).detach()) for some in pixels.split(BATCH)])
+    return 100 * float((answers.numpy() == labels).mean())
+
+
+def main() -> None:
+    """Print the accuracy of every stream and share."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="folder of the images and the weights")
+    parser.add_argument("--n", type=int, default=1536, help="images of a stream")
+    args = parser.parse_args()
+    images, labels = streams.read(streams.set_of(NET), args.data)
+    rows = streams.generator(SEED, "auto images", streams.set_of(NET)).permutation(len(labels))[: args.n]
+    fit = streams.Preprocessing.of(zoo.base(NET)).resize_crop
+    clean = torch.stack([fit(images[int(row)]) for row in rows])
+    for corruptions in STREAMS:
+        pixels = corrupted(clean, rows.astype(np.int64), corruptions)
+        name = " + ".join(f"{each} {severity}" for each, severity in corruptions)
+        for share in SHARES:
+            found = accuracy(pixels, labels[rows], share)
+            print(f"{name}, n = {len(rows)}: {'source' if share is None else f'least {share}'} {found:.2f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
