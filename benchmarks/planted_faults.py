@@ -49,7 +49,7 @@ FAULTS = [
     Fault(
         "mean over the batch instead of the selection",
         "parts/base.py",
-        "self.mask.sum().clamp(min=1))",
+        "self.mask.sum().clamp(min=max(1, least * size)))",
         "len(self.mask))",
     ),
     Fault(

@@ -70,7 +70,7 @@ def _left_out(content: Content) -> str:
     said = ""
     if any(map(_is_guarded, content["rows"])) and not any(map(_is_guarded, _good(content))):
         said += "\n\nRows with a guard are of an earlier version of its code and not quoted."
-    there = {" ".join(str(row.get(key)) for key in ("net", "method", "mode", "batch")) for row in content["rows"]}
+    there = {" ".join(str(row.get(key)) for key in ROW) for row in content["rows"]}
     skipped = [each for each in content.get("skipped", ()) if _named(each) not in there]
     if skipped:
         said += f"\n\nNot measured, since the run's time ended: {', '.join(skipped)}."
@@ -78,9 +78,13 @@ def _left_out(content: Content) -> str:
 
 
 def _named(skipped: str) -> str:
-    """Network, method, mode and batch of a row that was left out, as `NET batch SIZE METHOD MODE SHARE %`."""
-    net, _, batch, method, mode, *_ = skipped.split()
-    return f"{net} {method} {mode} {batch}"
+    """The `ROW` of a row that was left out, which is written `NET batch SIZE METHOD MODE SHARE %`."""
+    net, _, batch, method, mode, share, _ = skipped.split()
+    return f"{net} {method} {mode} {batch} {share}"
+
+
+ROW = ("net", "method", "mode", "batch", "select")
+"""What tells one row of a file from another."""
 
 
 def _mode(row: Content) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import poem
 from poem.bench.sample_cells import bits_text, read_bits
 from poem.paired_check import interval
 
@@ -53,6 +54,18 @@ def test_the_tables_in_the_docs_are_those_of_the_results() -> None:
             page = (ROOT / name).read_text()
             assert analyse.PLACE.search(page), f"{name} has no table: run python -m auto.analyse"
             assert page == analyse.filled(page, tables, own), f"{name} is out of date: run python -m auto.analyse"
+
+
+def test_the_share_of_a_full_update_is_the_one_that_the_held_out_streams_say() -> None:
+    held = json.loads((RESULTS / "held_out.json").read_text())["networks far from the source"]["vit-tiny16"]
+    page = (ROOT / "docs" / "methods" / "auto.md").read_text()
+    table = page[page.index("| ViT-Tiny, accuracy |") :].split("\n\n")[0].splitlines()
+    shares = [cell.strip(" *") for cell in table[0].split("|")[2:-1]]
+    names = ["source", *(f"least {float(share)}" for share in shares[1:])]
+    told = [[cell.strip() for cell in line.split("|")[2:-1]] for line in table[2:]]
+    assert told == [[f"{of[name]:.1f}" if name in of else "-" for name in names] for of in held.values()]
+    safe = [name for name in names[1:] if all(of.get(name, 0.0) > of["source"] - 0.5 for of in held.values())]
+    assert safe[0] == f"least {poem.recipe('auto').minimise.least}"
 
 
 # Statistics -----------------------------------------------------------------------------------------------------------

@@ -402,11 +402,12 @@ def test_rows_that_time_left_out_are_named_beside_those_measured(tmp_path: Path)
         "status": "ok", "net": "n", "batch": 64, "method": "poem1", "mode": "bf16", "select": 100, "median_ms": 1.0,
         "images_per_s": 4321.0, "ratio_to_source": None, "share_of_limit": 0.7, "peak_allocated_mib": 10,
     }  # fmt: skip
-    skipped = ["n batch 64 poem1 bf16 100 %", "n batch 1 auto bf16 100 %"]  # the first one finished after all
+    # The first one finished after all.
+    skipped = ["n batch 64 poem1 bf16 100 %", "n batch 64 poem1 bf16 50 %", "n batch 1 auto bf16 100 %"]
     page = "<!-- speed:some.json rows -->\n<!-- /speed -->\n"
     (tmp_path / "some.json").write_text(json.dumps({"tree": "today", "rows": [row], "skipped": skipped}))
     said = speeds.filled(page, tmp_path, "today")
-    assert "Not measured, since the run's time ended: n batch 1 auto bf16 100 %." in said
+    assert "Not measured, since the run's time ended: n batch 64 poem1 bf16 50 %, n batch 1 auto bf16 100 %." in said
     (tmp_path / "some.json").write_text(json.dumps({"tree": "today", "rows": [row], "skipped": skipped[:1]}))
     assert "Not measured" not in speeds.filled(page, tmp_path, "today")
 

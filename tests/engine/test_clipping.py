@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -419,8 +420,9 @@ def test_what_is_not_supported_says_what_is() -> None:
         Clipped(limit=0.0)
     with pytest.raises(ValueError, match=r"objective that is a sum over samples.*MarginalEntropy.*step=SGD"):
         poem.Recipe(step=Clipped(), minimise=MarginalEntropy())
-    for ratio in (SoftLikelihoodRatio(), Entropy() + SoftLikelihoodRatio()):
-        expected = r"mean over the selected samples.*SoftLikelihoodRatio.*divides by the batch size.*step=SGD"
+    sums = (SoftLikelihoodRatio(), Entropy() + SoftLikelihoodRatio(), Entropy(least=0.5), CrossEntropy(least=0.5))
+    for ratio in sums:
+        expected = rf"mean over the selected samples.*{re.escape(repr(ratio))}.*divides by the batch size.*step=SGD"
         with pytest.raises(ValueError, match=expected):
             poem.Recipe(step=Clipped(), minimise=ratio)
         with pytest.raises(ValueError, match=expected):

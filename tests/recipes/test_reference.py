@@ -171,6 +171,23 @@ def test_every_batch_agrees_with_the_reference(method: str, kind: str) -> None:
         assert adapter.totals.updates == sum(len(outcome.updates) for outcome in expected)
 
 
+def test_a_short_last_batch_of_auto_counts_against_the_configured_size() -> None:
+    net = calibrated(make_net("ln", sharpness=SHARPNESS["ln"]).double())
+    first, second, *_ = images(72, seed=1).split(12)
+    batches, (theirs, ours) = [second, first[:5]], settings("auto", "ln")
+    expected = list(outcomes("auto", net, batches, lr=LR["ln"], **theirs))
+    assert 0 < int(expected[1].selected.sum()) < 5
+    adapter = adapt(on_device(net), "auto", lr=LR["ln"], mean=(0, 0, 0), std=(1, 1, 1), **ours)
+    for batch, outcome in zip(batches, expected, strict=True):
+        assert float((adapter(on_device(batch)).cpu() - outcome.answer).abs().max()) < 1e-7
+
+
+def test_updates_of_auto_are_smaller_with_the_constants_of_imagenet_alone() -> None:
+    recipes = [poem.recipe("auto", preset) for preset in ("imagenet", "cifar", "cifar100")]
+    assert [recipe.minimise for recipe in recipes] == [Entropy(least=0.5), Entropy(), Entropy()]
+    assert [recipe.branch == AdaptBranch() for recipe in recipes] == [False, True, True]
+
+
 def test_every_method_has_a_reference() -> None:
     assert set(METHODS) == set(poem.methods())
 

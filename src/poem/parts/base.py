@@ -268,10 +268,13 @@ class Selected:
     def mean(self, losses: Tensor, over: Literal["selected", "batch"] = "selected", *, least: float = 0.0) -> Tensor:
         """Weighted losses of the selected samples, summed and divided by their number or the configured batch size.
 
+        An objective that gives `over="batch"` or `least` has `divisor` say `"batch"`, so that `Clipped` refuses it.
+
         Args:
             losses: One for each sample (B,).
             over: What the sum is divided by.
-            least: Their number counts as at least this share of the configured batch size.
+            least: Their number counts as at least this share of the configured batch size. With `over="batch"` it has
+                no effect.
         """
         total, size = torch.where(self.mask, self.weights * losses, 0).sum(), self.outputs.batch.size
         return total / (size if over == "batch" else self.mask.sum().clamp(min=max(1, least * size)))

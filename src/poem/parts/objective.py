@@ -84,8 +84,8 @@ class Total(Objective):
 class Entropy(Objective):
     """Mean entropy of the prediction over the selected samples; with a branch, of the combined one.
 
-    Where fewer samples are selected than the share `least` of the configured batch size, the sum is divided by that
-    share instead of by their number, so that few samples make a small update. 0 is the published mean.
+    Where fewer samples are selected than `least` times the configured batch size, the sum is divided by that product
+    instead of by their number, so that few samples make a small update. 0 is the published mean.
 
     Paper: Tent (Wang et al., ICLR 2021); POEM, Eq. 3.
     Differs: no paper has `least`; it is 0 in every published method.
@@ -104,7 +104,7 @@ class Entropy(Objective):
         return "batch" if self.least else "selected"
 
     def __call__(self, selected: Selected) -> Tensor:
-        """Weighted mean over the selection, not over the batch."""
+        """Weighted sum over the selection, divided by its number or by `least` times the batch size, the larger."""
         return selected.mean(selected.outputs.entropy, least=self.least)
 
 
@@ -177,7 +177,7 @@ class SiameseEntropy(Objective):
 class CrossEntropy(Objective):
     """Cross-entropy of the last head to hard pseudo-labels: the `"combined"` prediction's, or its `"own"`.
 
-    `least` is what it is in `Entropy`.
+    `least` as in `Entropy`.
 
     Paper: POEM, Eq. 6.
     Differs: the published code applies a log-likelihood loss to probabilities; no paper has `least`.
@@ -197,7 +197,7 @@ class CrossEntropy(Objective):
         return "batch" if self.least else "selected"
 
     def __call__(self, selected: Selected) -> Tensor:
-        """Mean over the selection."""
+        """Weighted sum over the selection, divided as in `Entropy`."""
         head = selected.outputs.heads[-1]
         label = (selected.outputs.logits if self.labels == "combined" else head).detach().argmax(1, keepdim=True)
         return selected.mean(-head.log_softmax(1).gather(1, label)[:, 0], least=self.least)

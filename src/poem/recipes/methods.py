@@ -450,11 +450,11 @@ def poem_official_v2() -> Recipe:
 def auto() -> Recipe:
     """Statistics and prior from the stream, ETA, and POEM where it helps: one method for every network.
 
-    On group and layer norm it is ETA with POEM's exploration and branch, with smaller updates where fewer than half of
-    a batch are selected. On batch norm the statistics of the stream are what counts: `Blended`. No weight moves there,
-    since updates gained nothing on average and lost where images of noise came between. Both answer with a prior from
-    the last images. `poem.adapt` takes the constants that fit the number of classes; with `guard=True` the source
-    answers beside it.
+    On group and layer norm it is ETA with POEM's exploration and branch; with ImageNet's constants updates are smaller
+    where fewer than half the configured batch size are selected. On batch norm the statistics of the stream are what
+    counts: `Blended`. No weight moves there, since updates gained nothing on average and lost where images of noise
+    came between. Both answer with a prior from the last images. `poem.adapt` takes the constants that fit the number
+    of classes; with `guard=True` the source answers beside it.
 
     Paper: none; ETA (Niu et al., ICML 2022) and POEM (Yi et al.) are its parts, and `docs/methods/auto.md` tells how
     its constants were chosen and how far each part helps.
@@ -652,7 +652,7 @@ def preset_values(method: Recipe, name: str, preset: Preset) -> Recipe:
     changed = replace(method, lr=0.001) if name == "sar" else replace(method, lr=0.001, step=Adam())
     if name in ("eta", "eata", "rdumb", "auto"):
         changed = replace(changed, select=EntropyBelow(0.4) & NotRedundant(cosine))
-    if name == "auto":  # Adam divides by the gradient's size, so that a smaller loss is no smaller update
+    if name == "auto":  # least is not measured with Adam, which divides by an average of past gradients' sizes
         changed = replace(changed, minimise=Entropy(), branch=AdaptBranch())
     if changed.on_batch_norm is not None:
         other = preset_values(changed.on_batch_norm, name, preset)
