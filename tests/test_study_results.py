@@ -172,8 +172,8 @@ def test_eata_alone_of_the_published_methods_is_below_source_nowhere_without_bat
     everything: tuple[Any, dict[str, Any], Any],
 ) -> None:
     study, answers = everything[0], _module("answers")
-    rows = ("tent", "eata", "sar", "deyo", "roid", "rotta", "poem", "auto")
-    rows += tuple(f"{host}+poem" for host in ("tent", "eata", "sar", "deyo", "roid"))
+    hosts = ("tent", "eata", "sar", "deyo", "roid")
+    rows = [*hosts, "rotta", "poem", "auto", *(f"{host}+poem" for host in hosts)]
     found = [each for each in answers.failures(study, rows) if each.net in (*WITHOUT, "vit-tiny16")]
     assert all(sum(each.row == row for each in found) == 3 for row in rows)
     assert {each.row for each in found} - {each.row for each in found if each.below} == {"eata", "auto"}

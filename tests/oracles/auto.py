@@ -273,7 +273,7 @@ class AutoHost(ETAHost):
         super().__init__(*given, **more)
 
     def gradients(self, loss: Tensor, now: Forward, chosen: Tensor) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-        """Where fewer than `fewest` are selected, both are multiplied by their number over it: the divisor is `fewest`."""
+        """Where fewer than `fewest` are selected, both are multiplied by their number divided by it."""
         share = min(1.0, int(chosen.sum()) / self.fewest) if self.fewest else 1.0
         theta, zeta = super().gradients(loss, now, chosen)
         return [share * each for each in theta], [share * each for each in zeta]
