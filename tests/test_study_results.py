@@ -647,6 +647,19 @@ def test_a_cell_agrees_within_a_standard_error_and_a_prefix_is_compared_with_its
         check.compare(_cell("tent", bits), _evidence(), chosen)
 
 
+def test_a_prefix_of_other_images_is_refused_before_it_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    check = _module("check")
+    chosen, labels = check.Chosen("cifar10", "cifar10-bn", "fog-5", "tent"), np.arange(3000) % 10
+    own = labels[check.streams.order("cifar10", labels, check.SEED)][:1000]
+    plan = check.streams.plan("fog-5", own, check.SEED)
+    evidence = _evidence(_cell("tent", np.arange(1000) % 2 == 0, hash=plan.hashed(own[plan.image])))
+    monkeypatch.setattr(check.streams, "read", lambda data, root: (None, labels))
+    assert check.other_stream(chosen, evidence, None) is None
+    monkeypatch.setattr(check.streams, "read", lambda data, root: (None, labels[:2000]))
+    assert "has 2,000 images of cifar10, other ones or in another number" in check.other_stream(chosen, evidence, None)
+    assert "no cell" in check.other_stream(chosen, _evidence(), None)
+
+
 def test_the_check_tells_tent_from_the_batch_s_statistics(everything: tuple[Any, dict[str, Any], Any]) -> None:
     check = _module("check")
     chosen = next(each for each in check.CELLS["cifar10"] if each.row == "tent")

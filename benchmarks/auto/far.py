@@ -63,11 +63,11 @@ def main() -> None:
     parser.add_argument("--n", type=int, default=1536, help="images of a stream")
     args = parser.parse_args()
     images, labels = streams.read(streams.set_of(NET), args.data)
-    rows = streams.generator(SEED, "auto images", streams.set_of(NET)).permutation(len(labels))[: args.n]
+    rows = streams.order(streams.set_of(NET), labels, SEED)[: args.n]
     fit = streams.Preprocessing.of(zoo.base(NET)).resize_crop
     clean = torch.stack([fit(images[int(row)]) for row in rows])
     for corruptions in STREAMS:
-        pixels = corrupted(clean, rows.astype(np.int64), corruptions)
+        pixels = corrupted(clean, rows, corruptions)
         name = " + ".join(f"{each} {severity}" for each, severity in corruptions)
         for share in SHARES:
             found = accuracy(pixels, labels[rows], share)

@@ -207,6 +207,11 @@ class Joined:
         return self.parts[0].describe()
 
 
+def order(data: str, labels: Indices, seed: int) -> Indices:
+    """Places of a data set's images in the order in which the streams of a seed take them."""
+    return generator(seed, "auto images", data).permutation(len(labels)).astype(np.int64)
+
+
 def pack(data: str, root: Path | None, folder: Path, most: int = 10_000) -> Path:
     """Write images and labels of a set of equal sizes to `<folder>/<data>.npz`, for machines without its library."""
     images, labels = read(data, root)
@@ -259,7 +264,7 @@ class Store:
     def _write(self, net: str, seed: int, n: int, root: Path | None, stem: Path) -> None:
         base, (images, labels) = zoo.base(net), read(set_of(net), root)
         count = image_count(n, len(labels))
-        rows = generator(seed, "auto images", set_of(net)).permutation(len(labels))[: count + SPARE].astype(np.int64)
+        rows = order(set_of(net), labels, seed)[: count + SPARE]
         fit = Preprocessing.of(base).resize_crop
         pixels = [images[int(row)] for row in rows]
         pixels = [each if tuple(each.shape[1:]) == (base.crop, base.crop) else fit(each) for each in pixels]
