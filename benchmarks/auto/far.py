@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,8 +20,13 @@ import poem
 from auto import streams
 from poem import zoo
 from poem.bench.metrics import predicted
-from poem.parts import AdaptBranch, CrossEntropy, Entropy
+from poem.parts import AdaptBranch, CrossEntropy, Entropy, Once
 from poem.streams import corrupt
+
+
+def _branch(share: float) -> AdaptBranch:
+    return AdaptBranch(teach=CrossEntropy(least=share))
+
 
 NET, SEED, BATCH = "vit-tiny16", 0, 64
 STREAMS = (
@@ -29,8 +35,12 @@ STREAMS = (
     (("speckle_noise", 5), ("spatter", 5)),
     (("spatter", 5), ("speckle_noise", 5), ("saturate", 4)),
 )
-SHARES = (None, 0.0, 0.25, 0.35, 0.5, 1.0)
-"""None is the source."""
+SHARES = (0.0, 0.25, 0.35, 0.5, 1.0)
+VARIANTS: dict[str, dict[str, Any]] = {
+    **{f"least {each}": {"minimise": Entropy(least=each), "branch": _branch(each)} for each in SHARES},
+    "least 0.0, one update": {"minimise": Entropy(), "branch": AdaptBranch(), "explore": Once()},
+}
+"""What is changed in `auto`."""
 
 
 def corrupted(pixels: Tensor, ids: streams.Indices, corruptions: tuple[tuple[str, int], ...]) -> Tensor:
@@ -43,21 +53,17 @@ def corrupted(pixels: Tensor, ids: streams.Indices, corruptions: tuple[tuple[str
     return pixels
 
 
-def accuracy(pixels: Tensor, labels: streams.Indices, share: float | None) -> float:
-    """Percent of the images that `auto` gets right with this share, answered in order."""
+def accuracy(pixels: Tensor, labels: streams.Indices, name: str) -> float:
+    """Percent of the images that a variant of `auto`, or `source`, gets right, answered in order."""
     base, (model, _) = zoo.base(NET), zoo.load(NET)
-    parts = {} if share is None else {
-        "minimise": Entropy(least=share), "branch": AdaptBranch(teach=CrossEntropy(least=share)),
-    }  # fmt: skip
-    adapter = poem.adapt(
-        model, "source" if share is None else "auto", mean=base.mean, std=base.std, guard=False, **parts
-    )
+    method = "auto" if name in VARIANTS else name
+    adapter = poem.adapt(model, method, mean=base.mean, std=base.std, guard=False, **VARIANTS.get(name, {}))
     answers = torch.cat([predicted(adapter(some.float() / 255).detach()) for some in pixels.split(BATCH)])
     return 100 * float((answers.numpy() == labels).mean())
 
 
 def main() -> None:
-    """Print the accuracy of every stream and share."""
+    """Print the accuracy of every stream and variant."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder of the images and the weights")
     parser.add_argument("--n", type=int, default=1536, help="images of a stream")
@@ -69,9 +75,8 @@ def main() -> None:
     for corruptions in STREAMS:
         pixels = corrupted(clean, rows, corruptions)
         name = " + ".join(f"{each} {severity}" for each, severity in corruptions)
-        for share in SHARES:
-            found = accuracy(pixels, labels[rows], share)
-            print(f"{name}, n = {len(rows)}: {'source' if share is None else f'least {share}'} {found:.2f}", flush=True)
+        for variant in ("source", *VARIANTS):
+            print(f"{name}, n = {len(rows)}: {variant} {accuracy(pixels, labels[rows], variant):.2f}", flush=True)
 
 
 if __name__ == "__main__":
