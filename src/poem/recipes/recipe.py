@@ -122,8 +122,9 @@ class Recipe(Checked):
     def changed(self, changes: Mapping[str, Any]) -> Recipe:
         """A copy with some fields replaced; `threshold rounds alpha depth readout` reach into their parts.
 
-        Whole fields are replaced first, so that the order in which changes are given does not matter. A recipe for
-        batch norm is changed alike, but for settings of the branch and the number of updates.
+        Whole fields are replaced first, wherever they are among the changes. Each is replaced in turn and has to fit
+        what is there by then: a `step` that clips comes after a `minimise` that it can clip. A recipe for batch norm is
+        changed alike, but for settings of the branch and the number of updates.
 
         A part may be given as text, as suites write it: `select="EntropyBelow(0.4) & my_package.parts:Mine(0.5)"`.
 
