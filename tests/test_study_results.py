@@ -134,7 +134,13 @@ BY_HAND = (
     (1, "ALL", tuple((net, row, "source") for net in (*WITHOUT, "vit-tiny16") for row in ("poem", "eata"))),
     (2, "CORRUPTED", (("cifar10-bn", "poem", "roid"), *((net, "poem", "eata") for net in (*WITHOUT, "vit-tiny16")))),
     (2, "FOUR", tuple((net, row, row.rstrip("*").split("+")[0]) for net in WITHOUT for row in HOSTS_TWICE)),
-    (2, "FOUR", tuple((net, "poem, no exploration", "poem") for net in THREE)),
+    (2, "FOUR", tuple((net, "poem, no exploration", "poem") for net in (*THREE, "vit-tiny16"))),
+    (2, "FOUR", (("vit-tiny16", "eata*", "eata"), ("vit-tiny16", "eata+poem-i", "eata"))),
+    (2, "FOUR", (("vit-tiny16", "poem, no branch", "poem"), ("vit-tiny16", "eata+poem-ii", "eata, read last"))),
+    (1, "contrast-5", (("vit-tiny16", "poem, no branch", "poem"), ("vit-tiny16", "eata+poem-ii", "eata, read last"))),
+    (1, "contrast-5", (("vit-tiny16", "eata*", "eata"), ("vit-tiny16", "poem, no exploration", "poem"))),
+    (1, "snow-5", (("vit-tiny16", "poem, no exploration", "poem"),)),
+    (1, "defocus_blur-5", (("vit-tiny16", "poem, no exploration", "poem"),)),
     (2, "FOUR", tuple((net, "poem-official", "poem") for net in THREE)),
     (2, "FOUR", tuple((net, "poem-official", other) for net in WITHOUT for other in ("source", "eata"))),
     (2, "FOUR", tuple((net, "poem, rate x0.25", other) for net in WITHOUT for other in ("poem", "source"))),
@@ -202,7 +208,7 @@ def test_what_the_text_counts_is_in_the_cells(everything: tuple[Any, dict[str, A
         "vit-tiny16": (46, 188),
     }
     states = [one.state for line in answers.branch(study).lines for one in line.others.values()]
-    assert (len(states), states.count("above"), states.count("below")) == (18, 2, 2)
+    assert (len(states), states.count("above"), states.count("below")) == (21, 4, 3)
 
 
 def test_joined_files_are_those_of_the_earlier_cells_and_the_measured_ones() -> None:
