@@ -138,8 +138,9 @@ BY_HAND = (
     (2, "FOUR", (("vit-tiny16", "eata*", "eata"), ("vit-tiny16", "eata+poem-i", "eata"))),
     (2, "FOUR", (("vit-tiny16", "poem, no branch", "poem"), ("vit-tiny16", "eata+poem-ii", "eata, read last"))),
     (1, "contrast-5", (("vit-tiny16", "poem, no branch", "poem"), ("vit-tiny16", "eata+poem-ii", "eata, read last"))),
-    (1, "contrast-5", (("vit-tiny16", "eata*", "eata"), ("vit-tiny16", "poem, no exploration", "poem"))),
-    (1, "snow-5", (("vit-tiny16", "poem, no exploration", "poem"),)),
+    (1, "contrast-5", (("vit-tiny16", "poem, no exploration", "poem"),)),
+    (1, "snow-5", (("vit-tiny16", "poem, no exploration", "poem"), ("vit-tiny16", "poem, no branch", "poem"))),
+    (1, "gaussian_noise-5", (("vit-tiny16", "poem, no exploration", "poem"),)),
     (1, "defocus_blur-5", (("vit-tiny16", "poem, no exploration", "poem"),)),
     (2, "FOUR", tuple((net, "poem-official", "poem") for net in THREE)),
     (2, "FOUR", tuple((net, "poem-official", other) for net in WITHOUT for other in ("source", "eata"))),
@@ -207,8 +208,43 @@ def test_what_the_text_counts_is_in_the_cells(everything: tuple[Any, dict[str, A
         "cifar10-vit": (22, 384),
         "vit-tiny16": (46, 188),
     }
+    noise, contrast = (
+        {
+            row: f"{100 * study.run('vit-tiny16', row, stream)[0].bits.mean():.1f}"
+            for row in ("eata", "eata*", "eata+poem-i")
+        }
+        for stream in ("gaussian_noise-5", "contrast-5")
+    )
+    text = " ".join((ROOT / "docs" / "study.md").read_text().split())
+    assert f"({contrast['eata*']} and {contrast['eata+poem-i']} % right)" in text
+    assert f"`eata+poem-i` does ({noise['eata+poem-i']} %)" in text
+    assert f"`eata*` does not ({noise['eata*']} %, `eata` {noise['eata']})" in text
     states = [one.state for line in answers.branch(study).lines for one in line.others.values()]
     assert (len(states), states.count("above"), states.count("below")) == (21, 4, 3)
+
+
+def test_what_another_machine_makes_of_contrast_is_told(everything: tuple[Any, dict[str, Any], Any]) -> None:
+    """Cells of ViT-Tiny measured again on a CPU, and the differences with them in the place of the study's."""
+    evidence, parts = _module("evidence"), _module("parts")
+    net, stream, folder = "vit-tiny16", "contrast-5", ROOT / "results" / "study" / "again"
+    again = [json.loads(line) for line in (folder / "vit-tiny16-contrast.jsonl").read_text().splitlines()]
+    text = " ".join((ROOT / "docs" / "study.md").read_text().split())
+    here = {row: everything[0].run(net, row, stream)[0] for row in ("tent", "eata", "poem")}
+    assert {cell["row"] for cell in again} == set(here)
+    assert all(cell["hash"] == here[cell["row"]].stream for cell in again)
+    there = {cell["row"]: 100 * cell["right"] / cell["n"] for cell in again}
+    shares = {row: (f"{there[row]:.1f}", f"{100 * here[row].bits.mean():.1f}") for row in here}
+    assert "`tent` has {} % (H200: {})".format(*shares["tent"]) in text
+    assert "`eata` {} ({}) and `poem` {} ({})".format(*shares["eata"], *shares["poem"]) in text
+    held = json.loads((ROOT / "results" / "study" / "imagenet-3k.json").read_text())
+    keys = {(cell["row"], cell["stream"]) for cell in again}
+    kept = [cell for cell in held["cells"] if cell["net"] == net and (cell["row"], cell["stream"]) not in keys]
+    study = evidence.Evidence([*kept, *again])
+    for row, other in (("poem, no exploration", "poem"), ("poem", "poem, no branch"), ("eata, read last", "eata")):
+        assert study.difference(net, [(row, other)], parts.FOUR).rounded(2).lstrip("+") in text, row
+    cpu = {name for name, run in held["runs"].items() if run["device"] == "CPU"}
+    told = [cell["stream"] for cell in held["cells"] if cell.get("run") in cpu]
+    assert (len(told), set(told)) == (20, {"contrast-5", "snow-5"})
 
 
 def test_joined_files_are_those_of_the_earlier_cells_and_the_measured_ones() -> None:
