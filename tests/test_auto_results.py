@@ -10,11 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import poem
+from poem import zoo
 from poem.bench.sample_cells import bits_text, read_bits
 from poem.paired_check import interval
-from poem.parts import Entropy
+from poem.parts import Entropy, Readout
+from poem.streams.datasets import open_dataset
 
 ROOT = Path(__file__).resolve().parents[1]
 BENCHMARKS = ROOT / "benchmarks"
@@ -67,6 +70,127 @@ def test_the_share_of_a_full_update_is_the_one_that_the_held_out_streams_say() -
     assert told == [[f"{of[name]:.1f}" if name in of else "-" for name in names] for of in held.values()]
     safe = [name for name in names[1:-1] if all(of.get(name, 0.0) > of["source"] - 0.5 for of in held.values())]
     assert poem.recipe("auto").minimise == Entropy(least=float(safe[0].split()[1]))
+
+
+# A candidate for `auto` -----------------------------------------------------------------------------------------------
+
+
+def _smoothing(method: str = "auto", **settings: Any) -> poem.Adapter:
+    model, base = zoo.load("digits-gn")
+    readout = Readout("last", _module("smoothed").SmoothedPrior(**settings))
+    return poem.adapt(model, method, readout=readout, mean=base.mean, std=base.std, guard=False)
+
+
+def _noisy_digits(count: int) -> torch.Tensor:
+    data = open_dataset("digits-test")
+    images = torch.stack([torch.as_tensor(data[at]) for at in range(count)])
+    return poem.corrupt(images, "gaussian_noise", 5).float() / 255
+
+
+def test_the_table_of_smoothed_copies_is_that_of_the_results() -> None:
+    smoothed = _module("smoothed")
+    page = smoothed.PAGE.read_text()
+    assert smoothed.BEGIN in page
+    assert page == smoothed.filled(page, json.loads(smoothed.RESULT.read_text()))
+
+
+def test_a_filter_keeps_what_is_even_and_loses_noise() -> None:
+    smoothed, rng = _module("smoothed").smoothed, torch.Generator().manual_seed(0)
+    even = torch.full((2, 3, 16, 12), 0.25)
+    assert torch.allclose(smoothed(even, 1.5), even, atol=1e-6)
+    point = torch.zeros(1, 1, 31, 31)
+    point[..., 15, 15] = 1
+    spread, at = smoothed(point, 1.0)[0, 0], torch.arange(31) - 15.0
+    assert float(spread.sum()) == pytest.approx(1, abs=1e-5)
+    assert float((spread.sum(0) * at.square()).sum()) == pytest.approx(1, rel=0.03)  # sigma squared
+    noise = torch.randn(4, 3, 64, 64, generator=rng)
+    # of white noise's variance a Gaussian filter leaves 1 / (4 pi sigma ** 2)
+    assert float(smoothed(noise, 1.5).var() / noise.var()) == pytest.approx(1 / (9 * np.pi), rel=0.15)
+    assert smoothed(torch.rand(1, 3, 2, 2), 1.5).shape == (1, 3, 2, 2)
+
+
+def test_a_copy_counts_by_how_well_it_has_told_images_apart() -> None:
+    """Two batches by hand: means and entropies are those of all images so far, the answer is the weighted mean."""
+    module, images = _module("smoothed"), _noisy_digits(96)
+    model, base = zoo.load("digits-gn")
+    source = poem.adapt(model, "source", mean=base.mean, std=base.std)
+    adapter = _smoothing("source", sigmas=(0.7,), power=0.0)
+    probs = [source(each).softmax(1) for each in (images, module.smoothed(images, 0.7))]
+    for start, end in ((0, 64), (64, 96)):
+        seen = [each[:end] for each in probs]
+        means = [-(each.mean(0) * each.mean(0).log()).sum() for each in seen]
+        told = [mean + (each * each.log()).sum(1).mean() for mean, each in zip(means, seen, strict=True)]
+        weights = (60 * (torch.stack(told) / np.log(10) + torch.tensor([0.04, 0.0]))).softmax(0)
+        assert 0.02 < float(weights[0]) < 0.98
+        expected = weights[0] * probs[0][start:end] + weights[1] * probs[1][start:end]
+        assert torch.allclose(adapter(images[start:end]).softmax(1), expected, atol=1e-5)
+        if start == 0:  # the prior is that of the answers, not of the images as they are
+            near = adapter.state_dict()["tensors"]["memory/readout.correct.near"]
+            assert torch.allclose(near, expected.mean(0), atol=1e-5)
+            assert not torch.allclose(near, probs[0][:64].mean(0), atol=1e-4)
+
+
+def test_the_images_as_they_are_answer_alone_where_copies_count_nothing() -> None:
+    model, base = zoo.load("digits-gn")
+    auto = poem.adapt(model, "auto", mean=base.mean, std=base.std, guard=False)
+    alone, far_ahead = _smoothing(sigmas=()), _smoothing(sigmas=(0.7,), margin=1e6)
+    for batch in _noisy_digits(96).split(32):
+        answer = auto(batch).log_softmax(1)
+        for each in (alone, far_ahead):
+            assert torch.allclose(each(batch).log_softmax(1), answer, atol=1e-5)
+    assert auto.totals.taught > 0
+
+
+def test_a_smoothing_adapter_is_reset_saved_and_loaded_whole(tmp_path: Path) -> None:
+    batches = _noisy_digits(96).split(32)
+    adapter = _smoothing()
+    answers = [adapter(batch) for batch in batches]
+    alone: dict[str, Any] = {"method": "source", "power": 0.0}  # nothing else remembers
+    after = _smoothing(**alone)
+    after(batches[0])
+    assert not torch.equal(after(batches[1]), _smoothing(**alone)(batches[1]))
+    adapter.reset()
+    assert all(torch.equal(adapter(batch), was) for batch, was in zip(batches, answers, strict=True))
+    adapter.save(tmp_path / "state.safetensors")
+    elsewhere = _smoothing()
+    elsewhere.load(tmp_path / "state.safetensors")
+    assert torch.equal(elsewhere(batches[0]), adapter(batches[0]))
+
+
+@pytest.mark.parametrize("net", ["digits-gn", "digits-bn"])
+def test_smoothed_copies_cost_two_passes_and_a_frozen_call_keeps_the_state(net: str) -> None:
+    (model, base), readout = zoo.load(net), Readout("last", _module("smoothed").SmoothedPrior())
+    known: dict[str, Any] = {"mean": base.mean, "std": base.std, "guard": False}
+    plain, smooth = poem.adapt(model, "auto", **known), poem.adapt(model, "auto", readout=readout, **known)
+    for each in (plain, smooth):
+        each(_noisy_digits(64))
+    copies = smooth.recipe.statistics.copies if net == "digits-bn" else 1
+    assert smooth.totals.forwards - plain.totals.forwards == 2 * copies * 64
+    before = smooth.state_dict()["tensors"]
+    with smooth.frozen():
+        assert smooth(_noisy_digits(7)).shape == (7, 10)
+    after = smooth.state_dict()["tensors"]
+    assert all(torch.equal(after[key], value) for key, value in before.items())
+
+
+def test_an_export_with_smoothed_copies_says_what_to_give_instead() -> None:
+    adapter = _smoothing()
+    adapter(_noisy_digits(64))
+    with pytest.raises(ValueError, match="LocalPrior"):
+        adapter.export()(_noisy_digits(8))
+
+
+def test_held_out_streams_have_no_corruption_of_the_tables() -> None:
+    smoothed, streams = _module("smoothed"), _module("streams")
+    labels = np.repeat(np.arange(8), 8)
+    found = dict(smoothed.plans(labels, 0))
+    named = {shift.corruption for plan in found.values() for shift in plan.shifts} - {"clean"}
+    assert named == set(smoothed.HELD_OUT)
+    assert not named & {name.rpartition("-")[0] for name in streams.WORST}
+    for plan in found.values():
+        assert len(plan.domain) == len(plan.image) == len(plan.scored)
+        assert int(plan.scored.sum()) == 64
+    assert (np.diff(labels[found["sorted clean"].image]) >= 0).all()
 
 
 # Statistics -----------------------------------------------------------------------------------------------------------
