@@ -84,7 +84,8 @@ def _smoothing(method: str = "auto", **settings: Any) -> poem.Adapter:
 def _noisy_digits(count: int) -> torch.Tensor:
     data = open_dataset("digits-test")
     images = torch.stack([torch.as_tensor(data[at]) for at in range(count)])
-    return poem.corrupt(images, "gaussian_noise", 5).float() / 255
+    noisy: torch.Tensor = poem.corrupt(images, "gaussian_noise", 5)
+    return noisy.float() / 255
 
 
 def test_the_table_of_smoothed_copies_is_that_of_the_results() -> None:
