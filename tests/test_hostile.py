@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import logging
 import signal
-import statistics
 import threading
 import time
 from collections.abc import Callable
@@ -170,7 +169,7 @@ def test_a_signal_in_mid_call_leaves_model_and_state_whole(method: str) -> None:
         seconds.append(time.perf_counter() - began)
         states.append(lone.state_dict())
     adapter(batch)
-    lasts = statistics.median(seconds)
+    lasts = min(seconds)  # whatever else the machine does, most signals come within a call
     rng, broken, calls, calling = torch.Generator().manual_seed(3), 0, 1, False
 
     def strike(*_: Any) -> None:
