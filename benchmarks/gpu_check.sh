@@ -44,7 +44,7 @@ agreement() {  # captured against eager: every method on three small networks, s
         files+=("agreement-$shard.json")
     done
     for net in $NETS; do
-        for part in "source,tent,eata,sar,deyo" "roid,poem,poem-official" "deyo+poem,sar+poem,eata+poem"; do
+        for part in "source,tent,eata,sar,deyo,auto" "roid,poem,poem-official" "deyo+poem,sar+poem,eata+poem"; do
             timeout "$LIMIT" "$PYTHON" benchmarks/capture_check.py --nets "$net" --methods "$part" --batches 20 \
                 --out "$OUT/agreement-$net-${part%%,*}.json" >"$OUT/agreement-$net-${part%%,*}.log" 2>&1 &
             files+=("agreement-$net-${part%%,*}.json")

@@ -7,6 +7,7 @@ The files that the stage's processes write are named: a stage fails if one is mi
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import sys
@@ -28,9 +29,7 @@ def contract(folder: Path, names: list[str]) -> Verdict:
     count = {word: sum(int(n) for end in ends for n in re.findall(rf"(\d+) {word}", end)) for word in WORDS}
     unfinished = sum(not re.search(r" in [\d.]+s", end) for end in ends)
     good = bool(logs) and count["passed"] > 0 and not count["failed"] and not count["error"] and not unfinished
-    said = (
-        f"{count['passed']} tests of the contract passed on a GPU with every adapter captured, {count['failed']} failed"
-    )
+    said = f"{count['passed']} tests of the contract passed on a GPU with fast=True, {count['failed']} failed"
     said += f", {count['error']} errors" if count["error"] else ""
     said += f", {unfinished} of {len(logs)} processes did not finish" if unfinished or not logs else ""
     if good:
@@ -147,13 +146,17 @@ STAGES: dict[str, Callable[[Path, list[str]], Verdict]] = {
 }  # fmt: skip
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: list[str] | None = None) -> int:
     """Print the line of a stage; 1 where it failed."""
-    stage, folder, *names = arguments
-    good, said = STAGES[stage](Path(folder), names)
-    print(f"{stage}: {'passed' if good else 'FAILED'}: {said}", flush=True)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("stage", choices=STAGES)
+    parser.add_argument("folder", type=Path, help="where the stage's processes wrote their files")
+    parser.add_argument("names", nargs="*", help="these files")
+    args = parser.parse_args(arguments)
+    good, said = STAGES[args.stage](args.folder, args.names)
+    print(f"{args.stage}: {'passed' if good else 'FAILED'}: {said}", flush=True)
     return 0 if good else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

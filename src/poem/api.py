@@ -27,6 +27,13 @@ from poem.recipes.recipe import ALIASES, FIELDS, Recipe
 log = logging.getLogger("poem")
 GUARD_WORDS = (*(each.name for each in fields(GuardSettings)), "on_event", "audit", "append", "about")
 """Settings of the guard, which `adapt` takes inside `guard=`."""
+_HALF = "precision='bf16' runs the network in half precision"
+ELSEWHERE = {
+    "device": "move the model, model.to(...), and hand in images on the same device",
+    "compile": "fast='auto', the default, records the loop as CUDA graphs on a GPU",
+    "amp": _HALF, "autocast": _HALF, "dtype": _HALF, "half": _HALF, "bf16": _HALF, "fp16": _HALF,
+}  # fmt: skip
+"""Words that other libraries take, and what does it here."""
 
 
 @overload
@@ -109,7 +116,9 @@ def adapt(
     if not (isinstance(fast, bool) or fast == "auto"):
         raise ValueError(f"expected fast 'auto', True or False, got {fast!r}")
     if precision not in get_args(Precision):
-        raise ValueError(f"expected precision fp32, tf32 or bf16, got {precision!r}")
+        same = {"bfloat16": "bf16", "float32": "fp32", "tfloat32": "tf32"}.get(str(precision).removeprefix("torch."))
+        hint = f"; did you mean {same!r}?" if same else ""
+        raise ValueError(f"expected precision fp32, tf32 or bf16, got {precision!r}{hint}")
     for word in changes:
         _own_word(word)
     name = method if isinstance(method, str) else "custom"
@@ -168,8 +177,8 @@ def _own_word(word: str) -> None:
     """Refuses what is no field of a recipe but nearly an argument of `adapt`."""
     if word in GUARD_WORDS and word not in FIELDS + ALIASES:
         raise TypeError(f"adapt has no argument {word!r}: it is the guard's, guard={{{word!r}: ...}}")
-    if word == "device":
-        raise TypeError("adapt has no device: move the model, model.to(...), and hand in images on the same device")
+    if word in ELSEWHERE:
+        raise TypeError(f"adapt has no {word}: {ELSEWHERE[word]}")
     own = [name for name in inspect.signature(adapt).parameters if name != "changes"]
     near = nearest_names(word.lower(), own, cutoff=0.75)
     if near and word not in FIELDS + ALIASES:

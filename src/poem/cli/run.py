@@ -147,6 +147,12 @@ def _read_fields(path: Path) -> dict[str, Any]:
     """Read the fields of a cell from a JSON file of a cell or of a result."""
     from poem.cli._cell_input import read_cell_json
 
+    if not path.exists():
+        raise ValueError(
+            f"expected CELL.json, a file with a cell, got {path}, which is not there; names go with options, as in "
+            "--base digits-bn, other fields with --set FIELD=VALUE, and settings of a guard are Python's: "
+            "poem.adapt(model, guard={...})"
+        )
     values = read_cell_json(path, "a cell as JSON")
     if not isinstance(values, dict):
         raise ValueError(f"expected one cell in {path}, got a {type(values).__name__}; a list goes to poem bench")
