@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -68,6 +69,19 @@ def running(folder: Path, *tokens: str, **settings: Any) -> Iterator[str]:
     finally:
         server.should_exit = True
         thread.join(60)
+
+
+def until(there: Callable[[], bool], seconds: float = 30.0) -> None:
+    """Wait until something is so, as where a thread has to come first; an error after so many seconds."""
+    end = time.monotonic() + seconds
+    while not there():
+        assert time.monotonic() < end, "it did not come"
+        time.sleep(0.002)
+
+
+def taken(made: StreamEngine) -> None:
+    """Wait until the engine has taken every request that waits."""
+    until(lambda: made.summary()["waiting"] == 0)
 
 
 def image_file(kind: str, wide: int = 40, high: int = 36, seed: int = 0) -> bytes:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from served import engine, pictures, served
+from served import engine, pictures, served, taken, until
 from torch import Tensor
 
 from poem._util.state_file import load_state, read_state, state_bytes
@@ -63,7 +63,7 @@ def test_a_stream_answers_as_an_adapter_of_its_own(tmp_path: Path) -> None:
 def test_micro_batches_are_of_one_stream_and_in_order(tmp_path: Path, blocked: threading.Event) -> None:
     with engine(tmp_path, batch_size=8) as made:
         first = made.submit("a", pictures(1, 0))
-        time.sleep(0.1)
+        taken(made)
         rest = [made.submit("ab"[at % 2], pictures(3, at)) for at in range(8)]
         blocked.set()
         assert first.result(60)["batch"] == 0
@@ -82,7 +82,7 @@ def test_micro_batches_are_of_one_stream_and_in_order(tmp_path: Path, blocked: t
 def test_a_full_queue_is_429_and_leaves_no_key(tmp_path: Path, blocked: threading.Event) -> None:
     with engine(tmp_path, queue=2, batch_size=1) as made:
         waiting = [made.submit("a", pictures(1, 0))]
-        time.sleep(0.1)
+        taken(made)
         waiting += [made.submit("a", pictures(1, at)) for at in (1, 2)]
         for _ in range(2):
             with pytest.raises(Problem, match="fewer than 2 requests") as caught:
@@ -98,7 +98,7 @@ def test_a_late_request_gets_the_sources_answer_and_teaches_nothing(tmp_path: Pa
     images = pictures(2, 7)
     with engine(tmp_path, batch_size=4) as made:
         first = made.submit("a", pictures(4, 0))
-        time.sleep(0.1)
+        taken(made)
         late = made.submit("a", images, deadline_ms=1)
         time.sleep(0.05)
         blocked.set()
@@ -512,7 +512,7 @@ def test_a_service_that_ends_answers_what_is_queued_and_takes_no_more(tmp_path: 
     waiting = [made.submit("a", pictures(1, at)) for at in range(5)]
     ender = threading.Thread(target=made.close)
     ender.start()
-    time.sleep(0.1)
+    until(lambda: not made.ready)
     with pytest.raises(Problem, match="ending") as caught:
         made.submit("a", pictures(1, 0))
     assert caught.value.status == 503

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from served import engine, pictures, served
+from served import engine, pictures, served, taken
 from torch import Tensor
 
 from poem._util.state_file import load_state, read_state, state_bytes
@@ -97,7 +97,7 @@ def test_what_is_not_answered_in_time_is_refused_and_every_stream_is_saved(
 def test_a_request_whose_caller_has_gone_teaches_nothing(tmp_path: Path, slow: None) -> None:
     with engine(tmp_path, batch_size=2) as made:
         first = made.submit("a", pictures(2, 0))
-        time.sleep(0.1)
+        taken(made)
         assert not first.cancel(), "it is being computed"
         gone = made.submit("a", pictures(2, 1), key="k", payload="p")
         alone = made.submit("never", pictures(2, 1))
@@ -392,7 +392,7 @@ def test_a_stacked_batch_that_fails_after_learning_is_not_learnt_again(
         monkeypatch.setattr(learner.guard, "tell", fail)
         monkeypatch.setattr(StreamEngine, "_take", wait)
         first = made.submit("b", pictures(2, 1))
-        time.sleep(0.1)
+        taken(made)
         both = [made.submit(name, pictures(2, 2)) for name in "ab"]
         gate.set()
         first.result(60)

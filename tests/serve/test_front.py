@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from served import image_file, npy, pictures, served
+from served import image_file, npy, pictures, served, until
 
 pytest.importorskip("fastapi")
 pytest.importorskip("prometheus_client")
@@ -261,9 +261,10 @@ def test_a_key_is_answered_once(tmp_path: Path, kind: str) -> None:
 
 
 def test_in_flight_full_and_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    gate, answer = threading.Event(), Learner.answer
+    gate, reached, answer = threading.Event(), threading.Event(), Learner.answer
 
     def wait(self: Learner, images: Tensor) -> Any:
+        reached.set()
         gate.wait(30)
         return answer(self, images)
 
@@ -273,18 +274,20 @@ def test_in_flight_full_and_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         gate.set()
         assert post(client, file, PNG, "/v1/streams/known/predict", **{"Idempotency-Key": "k"}).status_code == 200
         gate.clear()
+        reached.clear()
+        engine = client.app.state.engine  # type: ignore[attr-defined]
 
-        def send(name: str, path: str = PREDICT, **headers: str) -> threading.Thread:
+        def send(name: str, path: str = PREDICT, waiting: int = 0, **headers: str) -> threading.Thread:
             def go() -> None:
                 found[name] = post(client, file, PNG, path, **headers)
 
             thread = threading.Thread(target=go)
             thread.start()
-            time.sleep(0.3)
+            until(lambda: reached.is_set() and engine.summary()["waiting"] == waiting)
             return thread
 
-        threads = [send("first", **{"Idempotency-Key": "k"}), send("late", f"{PREDICT}?deadline_ms=1")]
-        threads.append(send("other", "/v1/streams/known/predict"))
+        threads = [send("first", **{"Idempotency-Key": "k"}), send("late", f"{PREDICT}?deadline_ms=1", 1)]
+        threads.append(send("other", "/v1/streams/known/predict", 2))
         assert check_problem(post(client, file, PNG, **{"Idempotency-Key": "k"}), 409)["code"] == "key-in-flight"
         assert check_problem(post(client, file, PNG, **{"Idempotency-Key": "j"}), 429)["code"] == "queue-full"
         again = post(client, file, PNG, "/v1/streams/known/predict", **{"Idempotency-Key": "k"})
@@ -315,7 +318,7 @@ def test_memory_that_all_requests_hold_is_limited(tmp_path: Path, monkeypatch: p
         threads = [threading.Thread(target=post, args=(client, array, NPY, path)) for path in paths]
         for thread in threads:
             thread.start()
-            time.sleep(0.3)
+        until(lambda: held.now == 2 * 8 * 3 * 32 * 32 * 4)
         assert held.now == 2 * 8 * 3 * 32 * 32 * 4, "the images, without the bodies"
         for send in (
             lambda: post(client, array, NPY, "/v1/streams/c/predict"),
@@ -373,9 +376,10 @@ def test_deadlines_and_times_begin_with_the_request(tmp_path: Path, monkeypatch:
 
 
 def test_a_key_in_flight_is_409(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    gate, answer = threading.Event(), Learner.answer
+    gate, reached, answer = threading.Event(), threading.Event(), Learner.answer
 
     def wait(self: Learner, images: Tensor) -> Any:
+        reached.set()
         gate.wait(30)
         return answer(self, images)
 
@@ -384,7 +388,7 @@ def test_a_key_in_flight_is_409(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     with service(tmp_path) as client:
         thread = threading.Thread(target=post, args=(client, file, PNG), kwargs={"Idempotency-Key": "k"})
         thread.start()
-        time.sleep(0.3)
+        assert reached.wait(30)
         conflict = post(client, file, PNG, **{"Idempotency-Key": "k"})
         gate.set()
         thread.join(30)

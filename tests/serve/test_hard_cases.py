@@ -27,30 +27,28 @@ def ask(made: StreamEngine, stream: str, images: Tensor, **rest: Any) -> dict[st
 
 
 def test_a_key_that_waits_behind_a_delete_is_learnt_from_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    gate, reached, answer = threading.Event(), threading.Event(), Learner.answer
+    gate, reached, answer = threading.Semaphore(0), threading.Semaphore(0), Learner.answer
 
     def wait(self: Learner, images: Tensor) -> Any:
-        reached.set()
-        assert gate.wait(30)
+        reached.release()
+        assert gate.acquire(timeout=30)
         return answer(self, images)
 
     with engine(tmp_path, batch_size=2) as made:
         ask(made, "a", pictures(2, 0))
         monkeypatch.setattr(Learner, "answer", wait)
         first = made.submit("a", pictures(1, 1))
-        assert reached.wait(30)
+        assert reached.acquire(timeout=30)
         deleted = made.command("a", "delete")
         waiting = made.submit("a", pictures(2, 2), key="k", payload="p")
-        reached.clear()
-        gate.set()
+        gate.release()
         first.result(60)
         deleted.result(60)
-        gate.clear()
-        assert reached.wait(30), "the request behind the delete is being computed"
+        assert reached.acquire(timeout=30), "the request behind the delete is being computed"
         with pytest.raises(Problem) as caught:
             made.submit("a", pictures(2, 2), key="k", payload="p")
         assert caught.value.code == "key-in-flight"
-        gate.set()
+        gate.release()
         reply = waiting.result(60)
         assert ask(made, "a", pictures(2, 2), key="k", payload="p") == {**reply, "replayed": True}
         assert made.status("a")["batches"] == 1

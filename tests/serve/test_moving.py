@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from served import pictures, served
+from served import pictures, served, taken
 
 from poem.guarded.audit import read_audit
 from poem.serve.engine import StreamEngine
@@ -103,7 +103,7 @@ def test_waiting_requests_of_a_stream_that_has_moved_are_refused_and_teach_nothi
             monkeypatch.setattr(each._store._leases, "_handover", 0.1)
         monkeypatch.setattr(Learner, "answer", wait)
         first = one.submit("door", pictures(4, 1))
-        time.sleep(0.1)
+        taken(one)
         second = one.submit("door", pictures(4, 2))
         moved = two.submit("door", pictures(4, 3))
         gate.set()

@@ -215,15 +215,17 @@ def test_a_forgotten_iterator_ends_its_thread() -> None:
 
 def test_closing_does_not_wait_forever(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(read_ahead, "CLOSE_SECONDS", 0.05)
-    free = threading.Event()
+    free, reached = threading.Event(), threading.Event()
 
     def blocked() -> Iterator[int]:
         yield 0
+        reached.set()
         free.wait()
         yield 1
 
     ahead = ReadAhead[Any](blocked())
     assert next(ahead) == 0
+    assert reached.wait(30)
     ahead.close()
     assert "still being read after 0.05 seconds" in caplog.text
     free.set()
@@ -232,15 +234,21 @@ def test_closing_does_not_wait_forever(monkeypatch: pytest.MonkeyPatch, caplog: 
 def test_a_keyboard_interrupt_ends_a_process_that_waits() -> None:
     """SIGINT while the consumer waits for a batch: the process ends soon, with KeyboardInterrupt."""
     script = """
-        import os, signal, threading, time
+        import os, signal, threading
         from poem.streams.loading.read_ahead import ReadAhead
 
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+        stopped = threading.Event()
+
+        def interrupt(*_):
+            stopped.set()
+            raise KeyboardInterrupt
+
+        signal.signal(signal.SIGINT, interrupt)  # a shell's background jobs ignore it
 
         def slow():
             yield 0
             threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
-            time.sleep(1)
+            stopped.wait(60)
             yield 1
 
         try:
