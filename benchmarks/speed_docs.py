@@ -66,13 +66,17 @@ def _is_guarded(row: Content) -> bool:
     return str(row.get("method", "")).startswith("guarded")
 
 
-def _left_out(content: Content) -> str:
-    """Sentences about rows with a guard that are not quoted, and about rows that the run's time did not suffice for."""
+def _left_out(content: Content, rows: list[Content]) -> str:
+    """Sentences about rows with a guard that are not quoted, and about those that the run's time did not suffice for.
+
+    `rows` are those that the table shows: it tells of its own networks alone.
+    """
     said = ""
     if any(map(_is_guarded, content["rows"])) and not any(map(_is_guarded, _good(content))):
         said += "\n\nRows with a guard are of an earlier version of its code and not quoted."
     there = {" ".join(str(row.get(key)) for key in ROW) for row in content["rows"]}
-    skipped = [each for each in content.get("skipped", ()) if _named(each) not in there]
+    nets = {str(row["net"]) for row in rows}
+    skipped = [each for each in content.get("skipped", ()) if each.split()[0] in nets and _named(each) not in there]
     if skipped:
         said += f"\n\nNot measured, since the run's time ended: {', '.join(skipped)}."
     return said
@@ -101,11 +105,12 @@ AS_THEY_DO = ("forward", "source", "bn", "auto", "guarded-auto")
 
 
 def _rows(content: Content) -> str:
+    rows = [row for row in _good(content) if row.get("curve") is None]
     lines = [
         [row["net"], row["batch"], row["method"], _mode(row), _selected(row), f"{row['images_per_s']:.0f}",
          f"{row['median_ms']:.2f}", _or_dash(row["ratio_to_source"], ".2f"), _or_dash(row["share_of_limit"], ".0%"),
          _or_dash(row["peak_allocated_mib"], "d"), _or_dash(row.get("memory_over_tent"), ".2f")]
-        for row in _good(content) if row.get("curve") is None
+        for row in rows
     ]  # fmt: skip
     heads = [
         "network",
@@ -120,7 +125,7 @@ def _rows(content: Content) -> str:
         "MiB",
         "x Tent",
     ]
-    return f"{_machine(content)}\n\n{_table(heads, lines)}{_left_out(content)}"
+    return f"{_machine(content)}\n\n{_table(heads, lines)}{_left_out(content, rows)}"
 
 
 def _machine(content: Content) -> str:
@@ -143,7 +148,9 @@ def _summary(content: Content) -> str:
         if many is not None and one is not None:
             share = _or_dash(many["share_of_limit"], ".0%")
             lines.append([words, f"{many['images_per_s']:.0f}", share, f"{one['median_ms']:.1f}"])
-    return _table(["method", "images/s, batches of 64", "of limit", "ms for one image"], lines) + _left_out(content)
+    return _table(["method", "images/s, batches of 64", "of limit", "ms for one image"], lines) + _left_out(
+        content, _good(content)
+    )
 
 
 def _curve(content: Content) -> str:
@@ -153,7 +160,7 @@ def _curve(content: Content) -> str:
     nets = sorted({row["net"] for row in rows})
     lines = [[net, *(speeds.get((net, batch), "-") for batch in batches)] for net in nets]
     table = _table(["POEM, one update, bf16: images/s at batch", *map(str, batches)], lines)
-    return f"{_machine(content)}\n\n{table}{_left_out(content)}"
+    return f"{_machine(content)}\n\n{table}{_left_out(content, rows)}"
 
 
 def _picture(content: Content) -> str:
@@ -185,8 +192,8 @@ def _contract(content: Content) -> str:
 def _ratio(content: Content) -> str:
     found = content["ratio"]
     return (
-        f"{found['net']}, batch {found['batch']}, {found['threads']} threads, {_machine(content)} POEM with one update takes "
-        f"**{found['ratio']:.2f}** times a plain forward (median of {found['pairs']} pairs)."
+        f"{found['net']}, batch {found['batch']}, {found['threads']} threads, {_machine(content)} POEM with one update "
+        f"takes **{found['ratio']:.2f}** times a plain forward (median of {found['pairs']} pairs)."
     )
 
 

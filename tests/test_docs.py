@@ -378,6 +378,10 @@ def test_stacked_speeds_are_of_the_service_as_it_is(tmp_path: Path) -> None:
         assert ("1234" in speeds.filled(page, tmp_path, "a")) == quoted
 
 
+HOST = {"host": {"device": "A GPU", "torch": "2.9"}}
+"""What a file of speeds was measured with."""
+
+
 def test_a_file_of_another_tree_is_not_quoted(tmp_path: Path) -> None:
     speeds = _speeds()
     rows = [{
@@ -386,8 +390,9 @@ def test_a_file_of_another_tree_is_not_quoted(tmp_path: Path) -> None:
     }]  # fmt: skip
     page = "before\n<!-- speed:some.json rows -->\n<!-- /speed -->\nafter\n"
     assert "Not measured yet" in speeds.filled(page, tmp_path, "today")
-    (tmp_path / "some.json").write_text(json.dumps({"tree": "today", "rows": rows}))
+    (tmp_path / "some.json").write_text(json.dumps({"tree": "today", **HOST, "rows": rows}))
     fresh = speeds.filled(page, tmp_path, "today")
+    assert "A GPU, torch 2.9:" in fresh
     assert "| n | 64 | poem1 | bf16 | 100 % | 4321 |" in fresh
     stale = speeds.filled(fresh, tmp_path, "tomorrow")
     assert "4321" not in stale
@@ -405,10 +410,13 @@ def test_rows_that_time_left_out_are_named_beside_those_measured(tmp_path: Path)
     # The first one finished after all.
     skipped = ["n batch 64 poem1 bf16 100 %", "n batch 64 poem1 bf16 50 %", "n batch 1 auto bf16 100 %"]
     page = "<!-- speed:some.json rows -->\n<!-- /speed -->\n"
-    (tmp_path / "some.json").write_text(json.dumps({"tree": "today", "rows": [row], "skipped": skipped}))
+    (tmp_path / "some.json").write_text(json.dumps({"tree": "today", **HOST, "rows": [row], "skipped": skipped}))
     said = speeds.filled(page, tmp_path, "today")
     assert "Not measured, since the run's time ended: n batch 64 poem1 bf16 50 %, n batch 1 auto bf16 100 %." in said
-    (tmp_path / "some.json").write_text(json.dumps({"tree": "today", "rows": [row], "skipped": skipped[:1]}))
+    (tmp_path / "some.json").write_text(json.dumps({"tree": "today", **HOST, "rows": [row], "skipped": skipped[:1]}))
+    assert "Not measured" not in speeds.filled(page, tmp_path, "today")
+    other = ["m batch 64 poem1 bf16 100 %"]  # a network that is in another table of the page
+    (tmp_path / "some.json").write_text(json.dumps({"tree": "today", **HOST, "rows": [row], "skipped": other}))
     assert "Not measured" not in speeds.filled(page, tmp_path, "today")
 
 
@@ -475,7 +483,7 @@ def test_rows_with_a_guard_are_quoted_only_while_its_code_is_the_same(tmp_path: 
     rows = [{**row, "method": "tent"}, {**row, "method": "guarded-auto"}]
     page = "<!-- speed:some.json rows -->\n<!-- /speed -->\n"
     for guarded, quoted in ((speeds.tree_hash(names=speeds.GUARDED), True), ("another", False)):
-        (tmp_path / "some.json").write_text(json.dumps({"tree": "today", "guarded": guarded, "rows": rows}))
+        (tmp_path / "some.json").write_text(json.dumps({"tree": "today", **HOST, "guarded": guarded, "rows": rows}))
         found = speeds.filled(page, tmp_path, "today")
         assert "| tent |" in found
         assert ("| guarded-auto |" in found) == quoted

@@ -301,7 +301,11 @@ class Adapter:
         return torch.stack(norms).detach()
 
     def reset(self) -> None:
-        """Bit for bit a fresh adapter: tensors, optimisers, memory, random state, counts, what was tried on a batch."""
+        """Bit for bit a fresh adapter: tensors, optimisers, memory, random state, counts, what was tried on a batch.
+
+        A loop that was captured before keeps the layers' settings, and tensors that are plain attributes, as they were
+        then: make the adapter anew after changing one.
+        """
         checks.still_here(self._unloaded)
         with self._lock:
             self._state.entered = True

@@ -87,7 +87,7 @@ def adapt(
         method: A name from `poem.methods()`, such as `"deyo+poem"`, or a `Recipe` of your own. Without one it is
             `"auto"`, guarded.
         lr: Learning rate; by default the method's rule by network family and batch size.
-        batch_size: What the learning-rate rule, ROID and losses with `least` reckon with; by default the first batch's.
+        batch_size: What the learning-rate rule, ROID and losses with `least` use; by default the first batch's.
         classes: Indices the logits are cut to, before softmax, entropy and thresholds.
         mean: Channel means, subtracted inside; methods that augment images need it, with images in [0, 1].
         std: Channel deviations, divided by inside.

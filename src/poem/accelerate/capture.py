@@ -7,7 +7,8 @@ that the next batch writes.
 
 Whether the model is still the one that was captured takes the host longer to see than to launch a graph, so the first
 stage of the loop used last is launched before that is known, and given up where the model has changed: it writes
-nothing but the loop's own memory, and what it reads of the model is kept alive by the loop.
+nothing but the loop's own memory, and the loop keeps alive what it reads of the model, but for tensors inside
+containers.
 """
 
 from __future__ import annotations
@@ -119,6 +120,7 @@ class CapturedLoop:
         latest: LatestMemory, model: Network,
     ) -> None:  # fmt: skip
         # What the graphs read is kept alive: the model's own tensors, and those its modules have as plain attributes.
+        # Tensors inside lists, dictionaries or slots of a module are not.
         self._model = [each.detach() for each in model.tensors() if each is not None]
         self._beside_model = [each.detach() for each in model.plain_tensors()]
         self._strided = [each for each in self._model if each.layout == torch.strided]
@@ -303,7 +305,7 @@ class Captures:
             if replayed is not None:
                 self._loops.move_to_end(key)
                 return replayed, None
-            del self._replayed[known]  # no launch in vain until the loop is found again
+            del self._replayed[known]  # do not launch it first again until `find` returns it
         began = perf_counter()
         found, why = self.find(images, lr, size, learn)
         self.find_seconds += perf_counter() - began

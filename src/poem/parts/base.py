@@ -268,7 +268,8 @@ class Selected:
     def mean(self, losses: Tensor, over: Literal["selected", "batch"] = "selected", *, least: float = 0.0) -> Tensor:
         """Weighted losses of the selected samples, summed and divided by their number or the configured batch size.
 
-        An objective that gives `over="batch"` or `least` has `divisor` say `"batch"`, so that `Clipped` refuses it.
+        An objective that passes `over="batch"` or `least` must return `"batch"` from `divisor`; `Clipped` then
+        refuses it.
 
         Args:
             losses: One for each sample (B,).
