@@ -75,9 +75,9 @@ def test_the_share_of_a_full_update_is_the_one_that_the_held_out_streams_say() -
 # A candidate for `auto` -----------------------------------------------------------------------------------------------
 
 
-def _smoothing(method: str = "auto", **settings: Any) -> poem.Adapter:
+def _with_copies(method: str = "auto", **settings: Any) -> poem.Adapter:
     model, base = zoo.load("digits-gn")
-    readout = Readout("last", _module("smoothed").SmoothedPrior(**settings))
+    readout = Readout("last", _module("copies").CopiesPrior(**settings))
     return poem.adapt(model, method, readout=readout, mean=base.mean, std=base.std, guard=False)
 
 
@@ -88,15 +88,15 @@ def _noisy_digits(count: int) -> torch.Tensor:
     return noisy.float() / 255
 
 
-def test_the_table_of_smoothed_copies_is_that_of_the_results() -> None:
-    smoothed = _module("smoothed")
-    page = smoothed.PAGE.read_text()
-    assert smoothed.BEGIN in page
-    assert page == smoothed.filled(page, json.loads(smoothed.RESULT.read_text()))
+def test_the_table_of_copies_is_that_of_the_results() -> None:
+    copies = _module("copies")
+    page = copies.PAGE.read_text()
+    assert copies.BEGIN in page
+    assert page == copies.filled(page, json.loads(copies.RESULT.read_text()))
 
 
 def test_a_filter_keeps_what_is_even_and_loses_noise() -> None:
-    smoothed, rng = _module("smoothed").smoothed, torch.Generator().manual_seed(0)
+    smoothed, rng = _module("copies").smoothed, torch.Generator().manual_seed(0)
     even = torch.full((2, 3, 16, 12), 0.25)
     assert torch.allclose(smoothed(even, 1.5), even, atol=1e-6)
     point = torch.zeros(1, 1, 31, 31)
@@ -110,18 +110,47 @@ def test_a_filter_keeps_what_is_even_and_loses_noise() -> None:
     assert smoothed(torch.rand(1, 3, 2, 2), 1.5).shape == (1, 3, 2, 2)
 
 
+def test_a_copy_is_mirrored_moved_and_smoothed_and_by_default_the_image_itself() -> None:
+    copy, images = _module("copies").ImageCopy, torch.rand(2, 3, 64, 32)
+    assert torch.equal(copy()(images), images)
+    assert torch.equal(copy(mirrored=True)(images), images.flip(-1))
+    right = copy(move=1 / 32)(images)  # one pixel to the right, two down
+    assert torch.equal(right[..., 2:, 1:], images[..., :-2, :-1])
+    assert torch.equal(right[..., 0, 1:], images[..., 0, :-1]), "the edge is repeated"
+    back = copy(move=-1 / 32)(right)
+    assert torch.equal(back[..., :-2, :-1], images[..., :-2, :-1])
+    assert torch.equal(copy(0.7)(images), _module("copies").smoothed(images, 0.7))
+    assert torch.equal(copy(0.7, mirrored=True)(images), copy(0.7)(images.flip(-1)))
+    wide = copy(0.7)(torch.rand(1, 1, 224, 224, generator=torch.Generator().manual_seed(0)))
+    assert float(wide.var() * 12) == pytest.approx(1 / (4 * np.pi * (0.7 * 7**0.4) ** 2), rel=0.15)
+    assert copy(0.7, 0.1)(torch.rand(4, 9)).shape == (4, 9)
+
+
+def test_blended_copies_of_the_images_as_they_are_answer_as_auto_does() -> None:
+    """And with other copies they do not: the answers are those of all copies, each with statistics of its own."""
+    module, (model, base) = _module("copies"), zoo.load("digits-bn")
+    known: dict[str, Any] = {"mean": base.mean, "std": base.std}
+    auto = poem.adapt(model, "auto", guard=False, **known)
+    same, other = module.BlendedCopies(model, (module.ImageCopy(),) * 5, **known), module.BlendedCopies(model, **known)
+    for batch in _noisy_digits(96).split(32):
+        answer = auto(batch).softmax(1)
+        assert torch.allclose(same(batch).softmax(1), answer, atol=1e-5)
+        assert not torch.allclose(other(batch).softmax(1), answer, atol=1e-3)
+    assert module.SHOWN[auto.recipe.statistics.source_copy] == module.ImageCopy()
+
+
 def test_a_copy_counts_by_how_well_it_has_told_images_apart() -> None:
     """Two batches by hand: means and entropies are those of all images so far, the answer is the weighted mean."""
-    module, images = _module("smoothed"), _noisy_digits(96)
+    module, images = _module("copies"), _noisy_digits(96)
     model, base = zoo.load("digits-gn")
     source = poem.adapt(model, "source", mean=base.mean, std=base.std)
-    adapter = _smoothing("source", sigmas=(0.7,), power=0.0)
+    adapter = _with_copies("source", copies=(module.ImageCopy(0.7),), power=0.0)
     probs = [source(each).softmax(1) for each in (images, module.smoothed(images, 0.7))]
     for start, end in ((0, 64), (64, 96)):
         seen = [each[:end] for each in probs]
         means = [-(each.mean(0) * each.mean(0).log()).sum() for each in seen]
         told = [mean + (each * each.log()).sum(1).mean() for mean, each in zip(means, seen, strict=True)]
-        weights = (60 * (torch.stack(told) / np.log(10) + torch.tensor([0.04, 0.0]))).softmax(0)
+        weights = (30 * (torch.stack(told) / np.log(10) + torch.tensor([0.02, 0.0]))).softmax(0)
         assert 0.02 < float(weights[0]) < 0.98
         expected = weights[0] * probs[0][start:end] + weights[1] * probs[1][start:end]
         assert torch.allclose(adapter(images[start:end]).softmax(1), expected, atol=1e-5)
@@ -134,7 +163,8 @@ def test_a_copy_counts_by_how_well_it_has_told_images_apart() -> None:
 def test_the_images_as_they_are_answer_alone_where_copies_count_nothing() -> None:
     model, base = zoo.load("digits-gn")
     auto = poem.adapt(model, "auto", mean=base.mean, std=base.std, guard=False)
-    alone, far_ahead = _smoothing(sigmas=()), _smoothing(sigmas=(0.7,), margin=1e6)
+    one = (_module("copies").ImageCopy(0.7),)
+    alone, far_ahead = _with_copies(copies=()), _with_copies(copies=one, margin=1e6)
     for batch in _noisy_digits(96).split(32):
         answer = auto(batch).log_softmax(1)
         for each in (alone, far_ahead):
@@ -142,31 +172,31 @@ def test_the_images_as_they_are_answer_alone_where_copies_count_nothing() -> Non
     assert auto.totals.taught > 0
 
 
-def test_a_smoothing_adapter_is_reset_saved_and_loaded_whole(tmp_path: Path) -> None:
+def test_an_adapter_with_copies_is_reset_saved_and_loaded_whole(tmp_path: Path) -> None:
     batches = _noisy_digits(96).split(32)
-    adapter = _smoothing()
+    adapter = _with_copies()
     answers = [adapter(batch) for batch in batches]
     alone: dict[str, Any] = {"method": "source", "power": 0.0}  # nothing else remembers
-    after = _smoothing(**alone)
+    after = _with_copies(**alone)
     after(batches[0])
-    assert not torch.equal(after(batches[1]), _smoothing(**alone)(batches[1]))
+    assert not torch.equal(after(batches[1]), _with_copies(**alone)(batches[1]))
     adapter.reset()
     assert all(torch.equal(adapter(batch), was) for batch, was in zip(batches, answers, strict=True))
     adapter.save(tmp_path / "state.safetensors")
-    elsewhere = _smoothing()
+    elsewhere = _with_copies()
     elsewhere.load(tmp_path / "state.safetensors")
     assert torch.equal(elsewhere(batches[0]), adapter(batches[0]))
 
 
 @pytest.mark.parametrize("net", ["digits-gn", "digits-bn"])
-def test_smoothed_copies_cost_two_passes_and_a_frozen_call_keeps_the_state(net: str) -> None:
-    (model, base), readout = zoo.load(net), Readout("last", _module("smoothed").SmoothedPrior())
+def test_four_copies_cost_four_passes_and_a_frozen_call_keeps_the_state(net: str) -> None:
+    (model, base), readout = zoo.load(net), Readout("last", _module("copies").CopiesPrior())
     known: dict[str, Any] = {"mean": base.mean, "std": base.std, "guard": False}
     plain, smooth = poem.adapt(model, "auto", **known), poem.adapt(model, "auto", readout=readout, **known)
     for each in (plain, smooth):
         each(_noisy_digits(64))
     copies = smooth.recipe.statistics.copies if net == "digits-bn" else 1
-    assert smooth.totals.forwards - plain.totals.forwards == 2 * copies * 64
+    assert smooth.totals.forwards - plain.totals.forwards == 4 * copies * 64
     before = smooth.state_dict()["tensors"]
     with smooth.frozen():
         assert smooth(_noisy_digits(7)).shape == (7, 10)
@@ -174,19 +204,19 @@ def test_smoothed_copies_cost_two_passes_and_a_frozen_call_keeps_the_state(net: 
     assert all(torch.equal(after[key], value) for key, value in before.items())
 
 
-def test_an_export_with_smoothed_copies_says_what_to_give_instead() -> None:
-    adapter = _smoothing()
+def test_an_export_with_copies_says_what_to_give_instead() -> None:
+    adapter = _with_copies()
     adapter(_noisy_digits(64))
     with pytest.raises(ValueError, match="LocalPrior"):
         adapter.export()(_noisy_digits(8))
 
 
 def test_held_out_streams_have_no_corruption_of_the_tables() -> None:
-    smoothed, streams = _module("smoothed"), _module("streams")
+    copies, streams = _module("copies"), _module("streams")
     labels = np.repeat(np.arange(8), 8)
-    found = dict(smoothed.plans(labels, 0))
+    found = dict(copies.plans(labels, 0))
     named = {shift.corruption for plan in found.values() for shift in plan.shifts} - {"clean"}
-    assert named == set(smoothed.HELD_OUT)
+    assert named == set(copies.HELD_OUT)
     assert not named & {name.rpartition("-")[0] for name in streams.WORST}
     for plan in found.values():
         assert len(plan.domain) == len(plan.image) == len(plan.scored)

@@ -1,13 +1,13 @@
-"""Answers from smoothed copies of the images, a candidate for `auto`: a part, and what it gives on held-out streams.
+"""Answers from copies of the images, a candidate for `auto`: its parts, and what they give on held-out streams.
 
-    PYTHONPATH=src:benchmarks python -m auto.smoothed --data DATA --nets 'digits-*,cifar10-*' --out small.jsonl
-    PYTHONPATH=src:benchmarks python -m auto.smoothed --data DATA --nets vit-tiny16 --out vit.jsonl
-    PYTHONPATH=src:benchmarks python -m auto.smoothed --join small.jsonl vit.jsonl
+    PYTHONPATH=src:benchmarks python -m auto.copies --data DATA --nets 'digits-*,cifar10-*' --out small.jsonl
+    PYTHONPATH=src:benchmarks python -m auto.copies --data DATA --nets vit-tiny16 --out vit.jsonl
+    PYTHONPATH=src:benchmarks python -m auto.copies --join small.jsonl vit.jsonl
 
 Corruptions are the four extra ones of ImageNet-C, which no stream of `auto.measure` has; clean images and images of
-noise are in both. Each line of the file is a network, stream and row with its accuracy; `--join` puts them into
-`results/auto/smoothed.json` and the table of `docs/methods/auto.md`. A stream takes half a minute on one core for the
-small networks, and five minutes for ViT-Tiny.
+noise are in its streams too. Each line of the file is a network, stream and row with its accuracy; `--join` puts
+them into `results/auto/copies.json` and the table of `docs/methods/auto.md`. A stream takes half a minute on one core
+for the small networks, and five minutes for ViT-Tiny.
 """
 
 from __future__ import annotations
@@ -18,69 +18,112 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 import poem
 from auto import streams
 from auto.measure import names_among, tree_hash, weights_of
+from auto.rows import has_batch_norm
 from poem import zoo
 from poem.bench.metrics import predicted
-from poem.parts import LocalPrior, Readout
-from poem.parts.base import Memory, Need, Outcome, Outputs, entropy
-from poem.parts.fields import Count, NotNegative, Positive
+from poem.parts import Blended, LocalPrior, Nothing, Readout
+from poem.parts.base import Memory, Outcome, Outputs, Part, entropy
+from poem.parts.fields import Count, NotNegative, Range
 from poem.streams.orders import Sorted, generator
 from poem.streams.shift import CLEAN, Shift
 
 ROOT = Path(__file__).resolve().parents[2]
-RESULT = ROOT / "results" / "auto" / "smoothed.json"
+RESULT = ROOT / "results" / "auto" / "copies.json"
 PAGE = ROOT / "docs" / "methods" / "auto.md"
-BEGIN, END = "<!-- smoothed -->\n", "<!-- /smoothed -->"
+BEGIN, END = "<!-- copies -->\n", "<!-- /copies -->"
 """Where the page has the table."""
 NETS = ("cifar10-bn", "cifar10-gn", "cifar10-vit", "digits-bn", "digits-gn", "digits-ln", "vit-tiny16")
 HELD_OUT = ("speckle_noise", "gaussian_blur", "spatter", "saturate")
 SMALL_SEED, COUNT, BATCH = 7, 768, 64
-SIGMAS = {32: (0.5, 0.7), 224: (0.7, 1.5)}
-"""Widths in pixels, by the side of the images."""
+LARGE_COUNT = 384
+"""Images of a stream of ViT-Tiny."""
 
 
-# The part -------------------------------------------------------------------------------------------------------------
+# The parts ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, repr=False)
-class SmoothedPrior(LocalPrior):
-    """Averages the answers for the images and for smoothed copies of them, and corrects the mean by the local prior.
+class ImageCopy(Part):
+    """Each image mirrored, then moved down to the right, then smoothed; by default as it is.
 
-    A copy is every image of the batch after a Gaussian filter of `sigmas` pixels, which removes noise and leaves
-    shapes. It counts by how well its answers tell the images of the stream apart, `exp(trust * information)`, with the
-    information of `Blended`: the entropy of the mean prediction less the mean entropy, over the last `recent` images,
-    as a share of the logarithm of the number of classes. `margin` is added to the information of the images as they
-    are. Updates are not changed by it.
+    `smooth` is the width of a Gaussian filter in pixels for images of 32 pixels; where the shorter side has `s`, it is
+    `smooth * (s / 32) ** 0.4`. `move` is a share of height and width, one pixel at least; the edge is repeated.
 
     Paper: none.
     """
 
-    sigmas: tuple[Positive, ...] = (0.5, 0.7)
-    trust: NotNegative = 60.0
-    margin: NotNegative = 0.04
-    recent: Count = 256
+    smooth: NotNegative = 0.0
+    move: Annotated[float, Range(at_least=-0.5, at_most=0.5)] = 0.0
+    mirrored: bool = False
 
-    @property
-    def needs(self) -> frozenset[Need]:
-        """Images, since a filter runs over neighbouring pixels."""
-        return frozenset({Need.PICTURES})
+    def __call__(self, images: Tensor) -> Tensor:
+        """The copy of images (B, C, H, W); other input stays as it is."""
+        if images.dim() != 4 or min(images.shape[2:]) < 2:
+            return images
+        if self.mirrored:
+            images = images.flip(-1)
+        if self.move:
+            images = moved(images, self.move)
+        return smoothed(images, self.smooth * (min(images.shape[2:]) / 32) ** 0.4) if self.smooth else images
+
+
+def moved(images: Tensor, share: float) -> Tensor:
+    """Images moved down to the right by a share of their height and width, up to the left where it is negative."""
+    height, width = images.shape[2:]
+    down, right = (int(math.copysign(max(1, round(abs(share) * side)), share)) for side in (height, width))
+    framed = F.pad(images, (max(right, 0), max(-right, 0), max(down, 0), max(-down, 0)), mode="replicate")
+    return framed[..., max(-down, 0) : max(-down, 0) + height, max(-right, 0) : max(-right, 0) + width]
+
+
+def smoothed(images: Tensor, sigma: float) -> Tensor:
+    """Images (B, C, H, W) after a Gaussian filter of so many pixels, mirrored at the edges, cut off at three sigma."""
+    radius = min(max(1, math.ceil(3 * sigma)), min(images.shape[-2:]) - 1)
+    at = torch.arange(-radius, radius + 1, device=images.device, dtype=images.dtype)
+    kernel = (-0.5 * (at / sigma).square()).exp()
+    kernel, channels = kernel / kernel.sum(), images.shape[1]
+    filtered = F.pad(images, (radius, radius, radius, radius), mode="reflect")
+    for shape in ((1, 1, 1, -1), (1, 1, -1, 1)):
+        filtered = F.conv2d(filtered, kernel.view(shape).expand(channels, *[-1] * 3), groups=channels)
+    return filtered
+
+
+PIXEL = 1 / 32
+
+
+@dataclass(frozen=True, repr=False)
+class CopiesPrior(LocalPrior):
+    """Averages the answers for the images and for copies of them, and corrects the mean by the local prior.
+
+    Each of `copies` counts, as the images themselves do, by how well its answers tell the images of the stream apart,
+    `exp(trust * information)`, with the information of `Blended`: the entropy of the mean prediction less the mean
+    entropy, over the last `recent` images, as a share of the logarithm of the number of classes. `margin` is added to
+    the information of the images as they are. Updates are not changed by it.
+
+    Paper: none.
+    """
+
+    copies: tuple[ImageCopy, ...] = (ImageCopy(0.5), ImageCopy(0.7), ImageCopy(move=PIXEL), ImageCopy(move=-PIXEL))
+    trust: NotNegative = 30.0
+    margin: NotNegative = 0.02
+    recent: Count = 256
 
     def start(self, outputs: Outputs) -> Memory:
         """No predictions seen, of no copy."""
-        zeros = outputs.probs.new_zeros(1 + len(self.sigmas), outputs.classes)
+        zeros = outputs.probs.new_zeros(1 + len(self.copies), outputs.classes)
         return super().start(outputs) | {"predicted": zeros, "entropy": zeros[:, 0]}
 
     def __call__(self, outputs: Outputs, memory: Memory) -> Tensor:
@@ -99,18 +142,18 @@ class SmoothedPrior(LocalPrior):
         information = entropy(means["predicted"].clamp(min=1e-12).log()) - means["entropy"]
         scores = self.trust * information / math.log(max(2, outputs.classes))
         scores = scores + self.trust * self.margin * (torch.arange(len(scores), device=scores.device) == 0)
-        weighted = self._copies(outputs) + scores.log_softmax(0)[:, None, None]
+        weighted = self._each(outputs) + scores.log_softmax(0)[:, None, None]
         return replace(outputs, logits=weighted.logsumexp(0), heads=outputs.heads[:1], cache={})
 
     def _running_means(self, outputs: Outputs, memory: Memory) -> Memory:
         """Mean prediction and mean entropy of each copy over the last images, the batch among them."""
-        each, seen = self._copies(outputs), memory["seen"]
+        each, seen = self._each(outputs), memory["seen"]
         count = each.shape[1]
         share = (count / (seen + count)).clamp(min=min(1.0, count / self.recent))
         now = {"predicted": each.exp().mean(1), "entropy": entropy(each).mean(1)}
         return {name: torch.lerp(memory[name], value, share) for name, value in now.items()}
 
-    def _copies(self, outputs: Outputs) -> Tensor:
+    def _each(self, outputs: Outputs) -> Tensor:
         """Log-probabilities (copies, B, C), the images as they are first; computed once for a pass."""
         if self not in outputs.cache:
             if outputs.images is None:
@@ -118,22 +161,46 @@ class SmoothedPrior(LocalPrior):
                     f"{self!r} needs further forward passes, which an exported model and a teacher's answer have not; "
                     "give readout=Readout('last', LocalPrior())"
                 )
-            images = outputs.batch.images
-            smooth = [outputs.forward(smoothed(images, sigma)) for sigma in self.sigmas]
-            outputs.cache[self] = torch.stack([outputs.logits, *smooth]).detach().log_softmax(-1)
+            more = [outputs.forward(copy(outputs.batch.images)) for copy in self.copies]
+            outputs.cache[self] = torch.stack([outputs.logits, *more]).detach().log_softmax(-1)
         return outputs.cache[self]
 
 
-def smoothed(images: Tensor, sigma: float) -> Tensor:
-    """Images (B, C, H, W) after a Gaussian filter of so many pixels, mirrored at the edges, cut off at three sigma."""
-    radius = min(max(1, math.ceil(3 * sigma)), min(images.shape[-2:]) - 1)
-    at = torch.arange(-radius, radius + 1, device=images.device, dtype=images.dtype)
-    kernel = (-0.5 * (at / sigma).square()).exp()
-    kernel, channels = kernel / kernel.sum(), images.shape[1]
-    filtered = F.pad(images, (radius, radius, radius, radius), mode="reflect")
-    for shape in ((1, 1, 1, -1), (1, 1, -1, 1)):
-        filtered = F.conv2d(filtered, kernel.view(shape).expand(channels, *[-1] * 3), groups=channels)
-    return filtered
+SHOWN = (ImageCopy(), ImageCopy(0.7, mirrored=True), ImageCopy(move=PIXEL), ImageCopy(), ImageCopy(move=PIXEL))
+"""What each of `Blended`'s five copies shows of the images."""
+
+
+class BlendedCopies:
+    """`auto` on batch norm, each of `Blended`'s copies with images of its own: as many forward passes as without.
+
+    The copies are adapters of one copy each, and `Blended` and `LocalPrior` are asked as the engine asks them, since
+    the engine gives all copies the same images.
+    """
+
+    def __init__(self, model: nn.Module, shown: tuple[ImageCopy, ...] = SHOWN, **settings: Any) -> None:
+        self.part, self.prior, self.shown = Blended(), LocalPrior(), shown
+        choices = zip(self.part.weights, self.part.rates, self.part.doubts, strict=True)
+        alone = [Blended((weight,), (rate,), (doubt,)) for weight, rate, doubt in choices]
+        self.adapters = [
+            poem.adapt(model, poem.Recipe(parameters=Nothing(), statistics=each), **settings) for each in alone
+        ]
+        self.memory: Memory = {}
+        self.before: Memory | None = None
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """The answer (B, C) for images in [0, 1]."""
+        each = torch.stack([adapter(copy(images)) for adapter, copy in zip(self.adapters, self.shown, strict=True)])
+        answer, record = self.part.combine(each, self.memory)
+        self.memory = {**self.memory, **record}
+        outputs = Outputs(answer, (answer,))
+        before = self.prior.start(outputs) if self.before is None else self.before
+        self.before = {**before, **self.prior.remember(Outcome(outputs, outputs, [], []), before)}
+        return self.prior(outputs, before)
+
+    def unload(self) -> None:
+        """Give the model back."""
+        for adapter in self.adapters:
+            adapter.unload()
 
 
 # What it gives --------------------------------------------------------------------------------------------------------
@@ -162,32 +229,42 @@ def plans(labels: streams.Indices, seed: int, *, runs: bool = True) -> Iterator[
         yield f"sorted {shift.corruption}", one(shift, order)
 
 
-def rows(net: str) -> dict[str, dict[str, Any]]:
-    """What is run, as arguments of `poem.adapt`."""
-    prior = SmoothedPrior(sigmas=SIGMAS[zoo.base(net).crop])
-    smooth: dict[str, Any] = {"method": "auto", "readout": Readout("last", prior)}
-    return {
-        "source": {"method": "source", "guard": False},
-        "auto": {"method": "auto", "guard": False},
-        "auto, smoothed": {**smooth, "guard": False},
-        "guarded auto": {"method": "auto", "guard": True},
-        "guarded auto, smoothed": {**smooth, "guard": True},
+def rows(net: str, model: nn.Module) -> dict[str, Callable[[], Any]]:
+    """What is run: functions that make what answers."""
+    base = zoo.base(net)
+    settings: dict[str, Any] = {"mean": base.mean, "std": base.std}
+
+    def made(method: str, **own: Any) -> Callable[[], Any]:
+        return lambda: poem.adapt(model, method, **settings, **own)
+
+    copies = {"readout": Readout("last", CopiesPrior())}
+    found = {
+        "source": made("source"),
+        "auto": made("auto", guard=False),
+        "auto, copies": made("auto", guard=False, **copies),
+        "guarded auto": made("auto", guard=True),
+        "guarded auto, copies": made("auto", guard=True, **copies),
     }
+    if has_batch_norm(net):
+        del found["guarded auto, copies"]
+        found["auto, copies"] = lambda: BlendedCopies(model, **settings)
+    return found
 
 
 def measure(net: str, args: argparse.Namespace) -> None:
     """Append a line for every stream and row of a network."""
     base, store, seed = zoo.base(net), streams.Store(args.store), 0 if net == "vit-tiny16" else SMALL_SEED
     model, _ = zoo.load(net, weights_of(net, args.data))
-    store.prepare(net, seed, COUNT, args.data, (), torch.device("cpu"))
-    labels = store.labels(net, seed)
+    count = LARGE_COUNT if net == "vit-tiny16" else COUNT
+    store.prepare(net, seed, count, args.data, (), torch.device("cpu"))
+    labels = store.labels(net, seed)[:count]
     for name, plan in plans(labels, seed, runs=base.classes < len(labels)):
         pixels, truth = store.images(net, seed, plan, torch.device("cpu")), labels[plan.image]
-        for row, settings in rows(net).items():
+        for row, make in rows(net, model).items():
             if args.rows and row not in args.rows:
                 continue
             began = time.perf_counter()
-            adapter = poem.adapt(model, mean=base.mean, std=base.std, **settings)
+            adapter = make()
             answers = torch.cat([predicted(adapter(some.float() / 255).detach()) for some in pixels.split(BATCH)])
             adapter.unload()
             accuracy = 100 * float((answers.numpy() == truth)[plan.scored].mean())
@@ -215,22 +292,22 @@ def join(paths: list[Path]) -> dict[str, Any]:
         raise ValueError(f"expected cells of one version of the library and of torch, got {sorted(versions)}")
     ((tree, version),) = versions
     what = (
-        f"Accuracies, percent, of {COUNT} images a stream, batches of {BATCH}, one seed, on held-out corruptions; "
-        "smoothed: benchmarks/auto/smoothed.py, whose widths for 32 pixels, trust and margin were chosen on such "
-        "streams of the six small networks; 399 of the 768 digits and 58 of the CIFAR-10 images are in both"
+        f"Accuracies, percent, of {COUNT} images a stream ({LARGE_COUNT} of vit-tiny16), batches of {BATCH}, one "
+        "seed, on held-out corruptions; copies: benchmarks/auto/copies.py, whose settings were chosen on such streams "
+        "of cifar10-* and digits-* with another seed; 256 of the 768 digits and 58 of the CIFAR-10 images are in both"
     )
-    command = "python -m auto.smoothed --data DATA --nets NETS --out FILE, then --join FILES, on a CPU"
+    command = "python -m auto.copies --data DATA --nets NETS --out FILE, then --join FILES, on a CPU"
     about = {"what": what, "command": command, "tree": tree, "torch": version}
     return {**about, "networks": {net: found[net] for net in NETS if net in found}}
 
 
 def table(found: dict[str, Any]) -> str:
     """Means over the streams of each network, speckle noise alone, and the lowest differences, as Markdown."""
-    names = {"auto": "`auto`", "auto, smoothed": "smoothed", "guarded auto": "guarded `auto`"}
-    names = {"source": "source", **names, "guarded auto, smoothed": "guarded, smoothed"}
+    names = {"source": "source", "auto": "`auto`", "auto, copies": "with copies", "guarded auto": "guarded `auto`"}
+    names |= {"guarded auto, copies": "guarded, with copies"}
     head = [
         *names.values(),
-        "speckle noise: source, `auto`, smoothed",
+        "speckle noise: source, `auto`, with copies",
         "lowest difference to `auto`",
         "lowest difference to source",
     ]
@@ -238,18 +315,15 @@ def table(found: dict[str, Any]) -> str:
     for net, by_stream in found["networks"].items():
         every = list(by_stream.values())
         means = [f"{np.mean([each[row] for each in every]):.1f}" if row in every[0] else "" for row in names]
-        noise = [f"{by_stream['speckle_noise-5'][row]:.1f}" for row in ("source", "auto", "auto, smoothed")]
+        noise = [f"{by_stream['speckle_noise-5'][row]:.1f}" for row in ("source", "auto", "auto, copies")]
         lowest = []
         for other in ("auto", "source"):
-            gain = {stream: each["auto, smoothed"] - each[other] for stream, each in by_stream.items()}
+            gain = {stream: each["auto, copies"] - each[other] for stream, each in by_stream.items()}
             worst = min(gain, key=lambda stream: gain[stream])
             lowest.append(f"{gain[worst]:+.1f} ({worst})")
         lines.append(f"| {net} | {' | '.join(means)} | {', '.join(noise)} | {' | '.join(lowest)} |")
-    words = [_lowest(found, row) for row in ("guarded auto, smoothed", "guarded auto")]
-    lines += [
-        "",
-        "Guarded, the lowest difference to the source is {} with smoothed copies, and {} without.".format(*words),
-    ]
+    words = [_lowest(found, row) for row in ("guarded auto, copies", "guarded auto")]
+    lines += ["", "Guarded, the lowest difference to the source is {} with copies, and {} without.".format(*words)]
     return "\n".join(lines) + "\n"
 
 
@@ -272,7 +346,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--data", type=Path, help="folder of the images and of the large network's weights")
     parser.add_argument("--nets", type=names_among(NETS), default=list(NETS))
     parser.add_argument("--rows", type=lambda text: text.split(";"), default=None, help="only these, with ; between")
-    parser.add_argument("--out", type=Path, default=Path("smoothed.jsonl"), help="file to append to")
+    parser.add_argument("--out", type=Path, default=Path("copies.jsonl"), help="file to append to")
     parser.add_argument(
         "--store", type=Path, default=None, help="folder for images, kept; by default removed at the end"
     )
