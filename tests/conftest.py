@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 import torch
@@ -14,6 +15,12 @@ torch.set_num_threads(1)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before it is first imported
+
+with suppress(ImportError):  # the tests of a release are run without it
+    from hypothesis import settings
+
+    settings.register_profile("poem", deadline=None)  # an example that takes long shows a busy machine, not a mistake
+    settings.load_profile("poem")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

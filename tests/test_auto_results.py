@@ -72,6 +72,63 @@ def test_the_share_of_a_full_update_is_the_one_that_the_held_out_streams_say() -
     assert poem.recipe("auto").minimise == Entropy(least=float(safe[0].split()[1]))
 
 
+def _line(page: str, begin: str) -> str:
+    """The line of a page that begins so."""
+    (found,) = (line for line in (ROOT / "docs" / page).read_text().splitlines() if line.startswith(begin))
+    return found
+
+
+def test_what_a_page_says_of_many_shifts_in_a_row_is_what_the_results_say() -> None:
+    results = _module("analyse").load(RESULTS)
+    if results is None:
+        pytest.skip("no results/auto/*.jsonl")
+    line = _line("when-not-to-adapt.md", "| many shifts in a row (`continual`) |")
+    published = [row for row in _module("rows").SINGLE if row not in ("source", "cotta")]
+
+    def gain(net: str, row: str) -> float:
+        return float(results.paired((net, "continual", 64), row).difference)
+
+    def span(net: str, *rows: str) -> tuple[float, float]:
+        found = [gain(net, row) for row in rows]
+        return min(found), max(found)
+
+    def listed(net: str, *rows: str) -> str:
+        return ", ".join(f"`{row}` {gain(net, row):+.0f}" for row in rows)
+
+    words = "all gain: on `cifar10-bn` {:.0f} to {:.0f} (CoTTA {:.0f}), on"
+    assert words.format(*span("cifar10-bn", *published, "auto"), gain("cifar10-bn", "cotta")) in line
+    words = "on `digits-bn` {:.0f} to {:.0f} (CoTTA {:.0f}) and `auto` {:.0f} (guarded {:.0f}), on"
+    single = [gain("digits-bn", row) for row in ("cotta", "auto", "guarded auto")]
+    assert words.format(*span("digits-bn", *published), *single) in line
+    words = "on Lite0 `tent` {:.0f}, `auto` {:.0f} |"
+    assert words.format(*(gain("effnet-lite0", row) for row in ("tent", "auto"))) in line
+    words = "| on `cifar10-gn` {}; `eata+poem` and `auto` {:+.0f} to {:+.0f}; on `digits-gn` CoTTA {:+.0f} |"
+    losses = listed("cifar10-gn", "poem", "tent", "deyo+poem")
+    assert words.format(losses, *span("cifar10-gn", "eata+poem", "auto"), gain("digits-gn", "cotta")) in line
+    vit = "vit-tiny16"
+    assert f"| on ViT-Tiny {listed(vit, 'deyo', 'poem', 'tent')}; {listed(vit, 'roid', 'auto')} |" in line
+
+
+def test_what_pages_say_of_single_images_is_what_the_results_say() -> None:
+    results = _module("analyse").load(RESULTS)
+    if results is None:
+        pytest.skip("no results/auto/*.jsonl")
+    line = _line("when-not-to-adapt.md", "| single images, clean and four corruptions, 1,000 images of each")
+    data, readme = (" ".join((ROOT / name).read_text().split()) for name in ("docs/your-data.md", "README.md"))
+    rows = ("tent", "poem", "auto")
+    told: dict[str, list[str]] = {}
+    for net in ("cifar10-bn", "cifar10-gn", "cifar10-vit"):
+        places = [(net, stream, 1) for stream in _module("streams").SHORT]
+        assert {len(run.bits) for place in places for run in results.runs[place, "source"].values()} == {1000}
+        gains = {row: np.mean([results.paired(place, row).difference for place in places]) for row in rows}
+        assert f"| on `{net}` {', '.join(f'`{row}` {points:+.0f}' for row, points in gains.items())} |" in line
+        told[net] = [f"{np.mean([results.accuracy(place, row) for place in places]):.1f}" for row in ("source", *rows)]
+    words = "the source had {} %, Tent {}, POEM {} and `auto` {} on batch norm; {}, {}, {} and {} on group norm"
+    assert words.format(*told["cifar10-bn"], *told["cifar10-gn"]) in data
+    words = 'source {} %, Tent {}, POEM {}). `poem.adapt(model, "auto")` takes averages over the stream there, {} %'
+    assert words.format(*told["cifar10-bn"]) in readme
+
+
 # A candidate for `auto` -----------------------------------------------------------------------------------------------
 
 

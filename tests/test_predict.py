@@ -605,8 +605,10 @@ def test_a_run_killed_at_any_moment_goes_on(folder: Path, tmp_path: Path, whole:
 def test_a_process_that_is_killed_goes_on(folder: Path, tmp_path: Path, whole: bytes) -> None:
     out, partial = tmp_path / "a.csv", tmp_path / "a.partial.csv"
     words = ["predict", str(folder), *STREAM, "-o", str(out)]
-    slow = "import time, poem.predict as p; q = p._read_batch; p._read_batch = lambda *a: (time.sleep(0.5), q(*a))[1]"
-    line = f"import torch; torch.set_num_threads(1); {slow}; from poem.cli.main import main; main({words!r})"
+    slow = """import time, poem.predict as predict
+read, waits = predict._read_batch, iter([0, 0])
+predict._read_batch = lambda *words: (time.sleep(next(waits, 60)), read(*words))[1]"""  # the third waits for the end
+    line = f"import torch; torch.set_num_threads(1)\n{slow}\nfrom poem.cli.main import main; main({words!r})"
     process = subprocess.Popen([sys.executable, "-c", line], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     try:
         while process.poll() is None and not (partial.exists() and partial.read_bytes().count(b"\n") > 6):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 
@@ -73,7 +74,7 @@ with Progress("tent", 4, unit="images") as shown:
     os.close(theirs)
     text = os.read(ours, 65536).decode()
     os.close(ours)
-    assert "tent: 3/4 images, about 0 s left" in text
+    assert re.search(r"tent: 3/4 images, about \d+ s left", text)
     assert text.rstrip().endswith("\x1b[2K"), "the line is erased"
 
 
@@ -87,7 +88,7 @@ def test_inside_a_display_that_allows_no_other_it_prints_lines(
     monkeypatch.setattr("rich.progress.Progress.start", refuse)
     with Progress("tent", 4, unit="images") as shown:
         shown.advance()
-    assert capsys.readouterr().err == "tent: 1/4 images, about 0 s left\n"
+    assert re.fullmatch(r"tent: 1/4 images, about \d+ s left\n", capsys.readouterr().err)
 
 
 def test_durations() -> None:

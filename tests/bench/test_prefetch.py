@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from nets import make_net
+from served import until
 from small_cells import add_base, cell
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
@@ -97,16 +98,19 @@ def test_a_clock_that_is_part_of_the_protocol_is_read_synchronised(monkeypatch: 
     assert run._depth(stream()) == 0, "loading beside a call would be measured with it"
 
 
-def test_seconds_are_of_waiting_and_of_the_adapter() -> None:
-    pause = 0.03
+@pytest.mark.parametrize("depth", [0, 2])
+def test_seconds_are_of_waiting_and_of_the_adapter(depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a clock that goes on by 1 for a batch that is made, and by 10 for one that is answered."""
+    counts = {"made": 0, "answering": 0, "answered": 0}
 
     def slow() -> Iterator[tuple[Tensor, Tensor]]:
         for images, labels in batches(toy(), range(10), 2):
-            time.sleep(pause)
+            until(lambda: counts["answering"] >= counts["made"])  # a thread makes it while the one before is answered
+            counts["made"] += 1
             yield images, labels
 
     class Slow:
-        """An adapter of another speed: it answers after a pause."""
+        """An adapter that answers once the next batch is there, where it is read ahead."""
 
         def __init__(self) -> None:
             self.adapter = poem.adapt(make_net("bn"), "source")
@@ -115,16 +119,19 @@ def test_seconds_are_of_waiting_and_of_the_adapter() -> None:
             return getattr(self.adapter, name)
 
         def __call__(self, images: Tensor) -> Tensor:
-            time.sleep(2 * pause)
+            counts["answering"] += 1
+            if depth:
+                until(lambda: counts["made"] == min(5, counts["answering"] + 1))
+            counts["answered"] += 1
             return self.adapter(images)
 
-    runs = []
-    for depth in (0, 2):
-        runs.append(StreamRun(Slow(), prefetch=depth))  # type: ignore[arg-type]
-        assert len(list(runs[-1].answers(slow()))) == 5
-        assert runs[-1].adapt_seconds >= 5 * 2 * pause
-    assert runs[0].load_seconds >= 5 * pause
-    assert runs[1].load_seconds < 0.8 * runs[0].load_seconds, "the first batch alone is waited for"
+    clock = SimpleNamespace(perf_counter=lambda: counts["made"] + 10 * counts["answered"])
+    monkeypatch.setattr(run_stream, "time", clock)
+    run = StreamRun(Slow(), prefetch=depth)  # type: ignore[arg-type]
+    assert len(list(run.answers(slow()))) == 5
+    made_meanwhile = 4 if depth else 0
+    assert run.load_seconds == 5 - made_meanwhile, "where it is read ahead, the first batch alone is waited for"
+    assert run.adapt_seconds == 5 * 10 + made_meanwhile
 
 
 @pytest.mark.parametrize("depth", [0, *DEPTHS])

@@ -20,7 +20,7 @@ from browser import CHROMIUM, DRIVER, chromium_driver, complaints, set_scheme, s
 from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
-from served import pictures, running
+from served import pictures, running, until
 from torch import Tensor
 
 from poem.serve.client import Client
@@ -97,6 +97,13 @@ def shown(browser: webdriver.Chrome, count: int) -> list[list[str]]:
         time.sleep(0.1)
 
 
+def points(browser: webdriver.Chrome) -> str:
+    """Those of the first curve of the stream that is open; read at once, since the page makes it anew."""
+    script = "return document.querySelector('#charts polyline')?.getAttribute('points') ?? ''"
+    found: str = browser.execute_script(script)
+    return found
+
+
 def test_columns_sort_streams_are_found_and_values_are_curves(url: str, browser: webdriver.Chrome) -> None:
     with Client(url) as client:
         for name, batches in (("cam-2", 3), ("cam-10", 5), ("yard", 1)):
@@ -116,14 +123,12 @@ def test_columns_sort_streams_are_found_and_values_are_curves(url: str, browser:
         browser.find_element(By.CSS_SELECTOR, "button[data-stream=cam-10]").send_keys(Keys.ENTER)
         for seed in range(3):
             client.predict("cam-10", pictures(4, seed))
-            time.sleep(2.2)  # the page reads the status every two seconds
-    curves = browser.find_elements(By.CSS_SELECTOR, "#charts figure")
-    assert {each.text.split(":")[0] for each in curves} == {
+    until(lambda: len(points(browser).split()) >= 3)  # one more whenever the page has read the status
+    assert "NaN" not in points(browser)
+    names = "return [...document.querySelectorAll('#charts figure')].map(each => each.innerText.split(':')[0].trim())"
+    assert set(browser.execute_script(names)) == {
         "agreement", "entropy", "selected", "newly reliable", "drift", "latency ms"
     }  # fmt: skip
-    points = browser.find_element(By.CSS_SELECTOR, "#charts polyline").get_attribute("points") or ""
-    assert len(points.split()) >= 3
-    assert "NaN" not in points
     assert [each for each in complaints(browser) if "favicon" not in each] == []
 
 

@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,20 +37,29 @@ from poem.serve.settings import ServeSettings
 TOKEN = "sesame" * 4
 
 
-@pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+@contextmanager
+def service(folder: Path, header_s: float = 10.0, body_s: float = 10.0) -> Iterator[str]:
+    """A service that waits so long for headers and bodies; its address."""
     listener = socket.create_server(("127.0.0.1", 0))
     metrics = Metrics()
-    settings = ServeSettings(batch_size=4, queue=8, body_s=1.0)
-    engine = StreamEngine(served(), settings, tmp_path_factory.mktemp("states"), metrics)
+    settings = ServeSettings(batch_size=4, queue=8, body_s=body_s)
+    engine = StreamEngine(served(), settings, folder, metrics)
     app = build_app(engine, metrics, Access([TOKEN]))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", http=timed_headers(0.5), ws="none"))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", http=timed_headers(header_s), ws="none"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
-    yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    server.should_exit = True
-    thread.join(30)
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(30)
     assert not engine.ready
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with service(tmp_path_factory.mktemp("states")) as found:
+        yield found
 
 
 def test_the_clients_methods(url: str, tmp_path: Path) -> None:
@@ -196,16 +206,17 @@ def test_a_connection_too_many_is_503_as_a_problem() -> None:
         thread.join(30)
 
 
-def test_half_a_body_is_a_timeout_and_stops_nobody(url: str) -> None:
-    host, _, port = url.removeprefix("http://").partition(":")
-    with socket.create_connection((host, int(port)), 20) as half:
-        head = f"POST /v1/streams/half/predict HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {TOKEN}\r\n"
-        half.sendall(f"{head}Content-Type: image/jpeg\r\nContent-Length: 1000\r\n\r\n".encode() + bytes(500))
-        with Client(url, token=TOKEN) as client:
-            assert client.predict("whole", pictures(1, 0)).batch == 0
-            answer = half.recv(4096)
-            assert b" 408 " in answer.splitlines()[0]
-            assert "half" not in {each["stream"] for each in client.streams()}
+def test_half_a_body_is_a_timeout_and_stops_nobody(tmp_path: Path) -> None:
+    with service(tmp_path, body_s=1.0) as url:
+        host, _, port = url.removeprefix("http://").partition(":")
+        with socket.create_connection((host, int(port)), 20) as half:
+            head = f"POST /v1/streams/half/predict HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {TOKEN}\r\n"
+            half.sendall(f"{head}Content-Type: image/jpeg\r\nContent-Length: 1000\r\n\r\n".encode() + bytes(500))
+            with Client(url, token=TOKEN) as client:
+                assert client.predict("whole", pictures(1, 0)).batch == 0
+                answer = half.recv(4096)
+                assert b" 408 " in answer.splitlines()[0]
+                assert "half" not in {each["stream"] for each in client.streams()}
 
 
 def test_load_prints_percentiles_and_counts(
@@ -243,7 +254,13 @@ def test_load_counts_full_queues_apart_from_errors(url: str, monkeypatch: pytest
     assert found.answered + found.rejected == found.requests == 24
 
 
-def test_headers_that_do_not_come_in_time_are_408(url: str) -> None:
+def test_headers_that_do_not_come_in_time_are_408(tmp_path: Path) -> None:
+    with service(tmp_path, header_s=1.0) as url:
+        check_headers(url)
+
+
+def check_headers(url: str) -> None:
+    """Half of the headers, none, a second request with half of them, and what is no HTTP."""
     host, port = url.removeprefix("http://").split(":")
     whole = f"GET /healthz HTTP/1.1\r\nHost: {host}\r\n\r\n".encode()
     half = b"GET /healthz HTTP/1.1\r\nHo"

@@ -94,15 +94,24 @@ def test_what_is_not_answered_in_time_is_refused_and_every_stream_is_saved(
         assert sum(again.status(name)["batches"] for name in "ab") == 2 + found.count("answered")
 
 
-def test_a_request_whose_caller_has_gone_teaches_nothing(tmp_path: Path, slow: None) -> None:
+def test_a_request_whose_caller_has_gone_teaches_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    computing, gate, answer = threading.Event(), threading.Event(), Learner.answer
+
+    def wait(self: Learner, images: Tensor) -> Any:
+        computing.set()
+        gate.wait(30)
+        return answer(self, images)
+
+    monkeypatch.setattr(Learner, "answer", wait)
     with engine(tmp_path, batch_size=2) as made:
         first = made.submit("a", pictures(2, 0))
-        taken(made)
+        assert computing.wait(30)
         assert not first.cancel(), "it is being computed"
         gone = made.submit("a", pictures(2, 1), key="k", payload="p")
         alone = made.submit("never", pictures(2, 1))
         assert gone.cancel()
         assert alone.cancel()
+        gate.set()
         assert ask(made, "a", 2)["batch"] == 1
         assert [each["stream"] for each in made.streams()] == ["a"]
         assert ask(made, "a", 1, key="k", payload="p")["batch"] == 2, "its key may come again"

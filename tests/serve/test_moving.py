@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from served import pictures, served, taken
+from served import pictures, served, taken, until
 
 from poem.guarded.audit import read_audit
 from poem.serve.engine import StreamEngine
@@ -143,9 +143,10 @@ def test_an_engine_that_cannot_save_what_is_asked_for_goes_on(tmp_path: Path, mo
 def test_a_key_that_waits_while_its_stream_moves_to_and_fro_stays_claimed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, released: bool
 ) -> None:
-    gate, step = threading.Event(), StreamEngine._step
+    gate, step, stopped = threading.Event(), StreamEngine._step, set[StreamEngine]()
 
     def wait(self: StreamEngine) -> bool:
+        stopped.add(self)
         gate.wait(60)
         return step(self)
 
@@ -158,7 +159,7 @@ def test_a_key_that_waits_while_its_stream_moves_to_and_fro_stays_claimed(
         found = one._streams["door"]
         monkeypatch.setattr(StreamEngine, "_step", wait)
         monkeypatch.setattr(one._sharing, "release_asked", lambda now: None)  # below it is called, or it came too late
-        time.sleep(0.1)
+        until(lambda: len(stopped) == 2)
         waiting = one.submit("door", pictures(4, 1), key="k", payload="p")
         if released:
             one._sharing.release(folder_name("door"))
@@ -176,10 +177,11 @@ def test_a_key_that_waits_while_its_stream_moves_to_and_fro_stays_claimed(
 
 def hanging(one: StreamEngine, two: StreamEngine, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Let the first engine hang, so that the second takes its streams after a second; it goes on when this is set."""
-    gate, step = threading.Event(), StreamEngine._step
+    gate, step, stopped = threading.Event(), StreamEngine._step, threading.Event()
 
     def wait(self: StreamEngine) -> bool:
         if self is one:
+            stopped.set()
             gate.wait(60)
         return step(self)
 
@@ -188,7 +190,7 @@ def hanging(one: StreamEngine, two: StreamEngine, monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr(each._store._leases, "_handover", 1.0)
     monkeypatch.setattr(StreamEngine, "_step", wait)
     monkeypatch.setattr(one._sharing, "release_asked", lambda now: None)
-    time.sleep(0.1)
+    assert stopped.wait(60)
     return gate
 
 
@@ -252,9 +254,7 @@ def test_a_deleted_stream_does_not_come_back_by_a_late_snapshot(tmp_path: Path) 
         assert state is not None
         late = state.state_dict()
         place = next(tmp_path.glob("streams/*"))
-        until = time.monotonic() + 10
-        while not any(place.glob("state-*")) and time.monotonic() < until:  # written after the answer
-            time.sleep(0.01)
+        until(lambda: any(place.glob("state-*")))  # written after the answer
         name = next(place.glob("state-*")).name
         two.command("door", "delete").result(60)
         two._store._write(place / name, {**late, "serve": {"id": "door"}})
