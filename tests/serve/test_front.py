@@ -277,7 +277,9 @@ def test_in_flight_full_and_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         reached.clear()
         engine = client.app.state.engine  # type: ignore[attr-defined]
 
-        def send(name: str, path: str = PREDICT, waiting: int = 0, **headers: str) -> threading.Thread:
+        def send(name: str, path: str, waiting: int, key: str | None = None) -> threading.Thread:
+            headers = {} if key is None else {"Idempotency-Key": key}
+
             def go() -> None:
                 found[name] = post(client, file, PNG, path, **headers)
 
@@ -286,7 +288,7 @@ def test_in_flight_full_and_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             until(lambda: reached.is_set() and engine.summary()["waiting"] == waiting)
             return thread
 
-        threads = [send("first", **{"Idempotency-Key": "k"}), send("late", f"{PREDICT}?deadline_ms=1", 1)]
+        threads = [send("first", PREDICT, 0, key="k"), send("late", f"{PREDICT}?deadline_ms=1", 1)]
         threads.append(send("other", "/v1/streams/known/predict", 2))
         assert check_problem(post(client, file, PNG, **{"Idempotency-Key": "k"}), 409)["code"] == "key-in-flight"
         assert check_problem(post(client, file, PNG, **{"Idempotency-Key": "j"}), 429)["code"] == "queue-full"
