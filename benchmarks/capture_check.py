@@ -43,6 +43,7 @@ METHODS = (
     "sar",
     "deyo",
     "roid",
+    "auto",
     "poem",
     "poem-official",
     "deyo+poem",
@@ -87,6 +88,8 @@ def settings(method: str, net: nn.Module, batches: list[Tensor]) -> dict[str, An
         more["select"] = EntropyBelow(fraction) & PLPDAbove(-1.0)
     elif host in ("sar", "poem"):
         more["threshold"] = fraction
+    elif host == "auto" and not any(isinstance(each, nn.BatchNorm2d) for each in net.modules()):
+        more["select"] = EntropyBelow(fraction) & NotRedundant(0.9999)  # on batch norm nothing is learnt
     return more
 
 

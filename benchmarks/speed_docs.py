@@ -69,14 +69,15 @@ def _is_guarded(row: Content) -> bool:
 def _left_out(content: Content, rows: list[Content]) -> str:
     """Sentences about rows with a guard that are not quoted, and about those that the run's time did not suffice for.
 
-    `rows` are those that the table shows: it tells of its own networks alone.
+    `rows` are those that the table shows: it leaves out networks that are in another table alone.
     """
     said = ""
     if any(map(_is_guarded, content["rows"])) and not any(map(_is_guarded, _good(content))):
         said += "\n\nRows with a guard are of an earlier version of its code and not quoted."
     there = {" ".join(str(row.get(key)) for key in ROW) for row in content["rows"]}
-    nets = {str(row["net"]) for row in rows}
-    skipped = [each for each in content.get("skipped", ()) if each.split()[0] in nets and _named(each) not in there]
+    elsewhere = {str(row["net"]) for row in _good(content)} - {str(row["net"]) for row in rows}
+    skipped = [each for each in content.get("skipped", ()) if each.split()[0] not in elsewhere]
+    skipped = [each for each in skipped if _named(each) not in there]
     if skipped:
         said += f"\n\nNot measured, since the run's time ended: {', '.join(skipped)}."
     return said
@@ -185,7 +186,7 @@ def _agreement(content: Content) -> str:
 
 
 def _contract(content: Content) -> str:
-    """What failed is zero wherever the file exists: the stage writes it then alone."""
+    """Number of tests; the stage writes the file only where none failed."""
     return f"{content['passed']} tests of the contract passed on a GPU with `fast=True`, {content['failed']} failed."
 
 

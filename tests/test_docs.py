@@ -415,9 +415,11 @@ def test_rows_that_time_left_out_are_named_beside_those_measured(tmp_path: Path)
     assert "Not measured, since the run's time ended: n batch 64 poem1 bf16 50 %, n batch 1 auto bf16 100 %." in said
     (tmp_path / "some.json").write_text(json.dumps({"tree": "today", **HOST, "rows": [row], "skipped": skipped[:1]}))
     assert "Not measured" not in speeds.filled(page, tmp_path, "today")
-    other = ["m batch 64 poem1 bf16 100 %"]  # a network that is in another table of the page
+    other, rows = ["m batch 64 poem1 bf16 50 %"], [row, {**row, "net": "m", "curve": "m"}]
+    (tmp_path / "some.json").write_text(json.dumps({"tree": "today", **HOST, "rows": rows, "skipped": other}))
+    assert "Not measured" not in speeds.filled(page, tmp_path, "today"), "it is in another table"
     (tmp_path / "some.json").write_text(json.dumps({"tree": "today", **HOST, "rows": [row], "skipped": other}))
-    assert "Not measured" not in speeds.filled(page, tmp_path, "today")
+    assert "Not measured, since the run's time ended: m batch 64" in speeds.filled(page, tmp_path, "today")
 
 
 def _measured_tree(root: Path) -> Path:

@@ -36,7 +36,7 @@ from auto.rows import has_batch_norm
 from poem import zoo
 from poem.bench.metrics import predicted
 from poem.parts import Blended, LocalPrior, Nothing, Readout
-from poem.parts.base import Memory, Outcome, Outputs, Part, entropy
+from poem.parts.base import Memory, Need, Outcome, Outputs, Part, entropy
 from poem.parts.fields import Count, NotNegative, Range
 from poem.streams.orders import Sorted, generator
 from poem.streams.shift import CLEAN, Shift
@@ -60,8 +60,8 @@ LARGE_COUNT = 384
 class ImageCopy(Part):
     """Each image mirrored, then moved down to the right, then smoothed; by default as it is.
 
-    `smooth` is the width of a Gaussian filter in pixels for images of 32 pixels; where the shorter side has `s`, it is
-    `smooth * (s / 32) ** 0.4`. `move` is a share of height and width, one pixel at least; the edge is repeated.
+    `smooth` is the standard deviation of a Gaussian filter in pixels of images of 32; where the shorter side has `s`,
+    it is `smooth * (s / 32) ** 0.4`. `move` is a share of height and width, one pixel at least; the edge is repeated.
 
     Paper: none.
     """
@@ -102,6 +102,7 @@ def smoothed(images: Tensor, sigma: float) -> Tensor:
 
 
 PIXEL = 1 / 32
+"""A pixel of images of 32, as a share of their side."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -120,6 +121,11 @@ class CopiesPrior(LocalPrior):
     trust: NotNegative = 30.0
     margin: NotNegative = 0.02
     recent: Count = 256
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """Images, of which there are copies to make."""
+        return frozenset({Need.PICTURES})
 
     def start(self, outputs: Outputs) -> Memory:
         """No predictions seen, of no copy."""
@@ -255,9 +261,11 @@ def measure(net: str, args: argparse.Namespace) -> None:
     """Append a line for every stream and row of a network."""
     base, store, seed = zoo.base(net), streams.Store(args.store), 0 if net == "vit-tiny16" else SMALL_SEED
     model, _ = zoo.load(net, weights_of(net, args.data))
-    count = LARGE_COUNT if net == "vit-tiny16" else COUNT
-    store.prepare(net, seed, count, args.data, (), torch.device("cpu"))
-    labels = store.labels(net, seed)[:count]
+    wanted = LARGE_COUNT if net == "vit-tiny16" else COUNT
+    store.prepare(net, seed, wanted, args.data, (), torch.device("cpu"))
+    labels = store.labels(net, seed)[:wanted]
+    if len(labels) < wanted:
+        raise ValueError(f"expected {wanted} images in {args.store}, got {len(labels)}; give another --store")
     for name, plan in plans(labels, seed, runs=base.classes < len(labels)):
         pixels, truth = store.images(net, seed, plan, torch.device("cpu")), labels[plan.image]
         for row, make in rows(net, model).items():
@@ -322,14 +330,19 @@ def table(found: dict[str, Any]) -> str:
             worst = min(gain, key=lambda stream: gain[stream])
             lowest.append(f"{gain[worst]:+.1f} ({worst})")
         lines.append(f"| {net} | {' | '.join(means)} | {', '.join(noise)} | {' | '.join(lowest)} |")
-    words = [_lowest(found, row) for row in ("guarded auto, copies", "guarded auto")]
-    lines += ["", "Guarded, the lowest difference to the source is {} with copies, and {} without.".format(*words)]
+    both = ("guarded auto, copies", "guarded auto")
+    if any(set(both) <= each.keys() for by in found["networks"].values() for each in by.values()):
+        words = (
+            "Guarded, where both were measured, the lowest difference to the source is {} with copies, and {} without."
+        )
+        lines += ["", words.format(*(_lowest(found, row, both) for row in both))]
     return "\n".join(lines) + "\n"
 
 
-def _lowest(found: dict[str, Any], row: str) -> str:
-    """A row's lowest difference to the source over all networks and streams, with both."""
-    every = [(net, stream, each) for net, by in found["networks"].items() for stream, each in by.items() if row in each]
+def _lowest(found: dict[str, Any], row: str, both: tuple[str, ...]) -> str:
+    """A row's lowest difference to the source where these rows were measured, with its network and stream."""
+    cells = [(net, stream, each) for net, by in found["networks"].items() for stream, each in by.items()]
+    every = [cell for cell in cells if set(both) <= cell[2].keys()]
     net, stream, worst = min(every, key=lambda one: one[2][row] - one[2]["source"])
     return f"{worst[row] - worst['source']:+.1f} points ({net}, {stream})"
 

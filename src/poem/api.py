@@ -27,13 +27,17 @@ from poem.recipes.recipe import ALIASES, FIELDS, Recipe
 log = logging.getLogger("poem")
 GUARD_WORDS = (*(each.name for each in fields(GuardSettings)), "on_event", "audit", "append", "about")
 """Settings of the guard, which `adapt` takes inside `guard=`."""
-_HALF = "precision='bf16' runs the network in half precision"
+_HALF = "precision='bf16' runs the network in half precision; 'fp32', the default, does not"
 ELSEWHERE = {
     "device": "move the model, model.to(...), and hand in images on the same device",
     "compile": "fast='auto', the default, records the loop as CUDA graphs on a GPU",
     "amp": _HALF, "autocast": _HALF, "dtype": _HALF, "half": _HALF, "bf16": _HALF, "fp16": _HALF,
 }  # fmt: skip
 """Words that other libraries take, and what does it here."""
+SAME_PRECISION = {
+    "bfloat16": "bf16", "float16": "bf16", "fp16": "bf16", "half": "bf16", "float32": "fp32", "tfloat32": "tf32",
+}  # fmt: skip
+"""Other words for a precision, and the nearest that there is."""
 
 
 @overload
@@ -116,8 +120,9 @@ def adapt(
     if not (isinstance(fast, bool) or fast == "auto"):
         raise ValueError(f"expected fast 'auto', True or False, got {fast!r}")
     if precision not in get_args(Precision):
-        same = {"bfloat16": "bf16", "float32": "fp32", "tfloat32": "tf32"}.get(str(precision).removeprefix("torch."))
-        hint = f"; did you mean {same!r}?" if same else ""
+        word = str(precision).removeprefix("torch.").lower()
+        near = [SAME_PRECISION[word]] if word in SAME_PRECISION else nearest_names(word, get_args(Precision))
+        hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ValueError(f"expected precision fp32, tf32 or bf16, got {precision!r}{hint}")
     for word in changes:
         _own_word(word)

@@ -46,6 +46,34 @@ def refused(words: list[Any], capsys: pytest.CaptureFixture[str]) -> str:
     return last
 
 
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["run", "--eta", "1"], "there is no option --eta; it is a field of the cell: --set eta=VALUE"),
+        (["run", "--source-images", "5"], "--set source_images=VALUE"),
+        (["run", "--corruptions", "fog"], "did you mean --corruption?"),
+        (["run", "--batch_size", "8"], "did you mean --batch-size?"),
+        (["bench", "table1", "--method", "tent"], "did you mean --methods?"),
+        (["demo", "--eta", "1"], "there is no option --eta"),
+    ],
+    ids=lambda given: given[1] if isinstance(given, list) else "",
+)
+def test_an_unknown_option_is_told_what_the_command_takes(
+    words: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = refused(words, capsys)
+    assert says in said
+    assert ("--set" in said.splitlines()[-1]) == ("--set" in says)
+
+
+def test_a_cell_file_that_is_not_there_is_told_what_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = refused(["run", tmp_path / "cell.json"], capsys)
+    assert "expected CELL.json, a file with a cell" in said
+    assert "--set FIELD=VALUE" in said
+    assert "guard=" not in said
+    assert "poem.adapt(model, guard={...})" in refused(["run", "--guard", "budget=2"], capsys)
+
+
 # Places for results -------------------------------------------------------------------------------------------------
 
 OUTPUTS = {

@@ -115,7 +115,10 @@ def test_a_model_with_nothing_to_adapt_says_what_to_try() -> None:
         ("presicion", "Did you mean precision?"),
         ("Fast", "Did you mean fast?"),
         ("batchsize", "Did you mean batch_size?"),
-        ("device", "move the model, model.to"),
+        ("device", "adapt has no device: move the model, model.to"),
+        ("compile", "adapt has no compile: fast='auto'"),
+        ("amp", "adapt has no amp: precision='bf16'"),
+        ("dtype", "adapt has no dtype: precision='bf16'"),
         ("threshhold", "Did you mean threshold?"),
     ],
 )
@@ -203,7 +206,7 @@ def test_cifar10_is_another_name_of_the_cifar_preset(method: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "near"), [("selct", "select"), ("treshold", "threshold"), ("learning_rate", ""), ("compile", "")]
+    ("name", "near"), [("selct", "select"), ("treshold", "threshold"), ("learning_rate", ""), ("objective", "")]
 )
 def test_an_unknown_field_gets_the_nearest_and_the_list(name: str, near: str) -> None:
     changes: dict[str, Any] = {name: 1}
@@ -250,6 +253,7 @@ def test_a_field_of_the_wrong_kind_is_refused(changes: dict[str, Any], words: st
         ("tent", {"readout": "teacher"}, r"needs a teacher; add teacher=MeanTeacher\(\)"),
         ("tent", {"preset": "mnist"}, "expected preset imagenet, cifar or cifar100, got 'mnist'"),
         ("tent", {"precision": "fp8"}, "expected precision fp32, tf32 or bf16, got 'fp8'"),
+        ("tent", {"precision": torch.bfloat16}, "got torch.bfloat16; did you mean 'bf16'"),
         ("tent", {"fast": "yes"}, "expected fast 'auto', True or False, got 'yes'"),
         ("tent", {"fast": 1}, "expected fast 'auto', True or False, got 1"),
         ("tent", {"mean": (0.5, 0.5, 0.5)}, "expected mean and std together, got one of them; pass both, or neither"),
@@ -270,6 +274,7 @@ def test_a_field_of_the_wrong_kind_is_refused(changes: dict[str, Any], words: st
         "no teacher",
         "preset",
         "precision",
+        "torch's precision",
         "fast",
         "fast 1",
         "mean alone",

@@ -299,12 +299,17 @@ def _refuse_two_rates(stated: Any, changed: Any) -> None:
         raise ValueError(f"expected one learning rate, got lr {stated} and changes lr {changed}; state lr alone")
 
 
+def settable_fields() -> list[str]:
+    """Fields of a cell that `--set` takes by their name alone; the three mappings take a key after a dot."""
+    return [item.name for item in fields(Cell) if item.name not in (*NOT_SETTABLE, *NESTED)]
+
+
 def with_field(values: Mapping[str, Any], name: str, value: Any) -> dict[str, Any]:
     """A cell's fields with one more merged over them, as `--set` names it; a dot reaches into the three mappings.
 
     This alone decides what may be set. Text is read as a suite file would be.
     """
-    plain = [item.name for item in fields(Cell) if item.name not in (*NOT_SETTABLE, *NESTED)]
+    plain = settable_fields()
     head, _, rest = name.partition(".")
     if name not in plain and not (rest and head in NESTED):
         names = [*plain, *(f"{each}.NAME" for each in NESTED)]

@@ -138,20 +138,19 @@ def _check_option_names(arguments: Sequence[str], command: argparse.ArgumentPars
         if name == "--":
             return
         if name.startswith("--") and name not in options:
-            if "--set" in options and (field := _cell_field(name)):
+            alike = nearest_names(name, options, cutoff=0.85)  # --method for --methods, --batch_size for --batch-size
+            if "--set" in options and not alike and (field := _settable_field(name)):
                 command.error(f"there is no option {name}; it is a field of the cell: --set {field}=VALUE")
-            near = nearest_names(name, options, cutoff=0.5)
+            near = alike or nearest_names(name, options, cutoff=0.5)
             command.error(f"there is no option {name}" + (f"; did you mean {near[0]}?" if near else ""))
 
 
-def _cell_field(option: str) -> str:
-    """The field of a cell that an option would be named after; empty where there is none."""
-    from dataclasses import fields
-
-    from poem.bench.cell import Cell
+def _settable_field(option: str) -> str:
+    """The field of a cell that an option would be named after and that `--set` takes; empty where there is none."""
+    from poem.bench.cell import settable_fields
 
     word = option.removeprefix("--").replace("-", "_")
-    return word if word in {item.name for item in fields(Cell)} else ""
+    return word if word in settable_fields() else ""
 
 
 if __name__ == "__main__":

@@ -112,7 +112,7 @@ def _cell(args: argparse.Namespace) -> Cell:
     from poem.recipes.methods import SAME_PRESET
 
     flags = {name: getattr(args, name) for name in _FLAGS if getattr(args, name) is not None}
-    stated = merge_fields({} if args.file is None else _read_fields(args.file), flags)
+    stated = merge_fields({} if args.file is None else _read_fields(args.file, guard=bool(args.guard)), flags)
     values = apply_assignments(stated, parse_assignments(args.set))
     preset = values.get("preset", "imagenet")
     values["preset"] = (
@@ -143,15 +143,17 @@ def _check_names(cell: Cell) -> None:
     cell.order()
 
 
-def _read_fields(path: Path) -> dict[str, Any]:
-    """Read the fields of a cell from a JSON file of a cell or of a result."""
+GUARD_SETTINGS = "; settings of a guard are Python's: poem.adapt(model, guard={...})"
+
+
+def _read_fields(path: Path, *, guard: bool) -> dict[str, Any]:
+    """Read the fields of a cell from a JSON file of a cell or of a result; `guard` if the command asks for one."""
     from poem.cli._cell_input import read_cell_json
 
     if not path.exists():
         raise ValueError(
             f"expected CELL.json, a file with a cell, got {path}, which is not there; names go with options, as in "
-            "--base digits-bn, other fields with --set FIELD=VALUE, and settings of a guard are Python's: "
-            "poem.adapt(model, guard={...})"
+            f"--base digits-bn, other fields with --set FIELD=VALUE{GUARD_SETTINGS if guard else ''}"
         )
     values = read_cell_json(path, "a cell as JSON")
     if not isinstance(values, dict):

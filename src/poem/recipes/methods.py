@@ -452,9 +452,9 @@ def auto() -> Recipe:
 
     On group and layer norm it is ETA with POEM's exploration and branch; with ImageNet's constants updates are smaller
     where fewer than half the configured batch size are selected. On batch norm the statistics of the stream are what
-    counts: `Blended`. No weight moves there, since updates gained nothing on average and lost where images of noise
-    came between. Both answer with a prior from the last images. `poem.adapt` takes the constants that fit the number
-    of classes; with `guard=True` the source answers beside it.
+    counts: `Blended`. No weight moves there, since updates gained nothing on average and lost ten points on one of two
+    networks where images of noise came between. Both answer with a prior from the last images. `poem.adapt` takes the
+    constants that fit the number of classes; with `guard=True` the source answers beside it.
 
     Paper: none; ETA (Niu et al., ICML 2022) and POEM (Yi et al.) are its parts, and `docs/methods/auto.md` tells how
     its constants were chosen and how far each part helps.
