@@ -82,17 +82,21 @@ def test_a_state_read_beside_a_running_call_is_of_a_batch_boundary() -> None:
         allowed[number] = (state["tensors"], state["rng"])
     adapter = poem.adapt(net, "poem", **RICH)
     found: list[dict[str, Any]] = []
-    done = threading.Event()
+    done, has_read = threading.Event(), threading.Event()
 
     def read() -> None:
         while not done.is_set():
             found.append(adapter.state_dict())
+            has_read.set()
             time.sleep(0.0005)
 
     thread = threading.Thread(target=read)
     thread.start()
-    for batch in batches:
+    for number, batch in enumerate(batches):
         adapter(batch)
+        if number % 8 == 7:  # a thread that is late has read something since
+            has_read.clear()
+            assert has_read.wait(30)
     done.set()
     thread.join()
     torn = 0

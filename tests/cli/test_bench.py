@@ -90,7 +90,7 @@ def test_flags_lie_over_a_rate_in_either_spelling(
         ),
         ((*CELL, "--method", "tent", "--set", "window=[1"), "expected a value as a YAML file has it, got '[1'"),
         ((*CELL, "--method", "tent", "--base", "digits-bb"), "unknown base 'digits-bb'; did you mean 'digits-bn'?"),
-        (("nowhere.json",), "No such file"),
+        (("nowhere.json",), "expected CELL.json, a file with a cell, got nowhere.json, which is not there"),
     ],
 )
 def test_run_says_what_to_type(words: tuple[str, ...], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
