@@ -318,10 +318,10 @@ def test_memory_that_all_requests_hold_is_limited(tmp_path: Path, monkeypatch: p
         held = client.app.state.held  # type: ignore[attr-defined]
         paths = [f"/v1/streams/{name}/predict" for name in "ab"]
         threads = [threading.Thread(target=post, args=(client, array, NPY, path)) for path in paths]
-        for thread in threads:
+        images = 8 * 3 * 32 * 32 * 4
+        for count, thread in enumerate(threads, 1):  # one after another: while it is read a request holds its body too
             thread.start()
-        until(lambda: held.now == 2 * 8 * 3 * 32 * 32 * 4)
-        assert held.now == 2 * 8 * 3 * 32 * 32 * 4, "the images, without the bodies"
+            until(lambda: held.now == count * images)  # noqa: B023 - waits before the loop goes on
         for send in (
             lambda: post(client, array, NPY, "/v1/streams/c/predict"),
             lambda: client.put("/v1/streams/c/state", content=bytes(len(array))),
@@ -329,7 +329,7 @@ def test_memory_that_all_requests_hold_is_limited(tmp_path: Path, monkeypatch: p
             full = send()
             assert check_problem(full, 429)["code"] == "service-full"
             assert int(full.headers["retry-after"]) >= 1
-        assert held.now == 2 * 8 * 3 * 32 * 32 * 4, "what was refused holds nothing"
+        assert held.now == 2 * images, "what was refused holds nothing"
         gate.set()
         for thread in threads:
             thread.join(30)
