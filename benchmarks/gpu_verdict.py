@@ -33,7 +33,7 @@ def contract(folder: Path, names: list[str]) -> Verdict:
     said += f", {count['error']} errors" if count["error"] else ""
     said += f", {unfinished} of {len(logs)} processes did not finish" if unfinished or not logs else ""
     if good:
-        _write(folder / "contract.json", {**count})
+        _write(folder / "contract.json", count)
     return good, said
 
 
