@@ -308,6 +308,8 @@ class Adapter:
         """
         checks.still_here(self._unloaded)
         with self._lock:
+            if self._network.twin.changed():  # settings that a captured loop has read
+                self._captures.release()
             self._state.entered = True
             self._state.reset()
             self._between = Between(self._state.snapshot())

@@ -23,6 +23,7 @@ from poem.parts.base import Part
 from poem.parts.bootstrap import SelfBootstrap
 from poem.parts.branch import AdaptBranch
 from poem.parts.exploration import Explore, Repeat
+from poem.parts.image_copy import ImageCopy
 from poem.parts.matching import MatchEntropy
 from poem.parts.objective import (
     ConservativeEntropy,
@@ -40,7 +41,7 @@ from poem.parts.objective import (
 )
 from poem.parts.parameters import Everything, NormAffine, Nothing
 from poem.parts.ranking import RankedEntropy
-from poem.parts.readout import Laplacian, LocalPrior, Prior, Readout, Recentre
+from poem.parts.readout import CopiesPrior, Laplacian, LocalPrior, Prior, Readout, Recentre
 from poem.parts.recovery import (
     AverageWithSource,
     EachImage,
@@ -461,10 +462,10 @@ def auto() -> Recipe:
     Reference code: none.
     Differs: not a published method.
     """
-    answered = LocalPrior()
-    plain = Recipe(parameters=Nothing(), statistics=Blended(), readout=Readout("first", answered))
+    shown = (ImageCopy(), ImageCopy(0.7, mirrored=True), ImageCopy(move=1 / 32), ImageCopy(), ImageCopy(move=1 / 32))
+    plain = Recipe(parameters=Nothing(), statistics=Blended(images=shown), readout=Readout("first", LocalPrior()))
     learnt = replace(with_poem(eta()), minimise=Entropy(least=0.5), branch=AdaptBranch(teach=CrossEntropy(least=0.5)))
-    return replace(learnt, readout=Readout("last", answered), on_batch_norm=plain)
+    return replace(learnt, readout=Readout("last", CopiesPrior()), on_batch_norm=plain)
 
 
 METHODS: dict[str, Callable[[], Recipe]] = {
