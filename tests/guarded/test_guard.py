@@ -673,6 +673,70 @@ def test_what_cannot_be_guarded_is_refused() -> None:
     assert guard.settings.budget == 0.02
 
 
+def test_an_adapter_has_one_guard(tmp_path: Path) -> None:
+    guard = toy()
+    run(guard, stream(100)[0])
+    before, held = guard.state_dict(), guard.state
+    for again in (guard.adapter, guard.adapter):
+        with pytest.raises(ValueError, match=r"without a guard, got one that <Guard of .* holds; use that one, or"):
+            poem.guard(again, audit=tmp_path / "audit.jsonl")
+    assert_same_state(before, guard.state_dict())
+    assert guard.state is held
+    assert not (tmp_path / "audit.jsonl").exists()
+    run(guard, stream(100)[0])
+    assert guard.totals.batches == 4
+    with pytest.raises(TypeError, match=r"poem\.adapt\(model, \.\.\., guard="):
+        poem.guard(guard)  # type: ignore[arg-type]
+
+
+def test_a_guard_that_is_gone_makes_room_for_another() -> None:
+    guard = toy()
+    run(guard, stream(100)[0])
+    adapter = guard.adapter
+    del guard
+    assert poem.guard(adapter, **SOON)(stream(50)[0]).shape == (50, 10)
+    with pytest.raises(ValueError, match="expected a budget"):
+        poem.guard(poem.adapt(toys.trained("gn"), "tent"), budget=7)
+    kept = toy()
+    kept.unload()
+    with pytest.raises(RuntimeError, match="was unloaded"):
+        poem.guard(kept.adapter)(stream(50)[0])
+
+
+@pytest.mark.parametrize(("kind", "method"), [("gn", "tent"), ("bn", "tent"), ("gn", "auto"), ("bn", "auto")])
+def test_an_error_names_the_callers_sizes_and_not_those_of_the_shifted_copies(kind: str, method: str) -> None:
+    guard, plain = (poem.adapt(make_net(kind), method, guard=each) for each in (True, False))
+    nan = torch.rand(4, 3, 16, 16)
+    nan[1, :, 8, 8] = torch.nan
+    tall = torch.rand(4, 5, 16, 16)
+    for bad, words in ((tall, r"got 5 in shape \(4, 5, 16, 16\)"), (nan, r"in sample 1 \(1 samples: 1\)")):
+        before = guard.state_dict()
+        for each in (plain, guard):
+            with pytest.raises(ValueError, match=words) as found:
+                each(bad)
+            context = found.value.__context__
+            assert "(8," not in str(context), "nor in what the traceback shows above it"
+        assert_same_state(before, guard.state_dict())
+
+
+def test_an_error_of_the_shifted_copies_alone_is_kept() -> None:
+    class Few(nn.Module):
+        """Takes four images, and no more."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = make_net("gn")
+
+        def forward(self, x: Tensor) -> Tensor:
+            if len(x) > 4:
+                raise RuntimeError(f"{len(x)} images are too many")
+            found: Tensor = self.inner(x)
+            return found
+
+    with pytest.raises(RuntimeError, match="8 images are too many"):
+        poem.adapt(Few().eval(), "tent", guard=True)(torch.rand(4, 3, 16, 16))
+
+
 # Hostile images -------------------------------------------------------------------------------------------------------
 
 

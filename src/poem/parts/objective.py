@@ -184,7 +184,7 @@ class CrossEntropy(Objective):
     """
 
     labels: Literal["combined", "own"] = "combined"
-    least: Share = 0.0
+    least: Share = field(default=0.0, kw_only=True)
 
     @property
     def per_sample(self) -> bool:
