@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from oracles.common import Outcome, all_norms, averaged, copied, entropy, sgd, step
 from oracles.eata import ETAHost, reliable_and_new, weighted_entropy
 from oracles.host import Forward
-from oracles.plus_poem import reselect, run
+from oracles.plus_poem import Explore, once, run
 
 Optimizer = Callable[..., torch.optim.Optimizer]
 Images = Callable[[Tensor], Tensor]
@@ -317,7 +317,7 @@ def on_batch_norm(
 
 
 class AutoHost(ETAHost):
-    """ETA with POEM's exploration and branch, smaller updates where few are selected, answered with the prior."""
+    """ETA with POEM's branch, answered by the mean over copies of the images, with the prior."""
 
     def __init__(self, *given: Any, size: int, least: float, optimizer: Optimizer = sgd, **more: Any) -> None:
         self.optimizer, self.prior, self.fewest = optimizer, LastImages(2.0, 1024), least * size
@@ -358,8 +358,10 @@ class AutoHost(ETAHost):
         return answer
 
 
-def auto(net: nn.Module, batches: list[Tensor], *, least: float = 0.5, **settings: Any) -> Iterator[Outcome]:
-    """Which of the two depends on the network's norm layers."""
+def auto(
+    net: nn.Module, batches: list[Tensor], *, least: float = 0.0, explore: Explore = once, **settings: Any
+) -> Iterator[Outcome]:
+    """Which of the two depends on the network's norm layers; `explore` is `reselect` with the constants of CIFAR."""
     if any(isinstance(module, nn.BatchNorm2d) for module in net.modules()):
         return on_batch_norm(net, batches, learn=False, **settings)
-    return run(AutoHost(net, branch=True, size=len(batches[0]), least=least, **settings), reselect, batches)
+    return run(AutoHost(net, branch=True, size=len(batches[0]), least=least, **settings), explore, batches)

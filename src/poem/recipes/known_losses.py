@@ -50,8 +50,9 @@ def warn_of_loss(method: str, model: nn.Module) -> None:
     _told.add((method, kind))
     points, where = LOSSES[method][kind]
     log.warning(
-        "%s was measured to lose up to %d points on networks with %s norm, in batches of 64 on streams %s (docs/when-not-to-adapt.md); "
-        "poem.adapt(model) is auto, guarded; guard=True limits what %s loses", method, points, kind, where, method
+        "%s was measured to lose up to %d points on networks with %s norm, in batches of 64 on streams %s "
+        "(docs/when-not-to-adapt.md); poem.adapt(model) is auto, guarded; guard=True limits what %s loses",
+        method, points, kind, where, method,
     )  # fmt: skip
 
 
