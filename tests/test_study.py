@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import multiprocessing
 import sys
-from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ import torch
 
 import poem
 from poem.bench.sample_cells import bits_text
-from poem.parts import Blended
 
 ROOT = Path(__file__).resolve().parents[1]
 BENCHMARKS = ROOT / "benchmarks"
@@ -68,9 +66,9 @@ def test_changes_are_those_of_the_name() -> None:
 def test_auto_statistics_are_those_of_auto_and_nothing_else_changes() -> None:
     recipe_of = _module("rows").recipe_of
     plain, found = recipe_of("sar", "resnet50-keras"), recipe_of("sar [auto statistics]", "resnet50-keras")
-    taken = poem.recipe("auto").fitted(batch_norm=True).statistics
-    assert isinstance(taken, Blended)
-    assert found.statistics == replace(taken, images=()) != plain.statistics
+    taken = poem.recipe("auto").on_batch_norm
+    assert taken is not None
+    assert found.statistics == taken.statistics != plain.statistics
     assert found.changed({"statistics": plain.statistics}) == plain
     with pytest.raises(ValueError, match="no batch norm"):
         recipe_of("sar [auto statistics]", "vit-tiny16")

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import poem
 from poem import Recipe, zoo
-from poem.parts import AdaptBranch, Blended, Entropy, NormAffine, Once, Repeat
+from poem.parts import AdaptBranch, Entropy, NormAffine, Once, Repeat
 from poem.recipes.learning_rate import Rule
 
 AUTO_STATISTICS = " [auto statistics]"
@@ -122,8 +122,7 @@ def recipe_of(row: str, net: str) -> Recipe:
         taken = poem.recipe("auto").fitted(batch_norm=has_batch_norm(net)).statistics
         if not has_batch_norm(net):
             raise ValueError(f"{net} has no batch norm, so that {row!r} is the row without {AUTO_STATISTICS.strip()}")
-        assert isinstance(taken, Blended)
-        found = replace(found, statistics=replace(taken, images=()))
+        found = replace(found, statistics=taken)
     return found
 
 
@@ -135,15 +134,7 @@ def fits(row: str, net: str) -> bool:
 
 
 def make(
-    row: str,
-    model: nn.Module,
-    net: str,
-    *,
-    classes: list[int] | None,
-    source_data: Tensor | None,
-    seed: int,
-    fast: Any,
-    precision: Any = "fp32",
+    row: str, model: nn.Module, net: str, *, classes: list[int] | None, source_data: Tensor | None, seed: int, fast: Any
 ) -> poem.Adapter:
     """A fresh adapter of a row; call it with images in [0, 1].
 
@@ -155,11 +146,10 @@ def make(
         source_data: Clean images for rows that prepare themselves on some; others leave them alone.
         seed: Seed of the adapter's random numbers.
         fast: As `poem.adapt` takes it.
-        precision: As `poem.adapt` takes it.
     """
     base, recipe = zoo.base(net), recipe_of(row, net)
     given = source_data if recipe.uses_source_data else None
     return poem.adapt(
         model, recipe, mean=base.mean, std=base.std, classes=classes, source_data=given, seed=seed, fast=fast,
-        precision=precision, guard=False,
+        guard=False,
     )  # fmt: skip

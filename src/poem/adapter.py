@@ -21,7 +21,7 @@ from poem._util import state_file
 from poem.accelerate.accelerated import Accelerated
 from poem.accelerate.capture import Captures, Fast
 from poem.engine import input_checks as checks
-from poem.engine.accounting import BatchRecord, RunningTotals, Totals, anomaly_texts, selection_hint
+from poem.engine.accounting import BatchRecord, RunningTotals, Totals, anomaly_texts
 from poem.engine.anatomy import Anatomy, anatomy, has_batch_norm, is_norm
 from poem.engine.branch_check import MISFITS, check_doubling
 from poem.engine.export import ExportStatistics, exported
@@ -29,7 +29,7 @@ from poem.engine.loop import BatchLoop
 from poem.engine.model_input import ModelInput, moved_input, not_taken, read_input
 from poem.engine.model_lock import model_lock
 from poem.engine.network import Network
-from poem.engine.precision import Precision, not_applied
+from poem.engine.precision import Precision
 from poem.engine.source_data import prepare
 from poem.engine.state import Snapshot, State
 from poem.engine.tokens import blocks_of
@@ -308,13 +308,11 @@ class Adapter:
         """
         checks.still_here(self._unloaded)
         with self._lock:
-            if self._network.twin.changed():  # settings that a captured loop has read
-                self._captures.release()
             self._state.entered = True
             self._state.reset()
             self._between = Between(self._state.snapshot())
             self._state.entered = False
-            self._warned &= {"precision"}  # of the model, which no reset changes
+            self._warned.clear()
             self._seen = None
 
     def forget_batch(self) -> None:
@@ -654,27 +652,13 @@ class Adapter:
             log.warning("batches of %d and of other sizes; the learning rate stays %g, as for %d", size, self.lr, size)
 
     def _warn_batch(self, record: BatchRecord, count: int, empty: int) -> None:
-        """Warn once that no sample is selected; the first batch's notes."""
+        """Warn once that no sample is selected, or that a batch of one has no statistics worth the name."""
         if empty == EMPTY_BATCHES:
-            classes = max(record.first_logits.shape[1], 2)
-            low = float(record.first_entropy.min()) / math.log(classes)
+            low, top = float(record.first_entropy.min()), math.log(max(record.first_logits.shape[1], 2))
             log.warning(
-                "%d batches in a row selected no sample: %r; lowest entropy now %.2f ln C. %s",
-                EMPTY_BATCHES, self.recipe.select, low, selection_hint(self.recipe.select, low, classes),
+                "%d batches in a row selected no sample: %r; lowest entropy now %.2f ln C. Try threshold= or preset=",
+                EMPTY_BATCHES, self.recipe.select, low / top,
             )  # fmt: skip
-        if self._between.totals.batches == 0:
-            self._note_first(record, count)
-
-    def _note_first(self, record: BatchRecord, count: int) -> None:
-        """Note what was asked for and is not applied, kernels that failed, and a batch of one under batch norm."""
-        unused = not_applied(self._network.model, self._settings["precision"])
-        if unused is not None:
-            record.remarks.append(unused)
-            if "precision" not in self._warned:
-                self._warned.add("precision")
-                log.warning("%s: %s", type(self._network.model).__name__, unused)
-        device = record.first_logits.device
-        record.remarks += self._acceleration.failed_kernels(device, self.recipe.statistics)  # logged when they failed
         if count == 1 and self._state.calls == 0 and self._network.batch_normalised(self.recipe.statistics):
             record.remarks.append(
                 "one image at a time through batch norm: its statistics are noise; see the method auto, or "

@@ -14,11 +14,9 @@ from toys import images
 
 import poem
 from poem.adapter import Adapter
-from poem.engine.accounting import BatchRecord, selection_hint
+from poem.engine.accounting import BatchRecord
 from poem.parts import (
     SAM,
-    AfterImages,
-    Diverse,
     EntropyBelow,
     Equal,
     EveryCalls,
@@ -27,9 +25,7 @@ from poem.parts import (
     MeanTeacher,
     NotRedundant,
     Occlusion,
-    OpinionEntropy,
     PLPDAbove,
-    Select,
     SoftLikelihoodRatio,
 )
 
@@ -359,43 +355,3 @@ def test_counts_follow_the_model_to_another_device() -> None:
         books.add_batch(entry, 1)
     assert books.anomalies is not None
     assert books.anomalies.tolist() == [1, 1]
-
-
-HINTS: dict[str, tuple[Select, float, str]] = {
-    "too high": (EntropyBelow(0.4), 0.5, "Try a higher threshold="),
-    "too high, among others": (EntropyBelow(0.4) & NotRedundant(0.05), 0.5, "Try a higher threshold="),
-    "too alike": (
-        EntropyBelow(0.4) & NotRedundant(0.05),
-        0.1,
-        "preset='cifar', or a selection without it, as in select=",
-    ),
-    "too alike, whatever the preset": (EntropyBelow(0.4) & NotRedundant(0.4), 0.1, "Try a selection without it, as in"),
-    "leaning on texture": (EntropyBelow(0.5) & PLPDAbove(0.2), 0.1, "as in select=EntropyBelow(0.5)"),
-    "no threshold": (Diverse(), 0.1, "no entropy threshold. Try another selection, as in select=Everyone()"),
-    "waiting": (AfterImages(100), 0.1, "no entropy threshold"),
-    "two thresholds": (EntropyBelow(0.4, first=0.2), 0.3, "with higher fractions in select="),
-    "two thresholds, and texture": (EntropyBelow(0.4, first=0.5) & PLPDAbove(0.2), 0.45, "select=EntropyBelow(0.4, "),
-    "too high, of another score": (EntropyBelow(0.4, score=OpinionEntropy()) & PLPDAbove(0.2), 0.1, "threshold="),
-}
-
-
-@pytest.mark.parametrize("case", list(HINTS))
-def test_a_stream_that_selects_nothing_is_told_what_would(case: str) -> None:
-    select, low, words = HINTS[case]
-    hint = selection_hint(select, low, 10)
-    assert words in hint
-    assert ("threshold=" in hint) == ("too high" in case), "the threshold is named where it decides, and nowhere else"
-
-
-def test_the_hint_is_a_setting_that_the_method_takes(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, logger="poem"):
-        adapter = dial("tent", select=AfterImages(100))
-        for _ in range(10):
-            adapter(spots(*STILL))
-    (said,) = [record.getMessage() for record in caplog.records if "selected no sample" in record.getMessage()]
-    assert "select=Everyone()" in said
-    with pytest.raises(ValueError, match="needs an EntropyBelow"):
-        dial("tent", select=AfterImages(100), threshold=0.6)
-    adapter = dial("tent", select=Everyone())
-    adapter(spots(*STILL))
-    assert adapter.last.updates == 1

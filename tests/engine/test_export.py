@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from toys import images
 
 import poem
-from poem.parts import Blended, Components, EntropyBelow, LocalPrior, Mixed, Readout, RunningMean, Significant, Source
+from poem.parts import Blended, Components, EntropyBelow, Mixed, RunningMean, Significant, Source
 from poem.zoo.imagenet_nets import ImageNetViT
 from poem.zoo.nets import build
 
@@ -137,7 +137,7 @@ def test_with_a_branch_an_export_says_that_it_holds_two_networks(caplog: pytest.
 
 
 def test_a_correction_that_remembers_is_exported_as_it_stands() -> None:
-    adapter = learner("gn", "auto", preset="cifar", readout=Readout("last", LocalPrior()))
+    adapter = learner("gn", "auto", preset="cifar")
     for seed in (1, 2, 3):
         adapter(batch(seed=seed))
     with adapter.frozen(), torch.no_grad():

@@ -16,59 +16,9 @@ from torch import Tensor, nn
 from oracles.common import Outcome, all_norms, averaged, copied, entropy, sgd, step
 from oracles.eata import ETAHost, reliable_and_new, weighted_entropy
 from oracles.host import Forward
-from oracles.plus_poem import Explore, once, run
+from oracles.plus_poem import reselect, run
 
 Optimizer = Callable[..., torch.optim.Optimizer]
-Images = Callable[[Tensor], Tensor]
-
-
-def as_it_is(x: Tensor) -> Tensor:
-    """The images themselves."""
-    return x
-
-
-def mirrored(x: Tensor) -> Tensor:
-    """Left and right exchanged."""
-    return torch.stack([x[..., at] for at in reversed(range(x.shape[-1]))], dim=-1)
-
-
-def moved_images(x: Tensor, sign: int) -> Tensor:
-    """Down to the right by a thirty-second of each side, or up to the left; the edge is repeated."""
-    rows, columns = (
-        [min(max(at - sign * max(1, round(side / 32)), 0), side - 1) for at in range(side)] for side in x.shape[-2:]
-    )
-    return x[..., rows, :][..., columns]
-
-
-def smoothed_images(x: Tensor, width: float) -> Tensor:
-    """Each pixel the mean of its neighbours, weighed by a Gaussian of their distance; beyond the edge is its mirror."""
-    side = min(x.shape[-2:])
-    sigma = width * (side / 32) ** 0.4
-    reach = min(max(1, math.ceil(3 * sigma)), side - 1)
-    for dim in (-1, -2):
-        count = x.shape[dim]
-        matrix = torch.zeros(count, count, dtype=torch.double)
-        for at in range(count):
-            for step_to in range(-reach, reach + 1):
-                place = at + step_to
-                place = -place if place < 0 else place
-                place = 2 * (count - 1) - place if place >= count else place
-                matrix[at, place] += math.exp(-0.5 * (step_to / sigma) ** 2)
-        matrix = (matrix / matrix.sum(1, keepdim=True)).to(x)
-        x = x @ matrix.T if dim == -1 else matrix @ x
-    return x
-
-
-SHOWN: tuple[Images, ...] = (
-    as_it_is, lambda x: smoothed_images(mirrored(x), 0.7), lambda x: moved_images(x, 1), as_it_is,
-    lambda x: moved_images(x, 1),
-)  # fmt: skip
-"""What each copy of the statistics sees of the images."""
-ANSWERED: tuple[Images, ...] = (
-    as_it_is, lambda x: smoothed_images(x, 0.5), lambda x: smoothed_images(x, 0.7), lambda x: moved_images(x, 1),
-    lambda x: moved_images(x, -1),
-)  # fmt: skip
-"""The images that are answered for where there is no batch norm."""
 
 
 @dataclass
@@ -287,7 +237,6 @@ def on_batch_norm(
     weights: tuple[float, ...] = (0.0, 0.25, 0.5, 1.0, 1.0),
     rates: tuple[float, ...] = (1.0, 1.0, 1.0, 1.0, 0.05),
     doubts: tuple[float, ...] = (0.0, 0.0, 0.0, 0.0, 3.0),
-    shown: tuple[Images, ...] = SHOWN,
     optimizer: Optimizer = sgd,
 ) -> Iterator[Outcome]:
     """The mean of several passes, each with statistics of its own; with `learn`, ETA on it."""
@@ -301,7 +250,7 @@ def on_batch_norm(
         for copy, (weight, rate, doubt) in enumerate(zip(weights, rates, doubts, strict=True)):
             for layer in layers:
                 layer.use = copy, weight, rate, doubt
-            each.append(student(shown[copy](x)))
+            each.append(student(x))
         scores = blend(each)
         chosen = reliable_and_new(scores, average, redundancy) if learn else torch.zeros(len(x), dtype=torch.bool)
         outcome = Outcome(prior(scores.detach()), chosen)
@@ -317,12 +266,10 @@ def on_batch_norm(
 
 
 class AutoHost(ETAHost):
-    """ETA with POEM's branch, answered by the mean over copies of the images, with the prior."""
+    """ETA with POEM's exploration and branch, smaller updates where few are selected, answered with the prior."""
 
     def __init__(self, *given: Any, size: int, least: float, optimizer: Optimizer = sgd, **more: Any) -> None:
         self.optimizer, self.prior, self.fewest = optimizer, LastImages(2.0, 1024), least * size
-        self.predictions, self.entropies = ([Recent(256) for _ in ANSWERED] for _ in range(2))
-        self.images = torch.zeros(())
         super().__init__(*given, **more)
 
     def gradients(self, loss: Tensor, now: Forward, chosen: Tensor) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
@@ -334,34 +281,15 @@ class AutoHost(ETAHost):
     def start_optimizers(self) -> None:
         self.theta_sgd, self.zeta_sgd = self.optimizer(self.theta, self.lr), self.optimizer(self.zeta, self.lr)
 
-    def begin(self, x: Tensor) -> None:
-        super().begin(x)
-        self.images = x
-
     def answer(self, now: Forward) -> Tensor:
-        """The mean over copies of the images, those that tell the stream's images apart with most weight."""
-        each = [self.forward(copy(self.images)).scores.detach() for copy in ANSWERED]
-        told = []
-        for number, logits in enumerate(each):
-            mean = self.predictions[number].moved(logits.softmax(1))
-            sure = self.entropies[number].moved(entropy(logits))
-            told.append(
-                (-(mean * mean.log()).sum() - sure) / math.log(logits.shape[1]) + (0.02 if number == 0 else 0.0)
-            )
-            self.predictions[number].keep(logits.softmax(1))
-            self.entropies[number].keep(entropy(logits))
-        weights = (30 * torch.stack(told)).softmax(0)
-        chances = torch.stack([weight * logits.softmax(1) for weight, logits in zip(weights, each, strict=True)])
-        scores = chances.sum(0).log()
+        scores = now.scores.detach()
         answer = self.prior(scores)
         self.prior.keep(scores)
         return answer
 
 
-def auto(
-    net: nn.Module, batches: list[Tensor], *, least: float = 0.0, explore: Explore = once, **settings: Any
-) -> Iterator[Outcome]:
-    """Which of the two depends on the network's norm layers; `explore` is `reselect` with the constants of CIFAR."""
+def auto(net: nn.Module, batches: list[Tensor], *, least: float = 0.5, **settings: Any) -> Iterator[Outcome]:
+    """Which of the two depends on the network's norm layers."""
     if any(isinstance(module, nn.BatchNorm2d) for module in net.modules()):
         return on_batch_norm(net, batches, learn=False, **settings)
-    return run(AutoHost(net, branch=True, size=len(batches[0]), least=least, **settings), explore, batches)
+    return run(AutoHost(net, branch=True, size=len(batches[0]), least=least, **settings), reselect, batches)

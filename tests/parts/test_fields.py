@@ -191,15 +191,6 @@ def test_a_setting_that_means_nothing_is_refused_in_python_and_in_text(text: str
     assert words in found
 
 
-@pytest.mark.parametrize("text", ["CrossEntropy('own', 0.5)", "Entropy(0.5)"])
-def test_least_is_given_by_name(text: str) -> None:
-    with pytest.raises(TypeError, match="positional argument"):
-        eval(text, dict(NAMES))
-    with pytest.raises(ValueError, match=r"takes \((labels, )?least\), got"):
-        parse(text)
-    assert repr(parse("CrossEntropy('own', least=0.5)")) == "CrossEntropy('own', least=0.5)"
-
-
 @pytest.mark.parametrize(("text", "words"), JOINED, ids=[text for text, _ in JOINED])
 def test_only_parts_of_one_question_are_joined(text: str, words: str) -> None:
     assert refused(text) == words

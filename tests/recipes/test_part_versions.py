@@ -22,21 +22,15 @@ DEFAULTS: dict[str, tuple[str, ...]] = {
     "Blended": (
         f"{COPIES}, trust=2.3, caution=5.0, horizon=256, source_images=256",
         f"{COPIES}, trust=10.0, bonus=1.0, caution=5.0, horizon=256, source_images=512",
-        # another rule for runs
-        f"{COPIES}, images=(), trust=10.0, bonus=1.0, caution=5.0, horizon=256, source_images=512",
+        f"{COPIES}, trust=10.0, bonus=1.0, caution=5.0, horizon=256, source_images=512",  # another rule for runs
     ),
     "ByDiversityAndCertainty": ("temperature=0.3333333333333333",),
     "ByEntropy": ("score=SoftmaxEntropy(), most=None",),
     "Clipped": ("limit=None, rate=0.1",),
     "Components": ("temperature=0.07, momentum=0.1",),
-    "CopiesPrior": (
-        "horizon=1024, copies=(ImageCopy(0.5), ImageCopy(0.7), ImageCopy(0.0, move=0.03125), "
-        "ImageCopy(0.0, move=-0.03125)), trust=30.0, margin=0.02, recent=256",
-    ),
     "CrossEntropy": ("least=0.0",),
     "Entropy": ("least=0.0",),
     "EntropyBelow": ("first=None, score=SoftmaxEntropy()",),
-    "ImageCopy": ("move=0.0, mirrored=False",),
     "Laplacian": ("affinity='rbf', steps=100",),
     "LocalPrior": ("horizon=1024",),
     "LossAverageBelow": ("momentum=0.9, of='last'",),

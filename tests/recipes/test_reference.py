@@ -10,7 +10,6 @@ from adapters import adapt, on_device
 from nets import make_net
 from oracles import METHODS, adam, outcomes, sar_coasting, sgd
 from oracles.auto import on_batch_norm
-from oracles.plus_poem import reselect
 from torch import Generator, Tensor
 from toys import calibrated
 
@@ -21,13 +20,12 @@ from poem.parts import (
     Adam,
     AdaptBranch,
     AfterImages,
+    Blended,
     ByEntropy,
     Consistency,
-    CrossEntropy,
     Entropy,
     EntropyBelow,
     EveryCalls,
-    Explore,
     FisherAnchor,
     LocalPrior,
     LossAverageBelow,
@@ -35,7 +33,6 @@ from poem.parts import (
     MeanTeacher,
     MemoryBank,
     NotRedundant,
-    Once,
     PatchNoise,
     PLPDAbove,
     Readout,
@@ -174,22 +171,21 @@ def test_every_batch_agrees_with_the_reference(method: str, kind: str) -> None:
         assert adapter.totals.updates == sum(len(outcome.updates) for outcome in expected)
 
 
-def test_a_short_last_batch_counts_against_the_configured_size() -> None:
+def test_a_short_last_batch_of_auto_counts_against_the_configured_size() -> None:
     net = calibrated(make_net("ln", sharpness=SHARPNESS["ln"]).double())
     first, second, *_ = images(72, seed=1).split(12)
     batches, (theirs, ours) = [second, first[:5]], settings("auto", "ln")
-    expected = list(outcomes("auto", net, batches, lr=LR["ln"], least=0.5, **theirs))
+    expected = list(outcomes("auto", net, batches, lr=LR["ln"], **theirs))
     assert 0 < int(expected[1].selected.sum()) < 5
-    ours |= {"minimise": Entropy(least=0.5), "branch": AdaptBranch(teach=CrossEntropy(least=0.5))}
     adapter = adapt(on_device(net), "auto", lr=LR["ln"], mean=(0, 0, 0), std=(1, 1, 1), **ours)
     for batch, outcome in zip(batches, expected, strict=True):
         assert float((adapter(on_device(batch)).cpu() - outcome.answer).abs().max()) < 1e-7
 
 
-def test_auto_explores_with_the_constants_of_cifar_alone() -> None:
+def test_updates_of_auto_are_smaller_with_the_constants_of_imagenet_alone() -> None:
     recipes = [poem.recipe("auto", preset) for preset in ("imagenet", "cifar", "cifar100")]
-    assert [recipe.explore for recipe in recipes] == [Once(), Explore(2), Explore(2)]
-    assert {recipe.branch for recipe in recipes} == {AdaptBranch()}
+    assert [recipe.minimise for recipe in recipes] == [Entropy(least=0.5), Entropy(), Entropy()]
+    assert [recipe.branch == AdaptBranch() for recipe in recipes] == [False, True, True]
 
 
 def test_every_method_has_a_reference() -> None:
@@ -216,7 +212,7 @@ def test_auto_agrees_with_the_reference_as_it_comes_for_ten_classes_at_any_batch
     net = calibrated(make_net(kind, sharpness=SHARPNESS[kind])).double()
     batches = [dim * images(size, seed=4 + index) for index, dim in enumerate((1, 1, 0.5, 0.5, 0.5, 1))]
     short = [*batches, batches[0][: max(1, size // 2)]]
-    expected = outcomes("auto", net, short, lr=0.001, redundancy=0.4, optimizer=adam, explore=reselect)
+    expected = outcomes("auto", net, short, lr=0.001, redundancy=0.4, optimizer=adam, least=0.0)
     adapter, answers = adapt(on_device(net), "auto"), []
     assert adapter.recipe.learns == (kind != "bn")
     assert adapter.lr == (0.001 if adapter.recipe.learns else 0.00025)
@@ -238,9 +234,8 @@ def test_learning_with_blended_statistics_agrees_with_the_reference(size: int) -
     net = calibrated(make_net("bn", sharpness=SHARPNESS["bn"])).double()
     batches = [dim * images(size, seed=4 + index) for index, dim in enumerate((1, 1, 0.5, 0.5, 0.5, 1))]
     expected = list(on_batch_norm(net, batches, lr=0.01, redundancy=0.4))
-    blended = poem.recipe("auto").fitted(batch_norm=True).statistics
     adapter = adapt(
-        on_device(net), "eta", lr=0.01, select=EntropyBelow(0.4) & NotRedundant(0.4), statistics=blended,
+        on_device(net), "eta", lr=0.01, select=EntropyBelow(0.4) & NotRedundant(0.4), statistics=Blended(),
         readout=Readout("first", LocalPrior()),
     )  # fmt: skip
     for batch, outcome in zip(batches, expected, strict=True):

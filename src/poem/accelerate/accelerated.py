@@ -7,7 +7,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from poem.accelerate import batch_norm, blended, sample_norms, selected_rows
 from poem.accelerate.branch_backward import BranchBackward
@@ -22,7 +22,6 @@ from poem.engine.norm_layers import ForwardContext, PatchedNorm
 from poem.engine.parameter_groups import Swap, swapped
 from poem.parts.base import Memory, Outputs
 from poem.parts.statistics import Statistics
-from poem.parts.stream_statistics import Blended
 
 
 class Accelerated(Acceleration):
@@ -126,19 +125,6 @@ class Accelerated(Acceleration):
             return [*(head.detach() for head in heads), *found]
 
         return self.lazy.try_once(answers)
-
-    def failed_kernels(self, device: torch.device, statistics: Statistics) -> list[str]:
-        """Why torch's own kernels run in place of Triton's, for each of the three sets that these layers would use."""
-        batch = any(type(norm.layer) is nn.BatchNorm2d for norm in self.network.norms)
-        copies = type(statistics) is Blended
-        alone = any(sample_norms.kind_of(each) is not None for each in self.network.modules)
-        sets = (
-            (batch_norm, self._half and batch and not copies),
-            (sample_norms, self._half and alone),
-            (blended, batch and copies),
-        )
-        used = [each.TRITON for each, applies in sets if applies and device.type in each.DEVICES]
-        return [why for why in (kernels.why_not(device) for kernels in used) if why is not None]
 
     def layout(self, images: Tensor) -> Tensor:
         """Channels last, with cast weights."""

@@ -31,7 +31,6 @@ class TritonKernels:
         self._modules: tuple[ModuleType, ...] | None = None
         self._imports = True  # until an import failed
         self._works: dict[torch.device, bool] = {}
-        self._why: dict[torch.device | None, str] = {}  # what failed, by device; None: the import
 
     @property
     def modules(self) -> tuple[ModuleType, ...] | None:
@@ -41,7 +40,7 @@ class TritonKernels:
                 self._modules = tuple(import_module(f"poem.accelerate.{name}") for name in self._names)
             except Exception as error:
                 self._imports = False
-                self._warn(None, error)
+                self._warn(error)
         return self._modules
 
     def work(self, device: torch.device) -> bool:
@@ -53,12 +52,6 @@ class TritonKernels:
                 return False  # for now
         return self._works[device]
 
-    def why_not(self, device: torch.device) -> str | None:
-        """Why torch's own kernels run there; None where Triton's do, and where they have not been tried."""
-        if self._works.get(device, True):
-            return None
-        return self._why.get(device, self._why.get(None))
-
     def _run(self, device: torch.device) -> bool:
         try:
             for trial in self._trials:
@@ -66,11 +59,10 @@ class TritonKernels:
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # whatever it is, torch has kernels of its own
-            self._warn(device, error)
+            self._warn(error)
             return False
         return True
 
-    def _warn(self, where: torch.device | None, error: Exception) -> None:
+    def _warn(self, error: Exception) -> None:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        self._why[where] = f"{self._what} as torch computes it: {reason}"
-        log.warning("%s", self._why[where])
+        log.warning("%s as torch computes it: %s", self._what, reason)

@@ -128,13 +128,7 @@ def rows(recipe: Recipe, *, batch_norm: bool = True, views: bool = True) -> Rows
             forward += seen
         elif which == "last":
             forward += 1
-    forward += _answering(recipe)
     return Rows(copies * forward, copies * backward)
-
-
-def _answering(recipe: Recipe) -> float:
-    """Further passes that each answer of the adapted network takes."""
-    return float(sum(each[0] for _, each in _further(recipe.readout.correct)))
 
 
 def _further(part: Part) -> list[tuple[object, tuple[int, int]]]:
@@ -226,7 +220,7 @@ def assumed_seconds(cell: Cell, device: str = "cpu") -> float:
 def _seconds_per_image(cell: Cell, device: str) -> float:
     known = speed(cell, device)
     cost = _cost(cell.method, cell.preset, cell.changes)
-    guard = GUARD_PASSES + cost.answering if cell.guard else 0.0
+    guard = GUARD_PASSES if cell.guard else 0.0
     batch = 1 if cost.alone else _batch_size(cell)
     return (cost.passes + guard) / known.images_per_second + known.call_seconds * (cost.calls + guard) / batch
 
@@ -257,8 +251,6 @@ class _Cost(NamedTuple):
     """Forward passes per batch, whatever its size."""
     alone: bool
     """Whether each image is a batch of its own."""
-    answering: float = 0.0
-    """Further forward passes of an answer, which a guard asks for once more."""
 
 
 @lru_cache(maxsize=1024)
@@ -267,8 +259,7 @@ def _cost(method: str, preset: str, changes: Pairs) -> _Cost:
         recipe = Cell(base="", data="", method=method, preset=preset, changes=changes).recipe()
     except (ValueError, TypeError):  # no such recipe: the cell will fail
         return _Cost(1.0, 1.0, False)
-    found = forward_passes(recipe), forward_passes(recipe, views=False)
-    return _Cost(*found, recipe.recover.each_image, _answering(recipe))
+    return _Cost(forward_passes(recipe), forward_passes(recipe, views=False), recipe.recover.each_image)
 
 
 @dataclass(frozen=True)

@@ -127,7 +127,7 @@ def _parts() -> dict[str, str]:
     from poem import parts
 
     kinds = [kind for name in parts.__all__ if isinstance(kind := getattr(parts, name), type)]
-    bases = {base for kind in kinds for base in kind.__mro__[1:] if parts.Part in (base, *base.__bases__)}
+    bases = {base for kind in kinds for base in kind.__mro__[1:]}
     arguments = (parts.Batch, parts.Outputs, parts.Selected, parts.Update, parts.Outcome)
     found = [kind for kind in kinds if is_dataclass(kind) and kind not in bases and kind not in arguments]
     return {kind.__name__: (kind.__doc__ or "").strip().splitlines()[0] for kind in found}

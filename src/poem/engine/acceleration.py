@@ -9,7 +9,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from poem.engine.parameter_groups import Swap
@@ -64,10 +63,6 @@ class Acceleration:
             What to note: a faster way that this model does not allow. None where there is nothing to say.
         """
         return None
-
-    def failed_kernels(self, device: torch.device, statistics: Statistics) -> list[str]:
-        """What to note: kernels that this network's layers would run in, and that failed on the device."""
-        return []
 
     def layout(self, images: Tensor) -> Tensor:
         """The model's input in the memory layout that it computes fastest in."""

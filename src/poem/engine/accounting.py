@@ -13,9 +13,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from poem.parts.score import SoftmaxEntropy
-from poem.parts.selection import Both, EntropyBelow, Everyone, Select
-
 Count = int | Tensor
 WAITING = 32
 """Batches whose counts wait until they are added: on a device each addition is a launch."""
@@ -206,28 +203,6 @@ def anomaly_texts(anomalies: Tensor | None) -> dict[str, str]:
             "adapter.adapted (quantised ones), or answers that are already certain"
         )
     return found
-
-
-def selection_hint(select: Select, low: float, classes: int) -> str:
-    """What to pass where no sample is selected; `low` is the lowest softmax entropy, as a share of ln C.
-
-    `threshold=` is named only where the selection has one threshold and no entropy is below it; where one is, another
-    filter drops the sample.
-    """
-    if select.margin is None:
-        return "It has no entropy threshold. Try another selection, as in select=Everyone()"
-    filters = [each for _, each in select.places if isinstance(each, Select) and not isinstance(each, Both)]
-    entropies = [each for each in filters if isinstance(each, EntropyBelow)]
-    first = next((each.first for each in entropies if each.first is not None), None)
-    known = all(isinstance(each.score, SoftmaxEntropy) for each in entropies)  # `low` is of no other score
-    if known and len(filters) > len(entropies) and low < (select.margin if first is None else first):
-        alone: Select = entropies[0] if entropies else Everyone()
-        preset = "preset='cifar', or " if select.selects_almost_none(classes) else ""
-        return (
-            "That is below its threshold, and another of its filters drops the sample. Try "
-            f"{preset}a selection without it, as in select={alone!r}"
-        )
-    return "Try a higher threshold=" if first is None else "Try a selection with higher fractions in select="
 
 
 def _joined(tensors: list[Tensor]) -> Tensor:

@@ -44,9 +44,8 @@ def affine(module: nn.Module) -> dict[str, nn.Parameter]:
 
 
 WITHOUT_NORMS = (
-    "with poem.parts.Everything and a small rate all weights are adapted, as in poem.adapt(model, "
-    "parameters=Everything(), branch=None, lr=1e-5); or take a method that learns nothing: 'source', 'lame'. Norm "
-    "layers of your own are found by parameters named weight and bias, and an eps"
+    "try a method without a branch and parameters=Everything(), as in poem.adapt(model, 'tent', "
+    "parameters=Everything()), or one that learns nothing: 'source', 'lame'"
 )
 """What to type where a network has no norm layers and a method needs them."""
 
@@ -97,7 +96,7 @@ class Anatomy:
         if deepest == 0:
             raise ValueError(
                 f"expected norm layers on both sides of a split, found {len(self.norms)} in all: the network has too "
-                "little below the split; pass split='name of a module', or branch=None for no branch"
+                "little below the split; pass split='name of a module'"
             )
         if not 1 <= depth <= deepest:
             raise ValueError(

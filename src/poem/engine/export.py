@@ -134,11 +134,6 @@ def exported(
         written = _as_recipe(network, part, memory)
         if Need.FEATURES in recipe.readout.correct.needs:
             raise ValueError(f"{recipe.readout.correct!r} reads features and cannot be exported; use readout=Readout()")
-        if recipe.readout.correct.further_passes:
-            raise ValueError(
-                f"{recipe.readout.correct!r} answers from further forward passes and cannot be exported; "
-                "adapter.export(statistics='frozen') leaves it out, as does readout=Readout('last', LocalPrior())"
-            )
     heads = []
     for keys in [("theta",), ("theta", "branch")][: 1 + ("branch" in values)]:
         head = copy.deepcopy(network.model).eval()
@@ -226,7 +221,7 @@ def _frozen(
 class _Watched:
     """Statistics of a recipe that note what each layer was normalised with."""
 
-    only_in_training, copies, image_copies = True, 1, ()
+    only_in_training, copies = True, 1
 
     def __init__(self, part: Statistics) -> None:
         self.part, self.now, self.seen = part, Moments(), list[tuple[int, Moments]]()

@@ -30,12 +30,7 @@ ZERO_SHOT = (
 def model(module: nn.Module) -> nn.Module:
     """The module to borrow; wrappers that hide it are refused or opened."""
     if not isinstance(module, nn.Module):
-        kind = type(module).__name__
-        hint = {
-            "Adapter": "; its model is adapter.unload(), a guard around it poem.guard(adapter)",
-            "Guard": "; it is adapted",
-        }
-        raise TypeError(f"expected an nn.Module from images to logits, got {kind}{hint.get(kind, '')}")
+        raise TypeError(f"expected an nn.Module from images to logits, got {type(module).__name__}")
     if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
         raise TypeError(f"expected a plain module, got {type(module).__name__}; adapt model.module, one per device")
     if isinstance(module, torch.jit.ScriptModule):
@@ -163,9 +158,7 @@ def something_moves(recipe: Recipe, module: nn.Module, names: list[str], branch:
     if recipe.learns and not names:
         raise ValueError(f"{recipe.parameters!r} matched no parameter of {kind}; try parameters=Everything()")
     if recipe.branch is not None and not branch:
-        raise ValueError(
-            f"no norm layer of {kind} lies beyond the split; pass split= to name an earlier module, or branch=None"
-        )
+        raise ValueError(f"no norm layer of {kind} lies beyond the split; pass split= to name an earlier module")
     if recipe.step.per_sample:
         holders = ((name, module.get_submodule(name.rpartition(".")[0])) for name in names)
         other = next((name for name, holder in holders if not is_norm(holder)), None)

@@ -28,7 +28,6 @@ from poem.engine.sample_rows import ConstantMoments
 from poem.engine.tokens import Tokens
 from poem.engine.twin import Twin
 from poem.parts.base import Memory
-from poem.parts.image_copy import ImageCopy
 from poem.parts.statistics import FromBatch, Source, Statistics
 
 log = logging.getLogger("poem")
@@ -371,7 +370,6 @@ class Network:
         Copies of the batch differ from the first batch norm on, so that they begin there, where the model lets them.
         """
         whole = run.branch == "none" and self.given is None and (theta is None or theta.dim() == 1)
-        whole = whole and not run.statistics.image_copies
         if run.copies > 1 and whole and self._late_copies is None and len(images) > 1:
             self._late_copies = self._copies_may_begin_late(images, theta, run)
         run.copied = not (run.copies > 1 and whole and self._late_copies)
@@ -398,7 +396,7 @@ class Network:
 
     def _pass(self, images: Tensor, theta: Tensor | None, run: ForwardContext) -> Tensor:
         """One call of the model."""
-        x = self._input(images, run.copies if run.copied else 1, run.statistics.image_copies)
+        x = self._input(images, run.copies if run.copied else 1)
         if theta is not None and theta.dim() == 2:
             run.theta_rows = by_module(self.theta.swaps(theta))
             theta = theta[0]  # for layers that do not run as such
@@ -484,22 +482,20 @@ class Network:
         mean, std = (self._near(each, images.device, images.dtype).view(shape) for each in (self._mean, self._std))
         return mean, std
 
-    def _input(self, images: Tensor, copies: int, shown: tuple[ImageCopy, ...] = ()) -> Tensor:
+    def _input(self, images: Tensor, copies: int) -> Tensor:
         """What the model is called with: a tensor of our own, which it may write into, once for the images in hand."""
 
         def prepared() -> Tensor:
             x, scale = images, self.normalisation(images)
             if scale is not None:
                 x = (x - scale[0]) / scale[1]
-            if copies > 1 and shown:
-                x = torch.cat([each(x) for each in shown])
             x = self.acceleration.layout(x)
             x = x.to(next(self.twin.root.parameters(), x).dtype)
-            if copies > 1 and not shown:
+            if copies > 1:
                 return x.repeat(copies, *[1] * (x.dim() - 1))
             return x.clone() if x.data_ptr() == images.data_ptr() else x
 
-        key = "input", copies, shown
+        key = "input", copies
         once: Tensor = prepared() if self._untracked else self.acceleration.once(key, images, prepared)
         return once
 

@@ -17,19 +17,6 @@ _LOCK = threading.Lock()
 _TF32: dict[int, tuple[bool, bool]] = {}  # the switches as they were, for each network that has them on
 
 
-def not_applied(model: nn.Module, precision: Precision) -> str | None:
-    """Why `precision` has no effect on this model, and what to type; None where it has one.
-
-    Autocast casts single and half precision; float64 it leaves alone.
-    """
-    if precision != "bf16" or {each.dtype for each in model.parameters()} != {torch.float64}:
-        return None
-    return (
-        "precision='bf16' was not applied: the model is float64, which autocast leaves as it is; adapt model.float(), "
-        "or leave precision= out"
-    )
-
-
 def enter_tf32(network: object) -> None:
     """TF32 in products and convolutions, forward and backward, until the last network of any thread leaves."""
     with _LOCK:

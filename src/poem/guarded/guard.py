@@ -10,14 +10,12 @@ from __future__ import annotations
 import copy
 import logging
 import threading
-import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -47,8 +45,6 @@ from poem.parts.statistics import Source
 from poem.recipes.recipe import Recipe
 
 log = logging.getLogger("poem")
-_GUARDS: WeakKeyDictionary[Adapter, weakref.ref[Guard]] = WeakKeyDictionary()
-"""The guard of each adapter that has one, for as long as anybody holds it."""
 
 
 class Guard:
@@ -87,7 +83,6 @@ class Guard:
         self._about = dict(about or {})
         if audit is not None:
             self._told.audit = Audit(Path(audit), self.header(), append=append)
-        _GUARDS[adapter] = weakref.ref(self)
 
     # Calls ------------------------------------------------------------------------------------------------------------
 
@@ -244,7 +239,6 @@ class Guard:
         if self._told.audit is not None:
             self._told.audit.close()
         self._judged.release()
-        _GUARDS.pop(self.adapter, None)
         return self.adapter.unload()
 
     def export(
@@ -415,17 +409,11 @@ def _check(adapter: object, on_event: object) -> None:
     """Refuse what cannot be guarded."""
     if isinstance(adapter, Guard):
         raise TypeError(
-            "expected an adapter without a guard, got a guarded one; poem.adapt(model, ..., guard={...}) makes one "
-            "with other settings"
+            "expected an adapter without a guard, got a guarded one; poem.guard(guarded.adapter, ...) or "
+            "poem.adapt(..., guard={...}) makes one with other settings"
         )
     if not isinstance(adapter, Adapter):
         raise TypeError(f"expected an adapter, as poem.adapt makes it, got {type(adapter).__name__}")
-    other = _GUARDS.get(adapter, lambda: None)()
-    if other is not None:  # each would take back what the other has judged
-        raise ValueError(
-            f"expected an adapter without a guard, got one that {other!r} holds; use that one, or, for other settings, "
-            "del it first, or make an adapter of its own: poem.adapt(model, ..., guard={...})"
-        )
     if on_event is not None and not callable(on_event):
         raise TypeError(f"expected on_event to be a function of an Event, got {type(on_event).__name__}")
     if _answers_as_source(adapter.recipe):

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from poem.adapter import Adapter
 from poem.engine.accounting import BatchRecord
-from poem.engine.branch_check import MISFITS
 from poem.engine.model_input import ModelInput, moved_input
 from poem.guarded.asked import AskAdapted, AskCheckpoint, AskDrift, Asked, AskJudgement, AskSource, Steps, log_probs_of
 from poem.guarded.judgement import entropies, judgement
@@ -74,25 +73,11 @@ class Replies:
         if asked.of == "shifted":
             return None, log_probs_of(source(moved)), []
         if self._rows_alone and isinstance(images, Tensor) and isinstance(moved, Tensor):
-            both = log_probs_of(self._of_both(images, moved))
+            both = log_probs_of(source(torch.cat([images, moved])))
             own = both[: len(images)]
             return own, both[len(images) :], entropies(own).tolist()
         own = log_probs_of(source(images))
         return own, None if moved is None else log_probs_of(source(moved)), entropies(own).tolist()
-
-    def _of_both(self, images: Tensor, moved: Tensor) -> Tensor:
-        """The source's logits for the images and the shifted ones, in one pass.
-
-        Where that fails, the images run alone: their error names the caller's sizes and samples, without the copies.
-        """
-        try:
-            return self._adapter.source(torch.cat([images, moved]))
-        except torch.OutOfMemoryError:
-            raise
-        except MISFITS as error:
-            failed = error
-        self._adapter.source(images)
-        raise failed
 
 
 class _Adapted:

@@ -14,7 +14,6 @@ from poem.parts.bootstrap import LowFrequencies, PatchNoise, SelfBootstrap
 from poem.parts.branch import AdaptBranch
 from poem.parts.destruction import Occlusion, Patches, Pixels
 from poem.parts.exploration import Exploration, Explore, Once, Repeat
-from poem.parts.image_copy import ImageCopy
 from poem.parts.matching import MatchEntropy
 from poem.parts.objective import (
     ConservativeEntropy,
@@ -33,7 +32,7 @@ from poem.parts.objective import (
 )
 from poem.parts.parameters import Everything, NormAffine, Nothing, Parameters
 from poem.parts.ranking import RankedEntropy
-from poem.parts.readout import CopiesPrior, Correction, Laplacian, LocalPrior, Prior, Readout, Recentre, Uncorrected
+from poem.parts.readout import Correction, Laplacian, LocalPrior, Prior, Readout, Recentre, Uncorrected
 from poem.parts.recovery import (
     AverageWithSource,
     EachImage,
@@ -72,7 +71,6 @@ __all__ = [
     "Components",
     "ConservativeEntropy",
     "Consistency",
-    "CopiesPrior",
     "Correction",
     "CrossEntropy",
     "Diverse",
@@ -91,7 +89,6 @@ __all__ = [
     "FollowTeacher",
     "Forward",
     "FromBatch",
-    "ImageCopy",
     "Jitter",
     "Laplacian",
     "LocalPrior",

@@ -184,7 +184,7 @@ class CrossEntropy(Objective):
     """
 
     labels: Literal["combined", "own"] = "combined"
-    least: Share = field(default=0.0, kw_only=True)
+    least: Share = 0.0
 
     @property
     def per_sample(self) -> bool:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from poem.parts.base import Memory, Need, Outcome, Outputs, Part, entropy
+from poem.parts.base import Memory, Need, Outcome, Outputs, Part
 from poem.parts.fields import Count, NotNegative, Share
-from poem.parts.image_copy import ImageCopy
 
 LAST_IMAGES = 64
 """How many images are the last ones, where a batch holds fewer."""
@@ -101,75 +98,6 @@ def _smoothed(mean: Tensor, count: int) -> Tensor:
     """A mean prediction over so many images, mixed with the uniform one where no class stands out."""
     smooth = max(1 / count, 1 / len(mean)) / mean.max().clamp(min=1e-12)
     return (mean + smooth) / (1 + smooth * len(mean))
-
-
-@dataclass(frozen=True, repr=False)
-class CopiesPrior(LocalPrior):
-    """Averages the answers for the images and for copies of them, and corrects the mean by the local prior.
-
-    Each of `copies` counts, as the images themselves do, by how well its answers tell the images of the stream apart,
-    `exp(trust * information)`, with the information of `Blended`: the entropy of the mean prediction less the mean
-    entropy, over the last `recent` images, as a share of the logarithm of the number of classes. `margin` is added to
-    the information of the images as they are. Updates are not changed by it. What is no batch of images is answered
-    as by `LocalPrior`.
-
-    Paper: none.
-    """
-
-    copies: tuple[ImageCopy, ...] = (ImageCopy(0.5), ImageCopy(0.7), ImageCopy(move=1 / 32), ImageCopy(move=-1 / 32))
-    trust: NotNegative = 30.0
-    margin: NotNegative = 0.02
-    recent: Count = 256
-
-    @property
-    def further_passes(self) -> Mapping[object, tuple[int, int]]:
-        """One for each copy."""
-        return {("copy", copy): (1, 0) for copy in self.copies}
-
-    def start(self, outputs: Outputs) -> Memory:
-        """No predictions seen, of no copy."""
-        zeros = outputs.probs.new_zeros(1 + len(self.copies), outputs.classes)
-        return super().start(outputs) | {"predicted": zeros, "entropy": zeros[:, 0]}
-
-    def __call__(self, outputs: Outputs, memory: Memory) -> Tensor:
-        """The weighted mean of all copies' probabilities, with the prior of the answers before."""
-        return super().__call__(self._mean_answer(outputs, memory), memory)
-
-    def remember(self, outcome: Outcome, memory: Memory) -> Memory:
-        """The prior of averaged answers, and what each copy predicts."""
-        answer = outcome.answer or outcome.last
-        averaged = self._mean_answer(answer, memory)
-        return super().remember(replace(outcome, answer=averaged), memory) | self._running_means(answer, memory)
-
-    def _mean_answer(self, outputs: Outputs, memory: Memory) -> Outputs:
-        """The outputs with the mean over the copies as their logits."""
-        means = self._running_means(outputs, memory)
-        information = entropy(means["predicted"].clamp(min=1e-12).log()) - means["entropy"]
-        scores = self.trust * information / math.log(max(2, outputs.classes))
-        scores = scores + self.trust * self.margin * (torch.arange(len(scores), device=scores.device) == 0)
-        weighted = self._each(outputs) + scores.log_softmax(0)[:, None, None]
-        return replace(outputs, logits=weighted.logsumexp(0), heads=outputs.heads[:1], cache={})
-
-    def _running_means(self, outputs: Outputs, memory: Memory) -> Memory:
-        """Mean prediction and mean entropy of each copy over the last images, the batch among them."""
-        each, seen = self._each(outputs), memory["seen"]
-        count = each.shape[1]
-        share = (count / (seen + count)).clamp(min=min(1.0, count / self.recent))
-        now = {"predicted": each.exp().mean(1), "entropy": entropy(each).mean(1)}
-        return {name: torch.lerp(memory[name], value, share) for name, value in now.items()}
-
-    def _each(self, outputs: Outputs) -> Tensor:
-        """Log-probabilities (copies, B, C), the images as they are first; computed once for a pass."""
-        if self not in outputs.cache:
-            if outputs.images is None:
-                raise ValueError(
-                    f"{self!r} needs further forward passes, which an exported model and a teacher's answer have not; "
-                    "give readout=Readout('last', LocalPrior())"
-                )
-            images, own = outputs.batch.images, outputs.logits.detach()
-            more = [outputs.forward(copy(images)) if images.dim() == 4 else own for copy in self.copies]
-            outputs.cache[self] = torch.stack([own, *more]).log_softmax(-1)
-        return outputs.cache[self]
 
 
 @dataclass(frozen=True, repr=False)

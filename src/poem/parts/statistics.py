@@ -15,7 +15,6 @@ from torch import Tensor
 
 from poem.parts.base import Memory, Part
 from poem.parts.fields import Share
-from poem.parts.image_copy import ImageCopy
 
 
 class BatchLayer(Protocol):
@@ -77,11 +76,6 @@ class Statistics(Part):
         `combine` makes one answer of them.
         """
         return 1
-
-    @property
-    def image_copies(self) -> tuple[ImageCopy, ...]:
-        """What each copy shows of the images; empty where all show them as they are."""
-        return ()
 
     @property
     def source_copy(self) -> int | None:

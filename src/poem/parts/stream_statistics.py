@@ -17,7 +17,6 @@ from torch import Tensor
 
 from poem.parts.base import Memory, Outputs, entropy, masked_mean
 from poem.parts.fields import Count, NotNegative, Positive, Range, Share
-from poem.parts.image_copy import ImageCopy
 from poem.parts.runs import HELD_RUNS, RUNS, UNKNOWN_RUNS, moved_runs, shared_runs, start_runs
 from poem.parts.statistics import BatchLayer, FromBatch, Statistics
 
@@ -52,8 +51,6 @@ class Blended(Statistics):
     for a while, and classes in runs confuse the copies that follow the batch; the middle copy copes with both. Every
     copy but the slowest and the source's is divided by `exp(caution * (runs - 1.3))` where `runs` is above 1.3.
 
-    `images` says what each copy shows of the images, mirrored, moved or smoothed; the source's shows them as they are.
-
     Paper: none. The test of significance is that of instance-aware batch norm (Gong et al., NeurIPS 2022) for a batch;
     the mixture's variance is that of two sets together.
     """
@@ -61,7 +58,6 @@ class Blended(Statistics):
     weights: tuple[Share, ...] = (0.0, 0.25, 0.5, 1.0, 1.0)
     rates: tuple[Share, ...] = (1.0, 1.0, 1.0, 1.0, 0.05)
     doubts: tuple[NotNegative, ...] = (0.0, 0.0, 0.0, 0.0, 3.0)
-    images: tuple[ImageCopy, ...] = ()
     trust: NotNegative = 10.0
     bonus: NotNegative = 1.0
     caution: NotNegative = 5.0
@@ -74,23 +70,11 @@ class Blended(Statistics):
         if not self.weights or not len(self.weights) == len(self.rates) == len(self.doubts):
             counts = f"{len(self.weights)} weights, {len(self.rates)} rates and {len(self.doubts)} doubts"
             raise ValueError(f"Blended: expected as many rates and doubts as weights, one for each copy, got {counts}")
-        if self.images and len(self.images) != len(self.weights):
-            raise ValueError(
-                f"Blended: expected images=() or one ImageCopy for each of {len(self.weights)} weights, got "
-                f"{len(self.images)}; ImageCopy() is the image as it is"
-            )
-        if any(weight == 0 and copy != ImageCopy() for weight, copy in zip(self.weights, self.images)):  # noqa: B905
-            raise ValueError("Blended: expected the source's copy, of weight 0, to show the images as they are")
 
     @property
     def copies(self) -> int:
         """One for each weight."""
         return len(self.weights)
-
-    @property
-    def image_copies(self) -> tuple[ImageCopy, ...]:
-        """`images`."""
-        return self.images
 
     @property
     def source_copy(self) -> int | None:

@@ -26,7 +26,6 @@ LOSSES: dict[str, dict[str, tuple[int, str]]] = {
     "eata+poem": {"batch": (65, SORTED)},
     "deyo+poem": {"batch": (65, SORTED), "group": (22, BLUR), "layer": (19, LONG)},
     "roid": {"batch": (64, SORTED), "group": (6, FOG), "layer": (6, BLUR)},
-    "cotta": {"batch": (65, SORTED), "group": (30, BLUR), "layer": (56, BLUR)},
 }
 """Method, kind of norm layer: the largest loss in points, and on which stream."""
 KINDS: tuple[tuple[str, type[nn.Module]], ...] = (
@@ -50,9 +49,8 @@ def warn_of_loss(method: str, model: nn.Module) -> None:
     _told.add((method, kind))
     points, where = LOSSES[method][kind]
     log.warning(
-        "%s was measured to lose up to %d points on networks with %s norm, in batches of 64 on streams %s "
-        "(docs/when-not-to-adapt.md); poem.adapt(model) is auto, guarded; guard=True limits what %s loses",
-        method, points, kind, where, method,
+        "%s was measured to lose up to %d points on networks with %s norm, on streams %s (docs/when-not-to-adapt.md); "
+        "poem.adapt(model) is auto, guarded; guard=True limits what %s loses", method, points, kind, where, method
     )  # fmt: skip
 
 

@@ -23,11 +23,11 @@ from poem.parts.base import Part
 from poem.parts.bootstrap import SelfBootstrap
 from poem.parts.branch import AdaptBranch
 from poem.parts.exploration import Explore, Repeat
-from poem.parts.image_copy import ImageCopy
 from poem.parts.matching import MatchEntropy
 from poem.parts.objective import (
     ConservativeEntropy,
     Consistency,
+    CrossEntropy,
     Entropy,
     FisherAnchor,
     FollowSource,
@@ -40,7 +40,7 @@ from poem.parts.objective import (
 )
 from poem.parts.parameters import Everything, NormAffine, Nothing
 from poem.parts.ranking import RankedEntropy
-from poem.parts.readout import CopiesPrior, Laplacian, LocalPrior, Prior, Readout, Recentre
+from poem.parts.readout import Laplacian, LocalPrior, Prior, Readout, Recentre
 from poem.parts.recovery import (
     AverageWithSource,
     EachImage,
@@ -450,21 +450,21 @@ def poem_official_v2() -> Recipe:
 def auto() -> Recipe:
     """Statistics and prior from the stream, ETA, and POEM where it helps: one method for every network.
 
-    On group and layer norm it is ETA with POEM's branch and, with CIFAR's constants, its exploration; the answer is the
-    mean over the images and four copies of them, moved and smoothed. On batch norm the statistics of the stream are
-    what counts: `Blended`, of which three copies show the images moved, or mirrored and smoothed. No weight moves
-    there, since updates gained nothing on average and lost ten points on one of two networks where images of noise came
-    between. Both answer with a prior from the last images. `poem.adapt` takes the constants that fit the number of
-    classes; with `guard=True` the source answers beside it.
+    On group and layer norm it is ETA with POEM's exploration and branch; with ImageNet's constants updates are smaller
+    where fewer than half the configured batch size are selected. On batch norm the statistics of the stream are what
+    counts: `Blended`. No weight moves there, since updates gained nothing on average and lost ten points on one of two
+    networks where images of noise came between. Both answer with a prior from the last images. `poem.adapt` takes the
+    constants that fit the number of classes; with `guard=True` the source answers beside it.
 
     Paper: none; ETA (Niu et al., ICML 2022) and POEM (Yi et al.) are its parts, and `docs/methods/auto.md` tells how
     its constants were chosen and how far each part helps.
     Reference code: none.
     Differs: not a published method.
     """
-    shown = (ImageCopy(), ImageCopy(0.7, mirrored=True), ImageCopy(move=1 / 32), ImageCopy(), ImageCopy(move=1 / 32))
-    plain = Recipe(parameters=Nothing(), statistics=Blended(images=shown), readout=Readout("first", LocalPrior()))
-    return replace(with_branch(eta()), readout=Readout("last", CopiesPrior()), on_batch_norm=plain)
+    answered = LocalPrior()
+    plain = Recipe(parameters=Nothing(), statistics=Blended(), readout=Readout("first", answered))
+    learnt = replace(with_poem(eta()), minimise=Entropy(least=0.5), branch=AdaptBranch(teach=CrossEntropy(least=0.5)))
+    return replace(learnt, readout=Readout("last", answered), on_batch_norm=plain)
 
 
 METHODS: dict[str, Callable[[], Recipe]] = {
@@ -652,8 +652,8 @@ def preset_values(method: Recipe, name: str, preset: Preset) -> Recipe:
     changed = replace(method, lr=0.001) if name == "sar" else replace(method, lr=0.001, step=Adam())
     if name in ("eta", "eata", "rdumb", "auto"):
         changed = replace(changed, select=EntropyBelow(0.4) & NotRedundant(cosine))
-    if name == "auto":
-        changed = replace(changed, explore=Explore(2))
+    if name == "auto":  # least is not measured with Adam, which divides by an average of past gradients' sizes
+        changed = replace(changed, minimise=Entropy(), branch=AdaptBranch())
     if changed.on_batch_norm is not None:
         other = preset_values(changed.on_batch_norm, name, preset)
         changed = replace(changed, on_batch_norm=other)

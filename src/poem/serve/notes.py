@@ -13,11 +13,10 @@ NOTES = {
         "%s has no source images for its Fisher anchor and runs as ETA; add --source-data FOLDER",
     "with %d classes %r selects almost no sample; try preset='cifar'":
         "with %d classes %r selects almost no sample; try --preset cifar",
-    "%s was measured to lose up to %d points on networks with %s norm, in batches of 64 on streams %s "
-    "(docs/when-not-to-adapt.md); poem.adapt(model) is auto, guarded; guard=True limits what %s loses":
-        "%s was measured to lose up to %d points on networks with %s norm, in batches of 64 on streams %s "
-        "(docs/when-not-to-adapt.md); without METHOD it is auto; leave out --no-guard, and a guard limits what %s "
-        "loses",
+    "%s was measured to lose up to %d points on networks with %s norm, on streams %s (docs/when-not-to-adapt.md); "
+    "poem.adapt(model) is auto, guarded; guard=True limits what %s loses":
+        "%s was measured to lose up to %d points on networks with %s norm, on streams %s (docs/when-not-to-adapt.md); "
+        "without METHOD it is auto; leave out --no-guard, and a guard limits what %s loses",
 }  # fmt: skip
 """Messages that are logged once, each with one of the same arguments that names options of `poem serve`."""
 PHRASES = {"Try a lower lr=, or adapter.reset()": "Try a lower --lr, or POST /v1/streams/ID/reset"}

@@ -16,7 +16,6 @@ from torch.func import vmap
 
 from poem.parts.base import Batch, Memory, Outcome, Outputs, Part, Selected, Update, inside
 from poem.parts.destruction import Destroy
-from poem.parts.readout import CopiesPrior
 from poem.parts.selection import Both, PLPDAbove, Select
 from poem.parts.weighting import ByPLPD
 from poem.recipes.recipe import Recipe
@@ -107,7 +106,6 @@ class StackLoop:
         round: int = 0,
         grad: bool = True,
         theta: Tensor | None = None,
-        branch: Tensor | None = None,
         images: Tensor | None = None,
         mask: Tensor | None = None,
         needed: Tensor | None = None,
@@ -115,8 +113,7 @@ class StackLoop:
         """One pass of all streams, counted for some: `needed` rows of each, or all."""
         moving = self.arrays.moving
         weights = (moving["theta"] if theta is None else theta).detach().requires_grad_(grad)
-        branch = moving.get("branch") if branch is None else branch
-        branch = None if branch is None else branch.detach().requires_grad_(grad)
+        branch = moving["branch"].detach().requires_grad_(grad) if "branch" in moving else None
         network, statistics = self.network, self.recipe.statistics
         shown = self.images if images is None else images
         copies = network.copies(statistics)
@@ -130,28 +127,16 @@ class StackLoop:
             logits = heads[0] if both is None else vmap(both.together)(*heads)
         return Pass(logits, heads, weights, branch, round, run.record, run.source)
 
-    def _again(
-        self, outputs: Pass, images: Tensor, counted: Tensor, mask: Tensor | None = None, needed: Tensor | None = None
-    ) -> Tensor:
-        """Logits (N, b, C) for other images, with the weights of these outputs."""
-        theta, branch = outputs.theta, outputs.branch
-        more = self.forward(counted, grad=False, theta=theta, branch=branch, images=images, mask=mask, needed=needed)
-        return more.logits
-
     def _count(self, name: str, rows: Tensor) -> None:
         rows = rows.long()
         self._counts[name] = self._counts[name] + rows if name in self._counts else rows
 
     def _merged(self, chosen: Tensor, new: Pass, old: Pass) -> Pass:
-        """The new pass where a stream is chosen, else the old one, with the weights of each; without a graph."""
-
-        def merged(one: Tensor, two: Tensor) -> Tensor:
-            return torch.where(chosen.view(-1, *[1] * (one.dim() - 1)), one.detach(), two.detach())
-
-        heads = tuple(map(merged, new.heads, old.heads))
-        branch = None if new.branch is None or old.branch is None else merged(new.branch, old.branch)
-        logits, theta = merged(new.logits, old.logits), merged(new.theta, old.theta)
-        return Pass(logits, heads, theta, branch, new.round, new.record, new.source)
+        """The new pass where a stream is chosen, else the old one; without a graph."""
+        rows = chosen[:, None, None]
+        heads = tuple(torch.where(rows, one, two) for one, two in zip(new.heads, old.heads, strict=True))
+        logits = torch.where(rows, new.logits, old.logits)
+        return Pass(logits, heads, new.theta, new.branch, new.round, new.record, new.source)
 
     def outputs(self, logits: Tensor, heads: Sequence[Tensor], round: int, cache: dict[object, Tensor]) -> Outputs:
         """One stream's outputs, inside a map over streams."""
@@ -195,10 +180,14 @@ class StackLoop:
         """PLPD (N, b) into the cache, of a pass over destroyed images with the weights of these outputs."""
         if destroy in outputs.cache:
             return
-        other = self._again(outputs, self._destroyed(destroy), counted, among, among.sum(1))
+        now = self.arrays
+        moving = {**now.moving, "theta": outputs.theta.detach()}
+        self.arrays = Arrays(moving, now.steps, now.memory)
+        other = self.forward(counted, grad=False, images=self._destroyed(destroy), mask=among, needed=among.sum(1))
+        self.arrays = now
         probs = outputs.logits.detach().log_softmax(2).exp()
         label = probs.argmax(2, keepdim=True)
-        outputs.cache[destroy] = (probs.gather(2, label) - other.softmax(2).gather(2, label))[:, :, 0]
+        outputs.cache[destroy] = (probs.gather(2, label) - other.logits.softmax(2).gather(2, label))[:, :, 0]
 
     # The update -------------------------------------------------------------------------------------------------------
 
@@ -268,8 +257,6 @@ class StackLoop:
     ) -> Round:  # fmt: skip
         """The answers; what learning streams remember; recovery."""
         correct = self.recipe.readout.correct
-        if isinstance(correct, CopiesPrior):
-            self._show_copies(correct, answered)
         answer = self._each(lambda one, memory: correct(one, memory), answered, self.memory_of("readout.correct"))
         counts = self._counts
         counts["reset"] = self._remember(first, last, answered, made, tried, masks, record)
@@ -288,12 +275,6 @@ class StackLoop:
             answer.detach(), self.arrays, first, masks[0], torch.stack(masks).any(0) & ~masks[0], masks[0] & ~masks[-1],
             (before, after), loss, gradient, counts, made, tried,
         )  # fmt: skip
-
-    def _show_copies(self, correct: CopiesPrior, answered: Pass) -> None:
-        """Log-probabilities (N, copies, b, C) into the cache, each copy's of a pass with the weights that answer."""
-        everyone = torch.ones_like(self.learn)
-        more = [self._again(answered, copy(self.images), everyone) for copy in correct.copies]
-        answered.cache[correct] = torch.stack([answered.logits, *more], 1).log_softmax(-1)
 
     def _remember(
         self, first: Pass, last: Pass, answered: Pass, made: list[Made], tried: list[Tensor], masks: list[Tensor],
@@ -343,15 +324,14 @@ class StackLoop:
     ) -> Memory:
         """What a part remembers of the batch, for every stream."""
         passes = [first, last, answered, *(each.outputs for each in made)]
-        rounds, names = [each.round for each in passes], [list(each.cache) for each in passes]
+        rounds = [each.round for each in passes]
 
         def of_one(
-            shown: list[tuple[Tensor, Sequence[Tensor], Sequence[Tensor]]], updates: list[tuple[Tensor, ...]],
-            masks: list[Tensor], memory: Memory,
+            shown: list[tuple[Tensor, tuple[Tensor, ...]]], updates: list[tuple[Tensor, ...]], masks: list[Tensor],
+            memory: Memory,
         ) -> Memory:  # fmt: skip
             one, two, three, *seen = (
-                self.outputs(logits, heads, round, dict(zip(keys, cached, strict=True)))
-                for (logits, heads, cached), round, keys in zip(shown, rounds, names, strict=True)
+                self.outputs(logits, heads, round, {}) for (logits, heads), round in zip(shown, rounds, strict=True)
             )
             done = [
                 Update(outputs, mask, loss, {}, applied)
@@ -360,8 +340,8 @@ class StackLoop:
             return part.remember(Outcome(one, two, done, masks, None, three), memory)
 
         found: Memory = vmap(of_one)(
-            [(each.logits, each.heads, tuple(each.cache.values())) for each in passes],
-            [(each.mask, each.loss, each.applied) for each in made], masks, self.memory_of(place),
+            [(each.logits, each.heads) for each in passes], [(each.mask, each.loss, each.applied) for each in made],
+            masks, self.memory_of(place),
         )  # fmt: skip
         return found
 

@@ -24,7 +24,6 @@ from poem.engine.norm_layers import PLAIN_BATCH_NORMS, ForwardContext, PatchedNo
 from poem.engine.parameter_groups import HALF, Swap, swapped
 from poem.engine.sample_rows import RowScaling
 from poem.parts.base import Memory
-from poem.parts.image_copy import ImageCopy
 from poem.parts.statistics import BatchLayer, FromBatch, Source, Statistics, moments
 from poem.parts.stream_statistics import Blended
 from poem.serve.stack_blended import blended_moments
@@ -46,11 +45,6 @@ class Grouped(Statistics):
     def copies(self) -> int:
         """As alone."""
         return self.inner.copies
-
-    @property
-    def image_copies(self) -> tuple[ImageCopy, ...]:
-        """As alone."""
-        return self.inner.image_copies
 
     @property
     def source_copy(self) -> int | None:

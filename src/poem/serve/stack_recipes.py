@@ -6,14 +6,13 @@ from poem.parts.base import Part
 from poem.parts.branch import AdaptBranch
 from poem.parts.destruction import Occlusion, Patches
 from poem.parts.exploration import Explore, Once, Repeat
-from poem.parts.image_copy import ImageCopy
 from poem.parts.objective import ConservativeEntropy, CrossEntropy, Entropy, FisherAnchor, RobustCrossEntropy, Total
 from poem.parts.parameters import NormAffine, Nothing
-from poem.parts.readout import CopiesPrior, LocalPrior, Prior, Readout, Uncorrected
+from poem.parts.readout import LocalPrior, Prior, Readout, Uncorrected
 from poem.parts.recovery import AverageWithSource, EveryCalls, LossAverageBelow, Never
 from poem.parts.score import OpinionEntropy, SoftmaxEntropy, TemperedEntropy
 from poem.parts.selection import AfterImages, Both, EntropyBelow, Everyone, NotRedundant, PLPDAbove
-from poem.parts.statistics import FromBatch, Mixed, RunningMean, Source, Statistics
+from poem.parts.statistics import FromBatch, Mixed, RunningMean, Source
 from poem.parts.step import SAM, SGD, Adam
 from poem.parts.stream_statistics import Blended
 from poem.parts.weighting import ByEntropy, ByPLPD, Equal, FirstRound, Sum
@@ -24,7 +23,7 @@ STACKED: tuple[type[Part], ...] = (
     NotRedundant, PLPDAbove, Both, Patches, Occlusion, SoftmaxEntropy, TemperedEntropy, OpinionEntropy, Equal,
     ByEntropy, ByPLPD, FirstRound, Sum, Entropy, ConservativeEntropy, RobustCrossEntropy, CrossEntropy, FisherAnchor,
     Total, SGD, Adam, SAM, Never, LossAverageBelow, AverageWithSource, EveryCalls, Once, Repeat, Explore, AdaptBranch,
-    Readout, Uncorrected, LocalPrior, CopiesPrior, Prior,
+    Readout, Uncorrected, LocalPrior, Prior,
 )  # fmt: skip
 """Parts, by their very class: what a subclass does is its own."""
 
@@ -38,18 +37,8 @@ def recipe_why_not(recipe: Recipe) -> str:
     for _, part in recipe.places:
         if type(part) not in STACKED:
             return f"{type(part).__name__} is computed for one stream at a time"
-        for copy in _image_copies(part):
-            if type(copy) is not ImageCopy:
-                return f"{type(copy).__name__} is computed for one stream at a time"
     if isinstance(recipe.step, SAM) and recipe.step.steps_when_empty:
         return "momentum_coast steps where nothing is selected"
     if len({part for _, part in recipe.places if isinstance(part, Patches | Occlusion)}) > 1:
         return "images are destroyed in several ways"
     return ""
-
-
-def _image_copies(part: Part) -> tuple[ImageCopy, ...]:
-    """Copies of the images that a part shows the network."""
-    if isinstance(part, CopiesPrior):
-        return part.copies
-    return part.image_copies if isinstance(part, Statistics) else ()

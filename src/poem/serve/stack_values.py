@@ -26,12 +26,12 @@ class Pass:
 
     logits: Tensor  # (N, b, C)
     heads: tuple[Tensor, ...]
-    theta: Tensor  # (N, P), and the branch's: leaves of the graph, where there is one
+    theta: Tensor  # (N, P), and the branch's: leaves of the graph
     branch: Tensor | None
     round: int
     record: Memory
     source: Tensor | None = None
-    cache: dict[object, Tensor] = field(default_factory=dict)  # N in front of each
+    cache: dict[object, Tensor] = field(default_factory=dict)  # (N, b) each
 
     def plain(self) -> Pass:
         """Without the graph."""
