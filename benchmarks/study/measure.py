@@ -221,8 +221,10 @@ def with_preparation(entries: Sequence[Entry], images: Images) -> list[Entry]:
 class Bench:
     """Runs entries in one process; keeps the networks it has loaded."""
 
-    def __init__(self, images: Images, device: torch.device, *, fast: Any, weights: str | None, about: dict[str, Any]):
-        self.images, self.device, self.fast, self.weights, self.about = images, device, fast, weights, about
+    def __init__(
+        self, images: Images, device: torch.device, *, how: dict[str, Any], weights: str | None, about: dict[str, Any]
+    ) -> None:
+        self.images, self.device, self.how, self.weights, self.about = images, device, how, weights, about
         self.models = dict[str, nn.Module]()
 
     def prepare(self, entry: Entry) -> None:
@@ -244,7 +246,7 @@ class Bench:
                 source = self._source_images(row, net, seed)
                 adapter = rows.make(
                     row, self._model(net), net, classes=store.mask(net, seed), source_data=source, seed=seed,
-                    fast=self.fast,
+                    **self.how,
                 )  # fmt: skip
                 began = time.perf_counter()
                 answers, record = self._answers(adapter, row, pixels, entry.batch, deadline)
@@ -380,7 +382,7 @@ def work(
     try:
         bench = Bench(
             Images(Path(settings["store"]), settings["counts"]), torch.device(settings["device"]),
-            fast=settings["fast"], weights=settings["weights"], about=settings["about"],
+            how=settings["how"], weights=settings["weights"], about=settings["about"],
         )  # fmt: skip
         while time.time() < deadline and still_wanted():
             at, more = board.take(entries)
@@ -459,7 +461,8 @@ def measure(args: argparse.Namespace) -> Writer:
     out: Any = context.Queue()
     board = Board(context, max(1, len(listed)), args.gigabytes)
     settings = {
-        "store": str(args.store), "counts": args.images, "device": args.device, "fast": args.fast,
+        "store": str(args.store), "counts": args.images, "device": args.device,
+        "how": {"fast": args.fast, "precision": args.precision},
         "weights": args.weights, "about": {"tree": about["tree"], "run": name},
     }  # fmt: skip
     processes = [
@@ -522,6 +525,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         "--other-images", action="store_true", help="measure images that are not those of results/auto, too"
     )
     parser.add_argument("--fast", action="store_true", help="record CUDA graphs (fast='auto')")
+    parser.add_argument("--precision", choices=("fp32", "tf32"), default="fp32", help="of the network's passes")
     parser.add_argument("--device", default="cuda" if cuda else "cpu")
     parser.add_argument("--store", type=Path, default=Path("/tmp/poem-study"), help="folder for images; kept")
     parser.add_argument("--list", action="store_true", help="print cells and estimated seconds, and stop")

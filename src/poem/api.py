@@ -144,6 +144,10 @@ def adapt(
             model, chosen.changed(changes), name=name, batch_size=batch_size, classes=classes, mean=mean, std=std,
             split=split, seed=seed, precision=precision, fast=fast, logits=logits,
         )  # fmt: skip
+        if precision == "bf16" and {each.dtype for each in adapter.model.parameters()} == {torch.float64}:
+            log.warning(
+                "bf16 was not applied: the model is float64, which autocast leaves as it is; adapt model.float() for it"
+            )
         waiting = adapter.recipe.first_with(Need.SOURCE_DATA)
         if waiting is not None and source_data is not None:
             adapter.prepare(source_data)
