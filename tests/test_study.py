@@ -180,3 +180,24 @@ def test_the_hash_of_a_set_is_of_its_pixels_in_any_order() -> None:
     changed = images.clone()
     changed[2, 0, 0, 0] += 1
     assert streams.pixel_hash(changed) != streams.pixel_hash(images)
+
+
+def test_a_process_measures_the_rows_of_an_entry(tmp_path: Path) -> None:
+    measure, streams = _module("measure"), _module("streams", "auto")
+    rng = np.random.RandomState(0)
+    images, labels = rng.randint(0, 256, (40, 3, 32, 32)).astype(np.uint8), np.arange(40) % 10
+    np.savez(tmp_path / "cifar10.npz", images=images, labels=labels.astype(np.int16))
+    counts = {"cifar10": 32}
+    held = measure.Images(tmp_path / "store", counts)
+    held.store("cifar10-gn").prepare("cifar10-gn", 0, 32, tmp_path, (), torch.device("cpu"))
+    entry = measure.Entry(
+        "cifar10", "cifar10-gn", 0, stream="fog-5", batch=16, images=32, names=("source", "poem, recorded")
+    )
+    how = {"fast": False, "precision": "fp32"}
+    bench = measure.Bench(held, torch.device("cpu"), how=how, weights="random", about={"tree": "none"})
+    found: list[dict[str, Any]] = []
+    bench.run(entry, float("inf"), found.append)
+    assert [cell["row"] for cell in found] == ["source", "poem, recorded"]
+    assert not any("error" in cell for cell in found), found
+    assert {cell["n"] for cell in found} == {streams.scored_count("fog-5", 32)}
+    assert "selected" in found[1]

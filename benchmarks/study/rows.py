@@ -134,7 +134,15 @@ def fits(row: str, net: str) -> bool:
 
 
 def make(
-    row: str, model: nn.Module, net: str, *, classes: list[int] | None, source_data: Tensor | None, seed: int, fast: Any
+    row: str,
+    model: nn.Module,
+    net: str,
+    *,
+    classes: list[int] | None,
+    source_data: Tensor | None,
+    seed: int,
+    fast: Any,
+    precision: Any = "fp32",
 ) -> poem.Adapter:
     """A fresh adapter of a row; call it with images in [0, 1].
 
@@ -146,10 +154,11 @@ def make(
         source_data: Clean images for rows that prepare themselves on some; others leave them alone.
         seed: Seed of the adapter's random numbers.
         fast: As `poem.adapt` takes it.
+        precision: As `poem.adapt` takes it.
     """
     base, recipe = zoo.base(net), recipe_of(row, net)
     given = source_data if recipe.uses_source_data else None
     return poem.adapt(
         model, recipe, mean=base.mean, std=base.std, classes=classes, source_data=given, seed=seed, fast=fast,
-        guard=False,
+        precision=precision, guard=False,
     )  # fmt: skip
