@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
+from functools import partial
 from types import ModuleType
 from typing import Any, NoReturn
 
@@ -10,14 +12,49 @@ import pytest
 import torch
 from interpreted import triton_or_skip
 from nets import make_net
+from torch import Tensor, nn
 from toys import images, stream
 
 import poem
-from poem.accelerate import batch_norm, blended, sample_norms
+from poem import api
+from poem.accelerate import batch_norm, blended, sample_norms, triton_kernels
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 UNKNOWN = "Internal Triton PTX codegen error"
 """The first line of what Triton raises at a kernel's first launch, where ptxas does not know the GPU."""
+MODULES: tuple[ModuleType, ...] = (batch_norm, sample_norms, blended)
+SETS = [
+    ("batch norm", "bn", "tent", "bf16"),
+    ("batch norm", "bn", "poem", "bf16"),
+    ("group and layer norm", "gn", "tent", "bf16"),
+    ("group and layer norm", "ln", "tent", "bf16"),
+    ("statistics of the stream", "bn", "auto", "fp32"),
+    ("statistics of the stream", "bn", "auto", "bf16"),
+]
+"""Which kernels, in which network, method and precision."""
+
+
+@pytest.fixture(autouse=True)
+def nothing_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api, "_TOLD", set())
+
+
+@pytest.fixture
+def fresh_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels as in a process that has not asked for them yet; without a GPU they are Triton's interpreter's."""
+    triton_or_skip(monkeypatch)
+    for module in MODULES:
+        monkeypatch.setattr(module, "DEVICES", ("cuda", "cpu"))
+        monkeypatch.setattr(module.TRITON, "_works", {})
+
+
+def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in MODULES:
+        monkeypatch.setattr(module, "DEVICES", ())
+
+
+def last_in_memory(batches: Iterable[Tensor]) -> list[Tensor]:
+    return [each.contiguous(memory_format=torch.channels_last) for each in batches]
 
 
 @pytest.mark.parametrize(("kind", "method"), [("bn", "auto"), ("gn", "poem"), ("bn", "tent")])
@@ -39,28 +76,25 @@ def test_a_float64_model_stays_float64_under_bf16_and_one_note_says_so(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_where_bf16_applies_there_is_no_note(dtype: torch.dtype, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("kind", ["bn", "gn", "ln"])
+def test_where_bf16_and_the_kernels_apply_there_is_no_note(
+    kind: str, dtype: torch.dtype, fresh_kernels: None, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.WARNING, logger="poem"):
-        poem.adapt(make_net("gn").to(dtype), "tent", precision="bf16")(images(4, seed=0))
+        poem.adapt(make_net(kind).to(DEVICE).to(dtype), "tent", precision="bf16")
     assert "bf16" not in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("what", "kind", "method", "precision"),
-    [
-        ("batch norm", "bn", "tent", "bf16"),
-        ("batch norm", "bn", "poem", "bf16"),
-        ("group and layer norm", "gn", "tent", "bf16"),
-        ("group and layer norm", "ln", "tent", "bf16"),
-        ("statistics of the stream", "bn", "auto", "fp32"),
-        ("statistics of the stream", "bn", "auto", "bf16"),
-    ],
-)
+@pytest.mark.parametrize(("what", "kind", "method", "precision"), SETS)
 def test_on_a_gpu_that_triton_does_not_know_torchs_kernels_run_and_one_note_says_so(
-    what: str, kind: str, method: str, precision: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    what: str,
+    kind: str,
+    method: str,
+    precision: Any,
+    fresh_kernels: None,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Without a GPU the kernels are Triton's interpreter's (see conftest.py)."""
-    triton_or_skip(monkeypatch)
     from triton.runtime.errors import PTXASError
 
     asked = []
@@ -69,25 +103,142 @@ def test_on_a_gpu_that_triton_does_not_know_torchs_kernels_run_and_one_note_says
         asked.append(1)
         raise PTXASError(f"{UNKNOWN}\n`ptxas` stderr:\nptxas fatal: Value 'sm_999' is not defined")
 
-    modules: tuple[ModuleType, ...] = (batch_norm, sample_norms, blended)
-    for module in modules:
-        monkeypatch.setattr(module, "DEVICES", ("cuda", "cpu"))
-        monkeypatch.setattr(module.TRITON, "_works", {})
     kernels = batch_norm.kernels()
     assert kernels is not None
     monkeypatch.setattr(type(kernels._small), "run", fail)
+    assert_plain_with_one_note(what, kind, method, precision, monkeypatch, caplog, UNKNOWN)
+    assert len(asked) == 1, "tried once in the process, not for each batch or adapter"
+
+
+@pytest.mark.parametrize(("what", "kind", "method", "precision"), SETS)
+def test_without_triton_torchs_kernels_run_and_one_note_says_so(
+    what: str,
+    kind: str,
+    method: str,
+    precision: Any,
+    fresh_kernels: None,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    asked = []
+
+    def absent(name: str) -> NoReturn:
+        asked.append(name)
+        raise ModuleNotFoundError("No module named 'triton'")
+
+    monkeypatch.setattr(triton_kernels, "import_module", absent)
+    for module in MODULES:
+        monkeypatch.setattr(module.TRITON, "_modules", None)
+        monkeypatch.setattr(module.TRITON, "_imports", True)
+    assert_plain_with_one_note(what, kind, method, precision, monkeypatch, caplog, "No module named 'triton'")
+    assert len(asked) == 1, "imported once in the process"
+
+
+def assert_plain_with_one_note(
+    what: str,
+    kind: str,
+    method: str,
+    precision: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    why: str,
+) -> None:
+    """Three batches are answered as without kernels, to the bit, and one message names the layers and the reason."""
     net = make_net(kind, sharpness=10.0).to(DEVICE).to(memory_format=torch.channels_last)
     one, other, without = (poem.adapt(net, method, precision=precision, fast=False) for _ in range(3))
-    batches = [each.contiguous(memory_format=torch.channels_last) for each in stream(DEVICE, 3, size=4)]
+    batches = last_in_memory(stream(DEVICE, 3, size=4))
     with caplog.at_level(logging.WARNING, logger="poem"):
         found = [one(batch) for batch in batches]
         other(batches[0])
-    assert len(asked) == 1, "tried once in the process, not for each batch or adapter"
-    (note,) = [record.getMessage() for record in caplog.records if UNKNOWN in record.getMessage()]
+    (note,) = [record.getMessage() for record in caplog.records if why in record.getMessage()]
     assert what in note
     assert "as torch computes it" in note
-    for module in modules:
-        monkeypatch.setattr(module, "DEVICES", ())
+    without_kernels(monkeypatch)
     for batch, answer in zip(batches, found, strict=True):
         assert torch.equal(answer, without(batch))
     assert one.totals == without.totals
+
+
+class RootMean(nn.Module):
+    """A norm layer of somebody's own: no mean is subtracted, channels come first."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.weight, self.bias, self.eps = nn.Parameter(torch.ones(channels)), nn.Parameter(torch.zeros(channels)), 1e-6
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Divided by the root of the mean square over channels, scaled and shifted."""
+        shape = (1, -1, 1, 1)
+        x = x * (x.square().mean(1, keepdim=True) + self.eps).rsqrt()
+        return x * self.weight.view(shape) + self.bias.view(shape)
+
+
+class LoudGroups(nn.GroupNorm):
+    """A group norm with another forward than torch's."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Twice what torch computes."""
+        return 2 * super().forward(x)
+
+
+class OwnBatch(nn.BatchNorm2d):
+    """A batch norm by another name."""
+
+
+@pytest.mark.parametrize("method", ["tent", "poem", "source"])
+@pytest.mark.parametrize("norm", [RootMean, partial(LoudGroups, 2), OwnBatch], ids=["own", "groups", "batch"])
+def test_norm_layers_that_no_kernel_takes_run_as_they_are_and_one_note_names_them(
+    norm: Any,
+    method: str,
+    fresh_kernels: None,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Conv2d(3, 8, 3), norm(8), nn.ReLU(), nn.Conv2d(8, 8, 3), norm(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(), nn.Linear(8, 10),
+    ).eval().to(DEVICE).to(memory_format=torch.channels_last)  # fmt: skip
+    batches = last_in_memory(stream(DEVICE, 3, size=4))
+    settings: dict[str, Any] = {"precision": "bf16", "fast": False, **({"threshold": 0.99} if method == "poem" else {})}
+    with caplog.at_level(logging.WARNING, logger="poem"):
+        one, other = (poem.adapt(net, method, **settings) for _ in range(2))
+        found = [one(batch) for batch in batches]
+        other(batches[0])
+    (note,) = [
+        record.getMessage() for record in caplog.records if "norm layers without a kernel" in record.getMessage()
+    ]
+    assert type(net[1]).__name__ in note
+    without_kernels(monkeypatch)
+    without = poem.adapt(net, method, **settings)
+    for batch, answer in zip(batches, found, strict=True):
+        assert torch.equal(answer, without(batch))
+    assert (one.totals.updates > 0) == (method != "source")
+
+
+ODD = [(2, 17, 15), (3, 9, 22), (5, 16, 8)]
+"""Images in a batch, height, width."""
+
+
+@pytest.mark.parametrize("last", [True, False], ids=["channels last", "channels first"])
+@pytest.mark.parametrize("kind", ["bn", "gn"])
+def test_odd_shapes_are_answered_as_without_kernels(
+    kind: str, last: bool, fresh_kernels: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that kernels take, to a rounding of bf16; a batch of each in turn, so that every one is a new shape."""
+    net, method, shapes = make_net(kind, sharpness=10.0).to(DEVICE), "tent", ODD
+    batches = [torch.rand(count, 3, high, wide, generator=seeded(count), device="cpu") for count, high, wide in shapes]
+    batches = [each.to(DEVICE) for each in batches]
+    batches = last_in_memory(batches) if last else batches
+    one = poem.adapt(net, method, precision="bf16", fast=False, lr=1e-4)
+    found = [one(batch) for batch in batches]
+    without_kernels(monkeypatch)
+    without = poem.adapt(net, method, precision="bf16", fast=False, lr=1e-4)
+    for batch, answer in zip(batches, found, strict=True):
+        expected = without(batch)
+        assert (answer - expected).abs().max() < 0.1 * expected.std(), "bf16 has three digits"
+    assert one.totals.updates == without.totals.updates
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)

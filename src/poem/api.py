@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from poem._util.nearest import nearest_names
+from poem.accelerate import batch_norm, sample_norms
 from poem.accelerate.capture import Fast
 from poem.adapter import Adapter
-from poem.engine.anatomy import anatomy
+from poem.engine.anatomy import anatomy, is_norm
 from poem.engine.precision import Precision
 from poem.guarded.guard import Guard, guard_adapter
 from poem.guarded.settings import GuardSettings
@@ -38,6 +39,8 @@ SAME_PRECISION = {
     "bfloat16": "bf16", "float16": "bf16", "fp16": "bf16", "half": "bf16", "float32": "fp32", "tfloat32": "tf32",
 }  # fmt: skip
 """Other words for a precision, and the nearest that there is."""
+_TOLD: set[str] = set()
+"""Notes that were given, once a process."""
 
 
 @overload
@@ -144,10 +147,8 @@ def adapt(
             model, chosen.changed(changes), name=name, batch_size=batch_size, classes=classes, mean=mean, std=std,
             split=split, seed=seed, precision=precision, fast=fast, logits=logits,
         )  # fmt: skip
-        if precision == "bf16" and {each.dtype for each in adapter.model.parameters()} == {torch.float64}:
-            log.warning(
-                "bf16 was not applied: the model is float64, which autocast leaves as it is; adapt model.float() for it"
-            )
+        if precision == "bf16":
+            _note_bf16(adapter.model)
         waiting = adapter.recipe.first_with(Need.SOURCE_DATA)
         if waiting is not None and source_data is not None:
             adapter.prepare(source_data)
@@ -165,6 +166,20 @@ def adapt(
         if source_data is not None and not isinstance(source_data, Iterator):
             own.setdefault("source_data", source_data)
         return guard_adapter(adapter, **own)
+
+
+def _note_bf16(model: nn.Module) -> None:
+    """Say once where bf16 is not applied, or norm layers run without kernels of ours."""
+    note = None
+    if {each.dtype for each in model.parameters()} == {torch.float64}:
+        note = "bf16 was not applied: the model is float64, which autocast leaves as it is; adapt model.float() for it"
+    elif any(each.device.type in batch_norm.DEVICES for each in model.parameters()):
+        norms = {type(each) for each in model.modules() if is_norm(each) and sample_norms.kind_of(each) is None}
+        names = ", ".join(sorted(each.__name__ for each in norms - {nn.BatchNorm2d}))
+        note = f"norm layers without a kernel for bf16, which run as they are: {names}" if names else None
+    if note is not None and note not in _TOLD:
+        _TOLD.add(note)
+        log.warning("%s", note)
 
 
 def fitting_preset(model: nn.Module, classes: Sequence[int] | Tensor | None) -> Preset:
