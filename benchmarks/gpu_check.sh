@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Everything that is checked and measured on a GPU, in stages of less than eight minutes each on an H200.
+# Everything that is checked and measured on a GPU, in stages.
 #
 #     bash benchmarks/gpu_check.sh                      # all stages
 #     bash benchmarks/gpu_check.sh speed                # one; also: speed resnet50-bn
@@ -24,7 +24,7 @@ verdict() {  # of a stage, and the files that its processes should have written
     "$PYTHON" benchmarks/gpu_verdict.py "$stage" "$OUT" "$@"
 }
 
-contract() {  # every method captured, on three networks, shared between processes
+contract() {  # every method with fast=True, on three networks, shared between processes
     rm -f "$OUT"/contract-*.log "$OUT/contract.json"
     for shard in $(seq 0 $((PROCESSES - 1))); do
         timeout "$LIMIT" "$PYTHON" -m pytest tests/test_contract.py --fast --device cuda --shard "$shard/$PROCESSES" \
@@ -35,7 +35,7 @@ contract() {  # every method captured, on three networks, shared between process
     verdict contract $(seq -f "contract-%g.log" 0 $((PROCESSES - 1)))
 }
 
-agreement() {  # captured against eager: every method on three small networks, some on three large ones
+agreement() {  # fast=True against fast=False: every method on three small networks, some on three large ones
     rm -f "$OUT"/agreement*.json
     local files=()
     for shard in $(seq 0 $((PROCESSES - 1))); do

@@ -38,7 +38,9 @@ def test_the_contract_is_the_sum_of_its_processes(tmp_path: Path) -> None:
     for name in logs:
         (tmp_path / name).write_text("....\n4 passed in 3.21s\n")
     assert verdict("contract", tmp_path, *logs)[0] == 0
-    assert json.loads((tmp_path / "contract.json").read_text())["passed"] == 8
+    written = json.loads((tmp_path / "contract.json").read_text())
+    assert written["passed"] == 8
+    assert written["verdict"] == "8 tests of the contract passed on a GPU with fast=True, 0 failed."
     (tmp_path / "contract-1.log").write_text("....\n1 failed, 3 passed in 3.21s\n")
     assert verdict("contract", tmp_path, *logs)[0] == 1
     (tmp_path / "contract-1.log").write_text("No module named pytest\n")
@@ -54,7 +56,7 @@ def test_one_comparison_that_differs_fails_the_agreement(tmp_path: Path) -> None
         "network": "n", "method": "tent", "captured": True, "notes": [], "batches": 2,
         "largest_difference_of_probabilities": 0.0, "selected_by_one_alone": 0, "same_totals": True,
     }  # fmt: skip
-    for far, code in ((0.0, 0), (0.1, 1)):
+    for far, code in ((0.0, 0), (9e-6, 0), (2e-5, 1), (0.1, 1)):
         rows = [row, {**row, "largest_difference_of_probabilities": far}]
         (tmp_path / "agreement-n.json").write_text(json.dumps({"tree": TREE, "rows": rows, "left": []}))
         (tmp_path / "agreement.json").unlink(missing_ok=True)
