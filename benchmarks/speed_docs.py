@@ -201,6 +201,8 @@ APART = (
 def _memory(content: Content) -> str:
     """MiB of the first row of a process, and what the whole process came to hold."""
     good = [row for row in _good(content) if row.get("unloaded_reserved_mib") is not None]
+    if not good:
+        return "No such row was measured."
     first, most = good[0], max(good, key=lambda row: int(row["unloaded_reserved_mib"]))
     return (
         f"The first row of its file, {first['net']}, `{first['method']}` in batches of {first['batch']}, had at its "
@@ -221,11 +223,14 @@ def _none(content: Content) -> str:
         if row["select"] == 0 and other is not None:
             now = f"`{row['method']}` {row['median_ms']:.1f}"
             (captured if row["as_asked"] else eager).append(f"{now} in the place of {other['median_ms']:.1f}")
-    where = f"{rows[0]['net']}, bf16, batches of {rows[0]['batch']}"
-    said = f"{where}, ms of a call that selects no sample: {', '.join(captured)}."
+    if not captured and not eager:
+        return "No such row was measured."
+    said = [f"{rows[0]['net']}, bf16, batches of {rows[0]['batch']}, ms of a call that selects no sample:"]
+    if captured:
+        said.append(f"{', '.join(captured)}.")
     if eager:
-        said += f" Where no sample was selected from the beginning, these ran eagerly: {', '.join(eager)}."
-    return said
+        said.append(f"Where no sample was selected from the beginning, these ran eagerly: {', '.join(eager)}.")
+    return " ".join(said)
 
 
 def _auto(content: Content) -> str:
@@ -241,10 +246,43 @@ def _auto(content: Content) -> str:
             f"{'guarded ' * _is_guarded(row)}`auto` for {size} {row['median_ms']:.1f} ms ({captured}, "
             f"{row['ratio_to_source']:.1f} times `source`)"
         )
-    there = {row["batch"] for row in rows}
-    missing = sorted({int(each.split()[2]) for each in content.get("skipped", ()) if "auto bf16" in each} - there)
-    left = f" Not measured: batches of {', '.join(map(str, missing))}." if missing else ""
+    there = {(row["method"], row["batch"]) for row in rows}
+    skipped = [_named(each).split() for each in content.get("skipped", ())]
+    missing = [
+        f"{'guarded ' * (method == 'guarded-auto')}`auto` in batches of {batch}"
+        for _, method, mode, batch, _ in skipped
+        if mode == "bf16" and method in ("auto", "guarded-auto") and (method, int(batch)) not in there
+    ]
+    left = f" Not measured: {', '.join(missing)}." if missing else ""
     return f"- {rows[0]['net']}, bf16: {', '.join(said)}.{left}"
+
+
+CAMERA = {"source": "no adapting", "tent": "Tent", "poem2": "POEM", "auto": "`auto`", "guarded-auto": "guarded `auto`"}
+"""Methods that a camera's owner compares, as a page calls them."""
+
+
+def _camera(content: Content) -> str:
+    """Single images in bf16: median and 99th percentile of a call, and images per second."""
+    lines = []
+    for row in _good(content):
+        if row["batch"] == 1 and row["mode"] == "bf16" and row["method"] in CAMERA:
+            eager = "" if row["as_asked"] else ", eager"
+            said = f"{row['median_ms']:.1f} ms (p99 {row['p99_ms']:.1f}; {row['images_per_s']:.0f} images/s{eager})"
+            lines.append(f"{CAMERA[row['method']]} {said}")
+    if not lines:
+        return "No row of single images is quoted."
+    about = {**content, **content.get("host", {})}
+    return f"- {_good(content)[0]['net']}, {about['device']}, bf16, one image: {'; '.join(lines)}."
+
+
+def _camera_cpu(content: Content) -> str:
+    """Images per second of the network alone and of POEM with one update, on a CPU."""
+    ratio = content["ratio"]
+    alone, poem = (ratio["batch"] / ratio[key] for key in ("forward_s", "poem1_s"))
+    return (
+        f"- {ratio['net']}, {ratio['threads']} threads of a CPU, fp32, batches of {ratio['batch']}: no adapting "
+        f"{alone:.0f} images/s, POEM with one update {poem:.0f}."
+    )
 
 
 def _picture(content: Content) -> str:
@@ -387,7 +425,7 @@ def _stacked(content: Content) -> str:
 
 SHOWN: dict[str, Callable[[Content], str]] = {
     "rows": _rows, "summary": _summary, "curve": _curve, "picture": _picture, "memory": _memory, "auto": _auto,
-    "none": _none,
+    "none": _none, "camera": _camera, "cpu": _camera_cpu,
     "agreement": _agreement, "ratio": _ratio, "stream": _stream, "stacked": _stacked,
     "contract": _contract,
 }  # fmt: skip

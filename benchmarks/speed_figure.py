@@ -71,6 +71,7 @@ def draw(content: Row, folder: Path) -> list[Path]:
     from matplotlib import rc_context
 
     written = []
+    folder.mkdir(parents=True, exist_ok=True)
     for name, rows, picture in ((CURVES, by_batch(content), _curves), (METHODS, by_method(content), _methods)):
         if rows:
             with rc_context(STYLE):

@@ -476,16 +476,10 @@ def test_a_run_writes_cells_that_a_second_run_skips(tmp_path: Path, capfd: pytes
 
 def _merge_cell(row: str, **changes: Any) -> dict[str, Any]:
     cell = {
-        "net": "cifar10-bn",
-        "stream": "fog-5",
-        "seed": 0,
-        "batch": 64,
-        "row": row,
-        "n": 8,
-        "hash": "a",
-        "tree": "t",
-    }
-    return {**cell, "right": 4, "bits": "", **changes}
+        "net": "cifar10-bn", "stream": "fog-5", "seed": 0, "batch": 64, "row": row, "n": 8, "hash": "a", "tree": "t",
+        "right": 4, "bits": "",
+    }  # fmt: skip
+    return {**cell, **changes}
 
 
 def test_new_cells_take_the_place_of_earlier_ones(tmp_path: Path) -> None:
@@ -493,13 +487,20 @@ def test_new_cells_take_the_place_of_earlier_ones(tmp_path: Path) -> None:
     short, plain = tmp_path / "short.jsonl", tmp_path / "plain.jsonl"
     plain.write_text("".join(json.dumps(_merge_cell(row)) + "\n" for row in ("source", "auto", "tent")))
     short.write_text(json.dumps(_merge_cell("auto", batch=8)) + "\n")
-    new = [_merge_cell("auto", right=5), _merge_cell("poem"), _merge_cell("tent", batch=8)]
+    new = [
+        _merge_cell("auto", right=5),
+        _merge_cell("poem"),
+        _merge_cell("poem", right=6),
+        _merge_cell("tent", batch=8),
+    ]
+    new += [{**_merge_cell("sar"), "error": "OutOfMemoryError"}, _merge_cell("source", stream="snow-5", hash="b")]
     given = tmp_path / "new" / "a.txt"
     given.parent.mkdir()
     given.write_text("".join(json.dumps(cell) + "\n" for cell in new))
     assert merge.main([str(given), "--results", str(tmp_path)]) == 0
     cells = [json.loads(line) for line in plain.read_text().splitlines()]
-    assert [(cell["row"], cell["right"]) for cell in cells] == [("source", 4), ("auto", 5), ("tent", 4), ("poem", 4)]
+    found = [(cell["row"], cell["right"]) for cell in cells]
+    assert found == [("source", 4), ("auto", 5), ("tent", 4), ("poem", 6), ("source", 4)]
     assert [json.loads(line)["row"] for line in short.read_text().splitlines()] == ["auto", "tent"]
 
 
@@ -512,3 +513,5 @@ def test_cells_of_another_stream_are_not_merged(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="expected the stream a"):
         merge.main([str(given), "--results", str(tmp_path)])
     assert held.read_bytes() == before
+    with pytest.raises(ValueError, match="expected a file with cells of cifar10-bn"):
+        merge.merged({}, [_merge_cell("auto")])

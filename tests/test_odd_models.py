@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from types import ModuleType
 from typing import Any, NoReturn
@@ -23,15 +23,6 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 UNKNOWN = "Internal Triton PTX codegen error"
 """The first line of what Triton raises at a kernel's first launch, where ptxas does not know the GPU."""
 MODULES: tuple[ModuleType, ...] = (batch_norm, sample_norms, blended)
-SETS = [
-    ("batch norm", "bn", "tent", "bf16"),
-    ("batch norm", "bn", "poem", "bf16"),
-    ("group and layer norm", "gn", "tent", "bf16"),
-    ("group and layer norm", "ln", "tent", "bf16"),
-    ("statistics of the stream", "bn", "auto", "fp32"),
-    ("statistics of the stream", "bn", "auto", "bf16"),
-]
-"""Which kernels, in which network, method and precision."""
 
 
 @pytest.fixture(autouse=True)
@@ -85,42 +76,25 @@ def test_where_bf16_and_the_kernels_apply_there_is_no_note(
     assert "bf16" not in caplog.text
 
 
-@pytest.mark.parametrize(("what", "kind", "method", "precision"), SETS)
-def test_on_a_gpu_that_triton_does_not_know_torchs_kernels_run_and_one_note_says_so(
-    what: str,
-    kind: str,
-    method: str,
-    precision: Any,
-    fresh_kernels: None,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def unknown_gpu(monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], str]:
+    """Every launch fails as on a GPU that ptxas does not know: the launches, and the reason that is given."""
     from triton.runtime.errors import PTXASError
 
-    asked = []
+    asked: list[str] = []
 
     def fail(*_: Any, **__: Any) -> NoReturn:
-        asked.append(1)
+        asked.append("launch")
         raise PTXASError(f"{UNKNOWN}\n`ptxas` stderr:\nptxas fatal: Value 'sm_999' is not defined")
 
     kernels = batch_norm.kernels()
     assert kernels is not None
     monkeypatch.setattr(type(kernels._small), "run", fail)
-    assert_plain_with_one_note(what, kind, method, precision, monkeypatch, caplog, UNKNOWN)
-    assert len(asked) == 1, "tried once in the process, not for each batch or adapter"
+    return asked, UNKNOWN
 
 
-@pytest.mark.parametrize(("what", "kind", "method", "precision"), SETS)
-def test_without_triton_torchs_kernels_run_and_one_note_says_so(
-    what: str,
-    kind: str,
-    method: str,
-    precision: Any,
-    fresh_kernels: None,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    asked = []
+def no_triton(monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], str]:
+    """The kernels' modules cannot be imported: the attempts, and the reason that is given."""
+    asked: list[str] = []
 
     def absent(name: str) -> NoReturn:
         asked.append(name)
@@ -130,26 +104,39 @@ def test_without_triton_torchs_kernels_run_and_one_note_says_so(
     for module in MODULES:
         monkeypatch.setattr(module.TRITON, "_modules", None)
         monkeypatch.setattr(module.TRITON, "_imports", True)
-    assert_plain_with_one_note(what, kind, method, precision, monkeypatch, caplog, "No module named 'triton'")
-    assert len(asked) == 1, "imported once in the process"
+    return asked, "No module named 'triton'"
 
 
-def assert_plain_with_one_note(
+@pytest.mark.parametrize("fault", [unknown_gpu, no_triton])
+@pytest.mark.parametrize(
+    ("what", "kind", "method", "precision"),
+    [
+        ("batch norm", "bn", "tent", "bf16"),
+        ("batch norm", "bn", "poem", "bf16"),
+        ("group and layer norm", "gn", "tent", "bf16"),
+        ("group and layer norm", "ln", "tent", "bf16"),
+        ("statistics of the stream", "bn", "auto", "fp32"),
+        ("statistics of the stream", "bn", "auto", "bf16"),
+    ],
+)
+def test_where_kernels_fail_torchs_own_run_and_one_note_says_so(
     what: str,
     kind: str,
     method: str,
     precision: Any,
+    fault: Callable[[pytest.MonkeyPatch], tuple[list[str], str]],
+    fresh_kernels: None,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-    why: str,
 ) -> None:
-    """Three batches are answered as without kernels, to the bit, and one message names the layers and the reason."""
+    asked, why = fault(monkeypatch)
     net = make_net(kind, sharpness=10.0).to(DEVICE).to(memory_format=torch.channels_last)
     one, other, without = (poem.adapt(net, method, precision=precision, fast=False) for _ in range(3))
     batches = last_in_memory(stream(DEVICE, 3, size=4))
     with caplog.at_level(logging.WARNING, logger="poem"):
         found = [one(batch) for batch in batches]
         other(batches[0])
+    assert len(asked) == 1, "tried once in the process, not for each batch or adapter"
     (note,) = [record.getMessage() for record in caplog.records if why in record.getMessage()]
     assert what in note
     assert "as torch computes it" in note
@@ -205,9 +192,7 @@ def test_norm_layers_that_no_kernel_takes_run_as_they_are_and_one_note_names_the
         one, other = (poem.adapt(net, method, **settings) for _ in range(2))
         found = [one(batch) for batch in batches]
         other(batches[0])
-    (note,) = [
-        record.getMessage() for record in caplog.records if "norm layers without a kernel" in record.getMessage()
-    ]
+    (note,) = [record.getMessage() for record in caplog.records if "norm layers that no kernel" in record.getMessage()]
     assert type(net[1]).__name__ in note
     without_kernels(monkeypatch)
     without = poem.adapt(net, method, **settings)
@@ -216,29 +201,40 @@ def test_norm_layers_that_no_kernel_takes_run_as_they_are_and_one_note_names_the
     assert (one.totals.updates > 0) == (method != "source")
 
 
-ODD = [(2, 17, 15), (3, 9, 22), (5, 16, 8)]
-"""Images in a batch, height, width."""
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
 
 
 @pytest.mark.parametrize("last", [True, False], ids=["channels last", "channels first"])
-@pytest.mark.parametrize("kind", ["bn", "gn"])
+@pytest.mark.parametrize(("kind", "module"), [("bn", batch_norm), ("gn", sample_norms)])
 def test_odd_shapes_are_answered_as_without_kernels(
-    kind: str, last: bool, fresh_kernels: None, monkeypatch: pytest.MonkeyPatch
+    kind: str, module: Any, last: bool, fresh_kernels: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those that kernels take, to a rounding of bf16; a batch of each in turn, so that every one is a new shape."""
-    net, method, shapes = make_net(kind, sharpness=10.0).to(DEVICE), "tent", ODD
-    batches = [torch.rand(count, 3, high, wide, generator=seeded(count), device="cpu") for count, high, wide in shapes]
-    batches = [each.to(DEVICE) for each in batches]
+    """To a rounding of bf16; every batch is of a new size, and the kernels took some of it."""
+    net, asked, own = make_net(kind, sharpness=10.0).to(DEVICE), list[bool](), module.fusable
+
+    def fusable(*given: Any) -> bool:
+        asked.append(own(*given))
+        return asked[-1]
+
+    monkeypatch.setattr(module, "fusable", fusable)
+    sizes = [(2, 9, 7), (3, 8, 11)]
+    batches = [torch.rand(count, 3, *size, generator=seeded(count)).to(DEVICE) for count, *size in sizes]
     batches = last_in_memory(batches) if last else batches
-    one = poem.adapt(net, method, precision="bf16", fast=False, lr=1e-4)
+    one = poem.adapt(net, "tent", precision="bf16", fast=False, lr=1e-4)
     found = [one(batch) for batch in batches]
+    assert any(asked)
+    assert one.totals.updates == len(sizes)
     without_kernels(monkeypatch)
-    without = poem.adapt(net, method, precision="bf16", fast=False, lr=1e-4)
+    without = poem.adapt(net, "tent", precision="bf16", fast=False, lr=1e-4)
     for batch, answer in zip(batches, found, strict=True):
         expected = without(batch)
         assert (answer - expected).abs().max() < 0.1 * expected.std(), "bf16 has three digits"
-    assert one.totals.updates == without.totals.updates
 
 
-def seeded(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
+@pytest.mark.skipif(torch.cuda.is_available(), reason="of a CPU, which has no kernels")
+def test_on_a_cpu_no_note_names_layers_without_kernels(caplog: pytest.LogCaptureFixture) -> None:
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), RootMean(8), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10))
+    with caplog.at_level(logging.WARNING, logger="poem"):
+        poem.adapt(net, "tent", precision="bf16")
+    assert "kernel" not in caplog.text

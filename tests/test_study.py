@@ -182,7 +182,7 @@ def test_the_hash_of_a_set_is_of_its_pixels_in_any_order() -> None:
     assert streams.pixel_hash(changed) != streams.pixel_hash(images)
 
 
-def test_a_process_measures_the_rows_of_an_entry(tmp_path: Path) -> None:
+def test_a_process_measures_the_rows_of_an_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measure, streams = _module("measure"), _module("streams", "auto")
     rng = np.random.RandomState(0)
     images, labels = rng.randint(0, 256, (40, 3, 32, 32)).astype(np.uint8), np.arange(40) % 10
@@ -193,11 +193,21 @@ def test_a_process_measures_the_rows_of_an_entry(tmp_path: Path) -> None:
     entry = measure.Entry(
         "cifar10", "cifar10-gn", 0, stream="fog-5", batch=16, images=32, names=("source", "poem, recorded")
     )
-    how = {"fast": False, "precision": "fp32"}
-    bench = measure.Bench(held, torch.device("cpu"), how=how, weights="random", about={"tree": "none"})
+    args = measure.parse(["--precision", "tf32", "--data", str(tmp_path)])
+    assert args.other_precision == {"precision": "tf32"}
+    assert measure.parse(["--data", str(tmp_path)]).other_precision == {}
+    asked, own = [], poem.adapt
+
+    def adapt(*given: Any, **settings: Any) -> Any:
+        asked.append((settings["fast"], settings["precision"]))
+        return own(*given, **{**settings, "precision": "fp32"})
+
+    monkeypatch.setattr(poem, "adapt", adapt)
+    bench = measure.Bench(held, torch.device("cpu"), how=args.how, weights="random", about={"tree": "none"})
     found: list[dict[str, Any]] = []
     bench.run(entry, float("inf"), found.append)
     assert [cell["row"] for cell in found] == ["source", "poem, recorded"]
     assert not any("error" in cell for cell in found), found
     assert {cell["n"] for cell in found} == {streams.scored_count("fog-5", 32)}
     assert "selected" in found[1]
+    assert asked == [(False, "tf32")] * 2

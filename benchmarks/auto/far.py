@@ -43,6 +43,7 @@ NEAR = (
     (("spatter", 5),),
     (("saturate", 5),),
 )
+"""The streams of `--near`."""
 NEAR_SEED, NEAR_COUNT = 7, 512
 SHARES = (0.0, 0.25, 0.35, 0.5, 1.0)
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -51,6 +52,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 """What is changed in `auto`."""
 NEAR_VARIANTS = ("least 0.5", "least 0.0, one update")
+"""What is compared there: `auto`, and the best far away."""
 
 
 def corrupted(pixels: Tensor, ids: streams.Indices, corruptions: tuple[tuple[str, int], ...]) -> Tensor:
@@ -66,8 +68,10 @@ def corrupted(pixels: Tensor, ids: streams.Indices, corruptions: tuple[tuple[str
 def accuracy(pixels: Tensor, labels: streams.Indices, name: str) -> float:
     """Percent of the images that a variant of `auto`, or `source`, gets right, answered in order."""
     base, (model, _) = zoo.base(NET), zoo.load(NET)
-    method, model = "auto" if name in VARIANTS else name, model.to(pixels.device)
-    adapter = poem.adapt(model, method, mean=base.mean, std=base.std, guard=False, **VARIANTS.get(name, {}))
+    method = "auto" if name in VARIANTS else name
+    adapter = poem.adapt(
+        model.to(pixels.device), method, mean=base.mean, std=base.std, guard=False, **VARIANTS.get(name, {})
+    )
     answers = torch.cat([predicted(adapter(some.float() / 255).detach()) for some in pixels.split(BATCH)])
     return 100 * float((answers.cpu().numpy() == labels).mean())
 
@@ -76,7 +80,7 @@ def main() -> None:
     """Print the accuracy of every stream and variant."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder of the images and the weights")
-    parser.add_argument("--n", type=int, default=1536, help="images of a stream")
+    parser.add_argument("--n", type=int, default=1536, help="images of a stream, without --near")
     parser.add_argument("--near", action="store_true", help=f"single corruptions, {NEAR_COUNT} images of another order")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args()

@@ -3,8 +3,8 @@
     PYTHONPATH=src:benchmarks python -m auto.merge new.jsonl more.jsonl
 
 A cell that a file has already (same network, row, stream, seed, batch size and number of samples) is replaced there; a
-new one goes into the file that has most cells of its network, batch size and number of samples. Cells of another stream
-than the earlier one, by its hash, are refused, and so are failed ones; then no file is changed.
+new one goes into the file that has most cells of its network, batch size and number of samples. A cell of another
+stream than the earlier one, by its hash, is refused, and then no file is changed. Cells that failed are left out.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ def merged(files: dict[Path, Cells], new: Cells) -> dict[Path, Cells]:
         path = path or _file_for(cell, files)
         own = changed.setdefault(path, list(files[path]))
         if place is None:
+            at[(*key_of(cell), cell["n"])] = path, len(own)
             own.append(cell)
         else:
             own[place] = cell
@@ -59,8 +60,8 @@ def _file_for(cell: dict[str, Any], files: dict[Path, Cells]) -> Path:
         counts = Counter(
             {path: sum([each[f] for f in fields] == wanted for each in own) for path, own in files.items()}
         )
-        path, most = counts.most_common(1)[0]
-        if most:
+        path = max(counts, key=lambda each: counts[each], default=None)
+        if path is not None and counts[path]:
             return path
     raise ValueError(
         f"expected a file with cells of {cell['net']} at batch {cell['batch']}, found none; make one first"
@@ -78,7 +79,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for path, cells in merged(files, new).items():
         write_atomic(path, "".join(json.dumps(cell, separators=(",", ":")) + "\n" for cell in cells).encode())
         print(f"{path.relative_to(args.results)}: {len(cells)} cells, before {len(files[path])}")
-    print(f"{len(new)} cells merged; next: python -m auto.analyse")
+    lines = sum(len(path.read_text().splitlines()) for path in args.new)
+    print(f"{len(new)} cells merged, {lines - len(new)} left out; next: python -m auto.analyse")
     return 0
 
 

@@ -462,8 +462,7 @@ def measure(args: argparse.Namespace) -> Writer:
     board = Board(context, max(1, len(listed)), args.gigabytes)
     settings = {
         "store": str(args.store), "counts": args.images, "device": args.device,
-        "how": {"fast": args.fast, "precision": args.precision},
-        "weights": args.weights, "about": {"tree": about["tree"], "run": name},
+        "how": args.how, "weights": args.weights, "about": {"tree": about["tree"], "run": name, **args.other_precision},
     }  # fmt: skip
     processes = [
         context.Process(target=work, args=(number, listed, board, out, deadline, settings), daemon=True)
@@ -531,7 +530,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--list", action="store_true", help="print cells and estimated seconds, and stop")
     args = parser.parse_args(arguments)
     args.given = list(sys.argv[1:] if arguments is None else arguments)
-    args.fast = "auto" if args.fast else False
+    args.how = {"fast": "auto" if args.fast else False, "precision": args.precision}
+    args.other_precision = {} if args.precision == "fp32" else {"precision": args.precision}  # a cell says it
     args.skip = [*args.skip, *([] if args.again else (*EARLIER, *MEASURED))]
     args.images = {suite: min(count, args.n or count) for suite, count in parts.IMAGES.items()}
     args.estimate = costs.Estimate(list(EARLIER))

@@ -142,7 +142,7 @@ def make(
     source_data: Tensor | None,
     seed: int,
     fast: Any,
-    precision: Any = "fp32",
+    precision: Any,
 ) -> poem.Adapter:
     """A fresh adapter of a row; call it with images in [0, 1].
 

@@ -176,7 +176,11 @@ def _note_bf16(model: nn.Module) -> None:
     elif any(each.device.type in batch_norm.DEVICES for each in model.parameters()):
         norms = {type(each) for each in model.modules() if is_norm(each) and sample_norms.kind_of(each) is None}
         names = ", ".join(sorted(each.__name__ for each in norms - {nn.BatchNorm2d}))
-        note = f"norm layers without a kernel for bf16, which run as they are: {names}" if names else None
+        note = (
+            f"norm layers that no kernel of poem is for, which torch computes, with the same answers: {names}"
+            if names
+            else None
+        )
     if note is not None and note not in _TOLD:
         _TOLD.add(note)
         log.warning("%s", note)
