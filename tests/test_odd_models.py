@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from functools import partial
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, NoReturn
 
 import pytest
@@ -18,6 +18,7 @@ from toys import images, stream
 import poem
 from poem import api
 from poem.accelerate import batch_norm, blended, sample_norms, triton_kernels
+from poem.engine import input_checks
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 UNKNOWN = "Internal Triton PTX codegen error"
@@ -64,6 +65,32 @@ def test_a_float64_model_stays_float64_under_bf16_and_one_note_says_so(
     assert "the model is float64" in note
     assert "model.float()" in note, "what to type"
     assert adapter.totals.updates == plain.totals.updates
+
+
+@pytest.mark.parametrize("method", ["tent", "poem", "auto"])
+@pytest.mark.parametrize("kind", ["bn", "gn", "ln"])
+def test_a_float16_model_is_answered_without_kernels_and_near_its_float32_self(
+    kind: str, method: str, fresh_kernels: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a CPU, where it is refused, the refusal is lifted: torch computes float16 there too, only slowly."""
+    if DEVICE == "cpu":
+        unknown = SimpleNamespace(**{**vars(torch), "float16": "a type of no tensor"})
+        monkeypatch.setattr(input_checks, "torch", unknown)
+    net = make_net(kind, sharpness=10.0).to(DEVICE)
+    full, half = (
+        poem.adapt(each, method, fast=False, lr=1e-3)
+        for each in (net, make_net(kind, sharpness=10.0).half().to(DEVICE))
+    )
+    batches = list(stream(DEVICE, 3, size=4))
+    found = [half(batch) for batch in batches]
+    for batch, answer in zip(batches, found, strict=True):
+        assert answer.dtype == torch.float32
+        torch.testing.assert_close(answer.softmax(1), full(batch).softmax(1), rtol=0, atol=0.02)
+    without_kernels(monkeypatch)
+    without = poem.adapt(make_net(kind, sharpness=10.0).half().to(DEVICE), method, fast=False, lr=1e-3)
+    for batch, answer in zip(batches, found, strict=True):
+        assert torch.equal(answer, without(batch))
+    assert half.totals == without.totals
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
